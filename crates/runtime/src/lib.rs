@@ -1,0 +1,1 @@
+//! Shardwright runtime.

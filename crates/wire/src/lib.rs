@@ -1,0 +1,13 @@
+//! Messages and values as they cross ranks: typed trees with tensors replaced
+//! by stubs, and a bounded, versioned binary form. Pure; nothing is ever unpickled.
+
+pub mod message;
+pub mod tensor;
+pub mod value;
+
+pub use message::{
+    Abort, Body, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
+    SequentialRange, StepBegin, StepEnd, TaskContext, Work,
+};
+pub use tensor::{Buffer, TensorMeta, TensorPart};
+pub use value::Value;

@@ -1,0 +1,1 @@
+"""Model parallelism for PyTorch."""
