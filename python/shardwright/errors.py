@@ -1,0 +1,107 @@
+"""Every exception that Shardwright raises, on one page."""
+
+from __future__ import annotations
+
+
+class ShardwrightError(RuntimeError):
+    """Base of all errors raised by this library."""
+
+
+class ConfigError(ShardwrightError, ValueError):
+    """A configuration key or argument has a value that is not allowed."""
+
+
+class JobStartError(ShardwrightError):
+    """The ranks of a job could not find, trust or agree with each other at the start."""
+
+
+class PartitionError(ShardwrightError, ValueError):
+    """A model cannot be divided over ranks as asked."""
+
+
+class UnsupportedValueError(ShardwrightError, TypeError):
+    """A value of a type that cannot cross ranks stands in arguments or results."""
+
+
+class FrameError(ShardwrightError):
+    """Something was done in a step that would make backward over a split model inexact."""
+
+
+class NotOwnedError(ShardwrightError):
+    """Something was computed with a parameter or buffer whose values live on another rank."""
+
+
+class StallError(ShardwrightError):
+    """Nothing in the whole job has made progress for longer than allowed."""
+
+
+class StepMismatchError(ShardwrightError):
+    """Ranks disagree about which step they are in: different functions, or one has left the loop."""
+
+
+class RemoteError(ShardwrightError):
+    """Another rank failed; carries what failed there and where.
+
+    Attributes:
+        rank: The global rank that failed.
+        host: Its host name.
+        module: The module that was running, or None.
+        microbatch: The microbatch that was running, or None.
+        phase: ``"forward"`` or ``"backward"``, or None outside a task.
+        kind: The type of the original exception.
+        message: The text of the original exception.
+        traceback: The original traceback as text.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        module: str | None,
+        microbatch: int | None,
+        phase: str | None,
+        kind: str,
+        message: str,
+        traceback: str = "",
+    ) -> None:
+        """Keep the fields, and make one text of them."""
+        self.rank = rank
+        self.host = host
+        self.module = module
+        self.microbatch = microbatch
+        self.phase = phase
+        self.kind = kind
+        self.message = message
+        self.traceback = traceback
+        places = [f"rank {rank} on host {host!r}"]
+        if phase is not None:
+            places.append(phase)
+        if module is not None:
+            places.append(f"of module {module!r}")
+        if microbatch is not None:
+            places.append(f"in microbatch {microbatch}")
+        text = f"{', '.join(places)}: {kind}: {message}"
+        if traceback:
+            text += f"\n\nThe traceback on rank {rank}:\n{traceback.rstrip()}"
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[object, ...]]:
+        """Rebuild from the fields, not from the text."""
+        return type(self), (
+            self.rank,
+            self.host,
+            self.module,
+            self.microbatch,
+            self.phase,
+            self.kind,
+            self.message,
+            self.traceback,
+        )
+
+
+class PeerLostError(RemoteError):
+    """Another rank died, was frozen, or left the job while it was needed."""
+
+
+class StepAborted(BaseException):
+    """Unwinds the stacks of a failed step's suspended tasks; never reaches user code's ``except Exception``."""
