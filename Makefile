@@ -1,0 +1,97 @@
+# Every command of the project. `make` lists them; each one sets up what it needs first, once.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := $(CURDIR)/.venv
+PYTHON := $(VENV)/bin/python
+EXTENSION := python/shardwright/_core.abi3.so
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock rust-toolchain.toml
+LOCK := requirements/development.txt
+
+# The extension is built against the environment's own Python; tests and lints use the same one, so nothing builds twice.
+export PYO3_PYTHON := $(PYTHON)
+export PYTHONPATH := $(CURDIR)/python
+export TOKENIZERS_PARALLELISM := false
+
+RANKS ?= 2
+PP ?= $(if $(filter 1,$(RANKS)),1,2)
+ARGS ?=
+
+.PHONY: help setup build train test test-rust test-python parity lint format test-compat test-all bench-overhead gpu-test wheel docs stub lock clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.complete $(EXTENSION) ## build the Python environment and the extension, unless they are up to date
+
+build: $(EXTENSION) ## build the extension, unless it is up to date
+
+$(VENV)/.complete: $(LOCK) tools/environment.sh
+	@tools/environment.sh $(VENV) $(LOCK)
+	@touch $@
+
+$(EXTENSION): $(RUST_SOURCES) tools/build.sh | $(VENV)/.complete
+	@tools/build.sh $@
+
+train: setup ## train the example: RANKS=2 processes, pipeline degree PP=2, ARGS="..." for the script
+	@tools/train.sh $(RANKS) $(PP) $(ARGS)
+
+test: test-rust test-python parity ## every test a change must pass
+
+test-rust: setup
+	cargo test --workspace --quiet
+
+test-python: setup
+	$(PYTHON) -m pytest --quiet
+
+parity: setup ## compare split models with one process, gradient by gradient; ARGS="..." chooses cases
+	@$(PYTHON) -m tests.parity $(ARGS)
+
+lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	$(PYTHON) -m ruff check --quiet
+	$(PYTHON) -m ruff format --check --quiet
+	$(PYTHON) -m mypy --no-error-summary
+	$(PYTHON) tools/stub.py --check
+	.cache/tools/bin/cargo-deny --log-level error check bans licenses sources
+	$(PYTHON) tools/file_lengths.py
+
+.cache/tools/bin/cargo-deny:
+	@tools/cargo_deny.sh $(CURDIR)/.cache/tools
+
+format: setup ## format Rust and Python
+	cargo fmt --all
+	$(PYTHON) -m ruff check --fix --quiet
+	$(PYTHON) -m ruff format --quiet
+
+test-compat: setup ## the Python tests with the oldest and the newest supported torch
+	@tools/compatibility.sh
+
+test-all: test ## everything `test` runs, the slow tests and the compatibility runs
+	$(PYTHON) -m pytest --quiet -m "slow and not gpu"
+	@tools/compatibility.sh
+
+bench-overhead: setup ## what one rank costs over plain PyTorch
+	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+
+gpu-test: setup ## the tests and measurements that need a CUDA device
+	@$(PYTHON) -m pytest --quiet -m gpu
+	@$(PYTHON) benches/gpu.py $(ARGS)
+
+wheel: setup ## build the wheel, install it into an empty environment and train with it
+	@tools/wheel.sh
+
+docs: setup ## run the examples of the documentation and check its links
+	$(PYTHON) -m pytest --quiet tests/docs
+
+stub: setup ## write the extension's stub from its signatures
+	$(PYTHON) tools/stub.py
+
+lock: $(VENV)/.complete ## write the pinned requirements anew, keeping versions that still fit
+	@tools/lock.sh
+
+clean: ## remove what the commands made
+	rm -rf .venv .cache target dist out $(EXTENSION)

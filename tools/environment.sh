@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Builds the Python environment VENV from the lock file LOCK with uv (fetched with pip where it is missing).
+# usage: tools/environment.sh VENV LOCK
+set -euo pipefail
+venv=$1 lock=$2
+cd "$(dirname "$0")/.."
+
+fail() { echo "setup: $1" >&2; exit 1; }
+
+[ "$(uname -s)" = Linux ] || fail "Shardwright runs on Linux only; this is $(uname -s)"
+command -v cargo >/dev/null || fail "cargo is missing: install Rust (https://rustup.rs)"
+command -v cc >/dev/null || fail "a C compiler is missing: install gcc or clang (Debian: apt-get install gcc)"
+
+python=
+for candidate in "${PYTHON_INTERPRETER:-python3}" python3.14 python3.13 python3.12 python3.11; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+[ -n "$python" ] || fail "Python 3.11 or newer is missing (found: $(python3 --version 2>&1 || echo none))"
+
+if command -v uv >/dev/null && uv --version >/dev/null 2>&1; then
+    uv=uv
+else
+    uv=.cache/uv/bin/uv
+    if [ ! -x "$uv" ]; then
+        echo "setup: fetching uv with pip" >&2
+        "$python" -m pip --version >/dev/null 2>&1 ||
+            fail "pip is missing for $python: install it (Debian: apt-get install python3-pip)"
+        "$python" -m pip install --quiet --disable-pip-version-check --target .cache/uv uv ||
+            fail "pip could not install uv"
+    fi
+fi
+
+"$venv/bin/python" -c '' 2>/dev/null || "$uv" venv --quiet --clear --no-python-downloads --python "$python" "$venv" >&2
+echo "setup: installing the Python packages of $lock" >&2
+"$uv" pip sync --quiet --require-hashes --python "$venv/bin/python" "$lock" >&2
