@@ -1,10 +1,12 @@
 //! Messages and values as they cross ranks: typed trees with tensors replaced
 //! by stubs, and a bounded, versioned binary form. Pure; nothing is ever unpickled.
 
+pub mod beat;
 pub mod message;
 pub mod tensor;
 pub mod value;
 
+pub use beat::Beat;
 pub use message::{
     Abort, Body, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
     SequentialRange, StepBegin, StepEnd, TaskContext, Work,

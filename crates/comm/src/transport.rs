@@ -1,0 +1,135 @@
+//! The two traits between those who move messages and those who use them.
+//!
+//! - CM-1: no send waits for its receiver to ask for anything.
+//! - CM-2: messages between two ranks arrive in the order of sending; there is
+//!   no order between different pairs.
+//! - CM-3: every lost peer is reported once, and nothing of it is delivered afterwards.
+//! - CM-4: after `close` has returned, the receiver is not called again.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use shardwright_core::Rank;
+use shardwright_wire::{Beat, ErrorReport, Message};
+
+use crate::error::CommError;
+
+/// How a peer was lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Its connection ended without a goodbye.
+    Died,
+    /// Not a byte came from it for this long.
+    Silent {
+        /// For how long.
+        seconds: u64,
+    },
+    /// It said goodbye, with an error when it leaves because of one.
+    Left(Option<Box<ErrorReport>>),
+    /// It sent something that cannot be read.
+    Broken {
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+/// Where a rank lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerInfo {
+    /// The rank.
+    pub rank: Rank,
+    /// Its host's name.
+    pub host: String,
+    /// Its process id.
+    pub pid: u32,
+}
+
+/// Counters since the start of the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CommStats {
+    /// Messages handed to the network.
+    pub messages_sent: u64,
+    /// Messages taken from the network.
+    pub messages_received: u64,
+    /// Bytes handed to the network, headers and heartbeats included.
+    pub bytes_sent: u64,
+    /// Bytes taken from the network, headers and heartbeats included.
+    pub bytes_received: u64,
+    /// Connections dropped because they did not prove the job's secret.
+    pub strangers_dropped: u64,
+}
+
+/// A rank's connection to the other ranks of its job.
+///
+/// A message's tensors travel apart from its control part, so that a transport
+/// may move them by other means.
+pub trait Transport: Send + Sync {
+    /// This rank.
+    fn rank(&self) -> Rank;
+
+    /// The number of ranks.
+    fn world(&self) -> u32;
+
+    /// Queues a message (CM-1). An error means that it will not arrive.
+    fn send(&self, to: Rank, message: Message) -> Result<(), CommError>;
+
+    /// Where a rank lives; `None` for a rank outside the job.
+    fn peer(&self, rank: Rank) -> Option<&PeerInfo>;
+
+    /// The state that this rank's heartbeats report.
+    fn pulse(&self) -> &Pulse;
+
+    /// Says goodbye to everybody, sends what is queued, and ends all threads,
+    /// within a few seconds. A second call does nothing.
+    fn close(&self, farewell: Option<ErrorReport>);
+
+    /// The counters.
+    fn stats(&self) -> CommStats;
+}
+
+/// Takes what arrives. Called on the transport's threads: it returns quickly,
+/// and calls of different peers overlap.
+pub trait Receiver: Send + Sync {
+    /// A message. ([`Message::Goodbye`] comes as [`Loss::Left`] instead.)
+    fn deliver(&self, from: Rank, message: Message);
+
+    /// A peer is gone (CM-3).
+    fn peer_lost(&self, from: Rank, loss: Loss);
+
+    /// A peer's heartbeat.
+    fn beat(&self, from: Rank, beat: Beat);
+}
+
+/// What this rank's heartbeats say; written by the runtime, read by the transport.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    step: AtomicU64,
+    executing: AtomicBool,
+    progress: AtomicU64,
+}
+
+impl Pulse {
+    /// Enters a step.
+    pub fn enter_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Says whether a worker is executing.
+    pub fn set_executing(&self, executing: bool) {
+        self.executing.store(executing, Ordering::Relaxed);
+    }
+
+    /// Counts a finished task.
+    pub fn advance(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The state now.
+    pub fn beat(&self, sending: bool) -> Beat {
+        Beat {
+            step: self.step.load(Ordering::Relaxed),
+            executing: self.executing.load(Ordering::Relaxed),
+            sending,
+            progress: self.progress.load(Ordering::Relaxed),
+        }
+    }
+}
