@@ -50,7 +50,9 @@ pub enum CommError {
         waited: Duration,
     },
     /// More objects arrived on a channel than may wait there.
-    #[error("more than {capacity} objects from rank {rank} wait on channel {channel:?} without being received")]
+    #[error(
+        "more than {capacity} objects from rank {rank} wait on channel {channel:?} without being received"
+    )]
     Overflow {
         /// The sender.
         rank: Rank,
@@ -79,7 +81,9 @@ pub enum CommError {
         report: Box<ErrorReport>,
     },
     /// The process was forked; the connection belongs to its parent.
-    #[error("process {child} was forked from process {parent}, which owns the connection to the job; a forked process (a data loader's worker, say) cannot use it")]
+    #[error(
+        "process {child} was forked from process {parent}, which owns the connection to the job; a forked process (a data loader's worker, say) cannot use it"
+    )]
     Forked {
         /// The owner.
         parent: u32,
@@ -92,10 +96,15 @@ pub enum CommError {
 pub fn describe_loss(loss: &Loss) -> String {
     match loss {
         Loss::Died => "died: its connection ended without a goodbye".to_owned(),
-        Loss::Silent { seconds } => format!("has been silent for {seconds} s: it is frozen or unreachable"),
+        Loss::Silent { seconds } => {
+            format!("has been silent for {seconds} s: it is frozen or unreachable")
+        }
         Loss::Left(None) => "has left the job".to_owned(),
         Loss::Left(Some(report)) => {
-            format!("has left the job after an error: {}: {}", report.kind, report.message)
+            format!(
+                "has left the job after an error: {}: {}",
+                report.kind, report.message
+            )
         }
         Loss::Broken { reason } => format!("sent something unreadable: {reason}"),
     }

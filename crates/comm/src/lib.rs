@@ -2,8 +2,27 @@
 //! secret, liveness, and the plane on which plain objects travel.
 
 pub mod error;
+pub mod in_process;
+pub mod objects;
+pub mod owner;
+pub mod patience;
+pub mod router;
 pub mod transport;
 
+use std::time::Duration;
+
 pub use error::{CommError, describe_loss};
+pub use in_process::{InProcess, in_process};
+pub use objects::{ObjectPlane, barrier};
+pub use owner::Owner;
+pub use patience::{Patience, SLICE};
+pub use router::Router;
 pub use shardwright_wire::Beat;
 pub use transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+
+/// Messages that may wait for one peer's connection. Far above what a step has
+/// in flight, and an empty slot costs no more than a pointer or two.
+pub const QUEUE_CAPACITY: usize = 4096;
+
+/// How long a full queue may stay full while its peer is alive.
+pub const BACKLOG_DEADLINE: Duration = Duration::from_secs(30);

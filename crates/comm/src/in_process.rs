@@ -1,0 +1,254 @@
+//! Ranks that share a process: for tests, and for several ranks in a notebook.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use shardwright_core::Rank;
+use shardwright_wire::{Beat, ErrorReport, Message};
+
+use crate::error::CommError;
+use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
+
+/// Often enough for the runtime's stall detection in tests.
+const BEAT_INTERVAL: Duration = Duration::from_millis(250);
+
+enum Event {
+    Message(Message),
+    Lost(Loss),
+    Beat(Beat),
+    Stop,
+}
+
+type Inbox = Sender<(Rank, Event)>;
+
+/// One of several ranks in this process.
+pub struct InProcess {
+    rank: Rank,
+    peers: Vec<PeerInfo>,
+    inboxes: Vec<Inbox>,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    pulse: Pulse,
+    closed: AtomicBool,
+    lost: Mutex<BTreeMap<Rank, Loss>>,
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+/// Connects as many ranks as there are receivers.
+pub fn in_process(receivers: Vec<Arc<dyn Receiver>>) -> std::io::Result<Vec<Arc<InProcess>>> {
+    let world = u32::try_from(receivers.len()).unwrap_or(u32::MAX);
+    let peers: Vec<PeerInfo> = (0..world)
+        .map(|rank| PeerInfo {
+            rank: Rank(rank),
+            host: "localhost".to_owned(),
+            pid: std::process::id(),
+        })
+        .collect();
+    let (inboxes, outlets): (Vec<Inbox>, Vec<_>) =
+        receivers.iter().map(|_| bounded(QUEUE_CAPACITY)).unzip();
+    let mut ranks = Vec::new();
+    for ((peer, receiver), outlet) in peers.iter().zip(receivers).zip(outlets) {
+        let shared = Arc::new(Shared::default());
+        let loop_shared = Arc::clone(&shared);
+        let loop_inboxes = inboxes.clone();
+        let rank = peer.rank;
+        let thread = std::thread::Builder::new()
+            .name(format!("sw-inproc-{rank}"))
+            .spawn(move || deliver_all(rank, &outlet, &*receiver, &loop_shared, &loop_inboxes))?;
+        ranks.push(Arc::new(InProcess {
+            rank,
+            peers: peers.clone(),
+            inboxes: inboxes.clone(),
+            shared,
+            thread: Mutex::new(Some(thread)),
+        }));
+    }
+    Ok(ranks)
+}
+
+fn deliver_all(
+    rank: Rank,
+    outlet: &crossbeam_channel::Receiver<(Rank, Event)>,
+    receiver: &dyn Receiver,
+    shared: &Shared,
+    inboxes: &[Inbox],
+) {
+    let mut next_beat = Instant::now() + BEAT_INTERVAL;
+    loop {
+        match outlet.recv_deadline(next_beat) {
+            Ok((_, Event::Stop)) | Err(RecvTimeoutError::Disconnected) => return,
+            Ok((from, event)) if !shared.is_lost(from) => match event {
+                Event::Message(message) => {
+                    shared.received.fetch_add(1, Ordering::Relaxed);
+                    receiver.deliver(from, message);
+                }
+                Event::Lost(loss) => {
+                    shared.lose(from, loss.clone());
+                    receiver.peer_lost(from, loss);
+                }
+                Event::Beat(beat) => receiver.beat(from, beat),
+                Event::Stop => {}
+            },
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => {
+                next_beat = Instant::now() + BEAT_INTERVAL;
+                let beat = shared.pulse.beat(false);
+                for (index, inbox) in inboxes.iter().enumerate() {
+                    if index != rank.0 as usize
+                        && inbox.try_send((rank, Event::Beat(beat))).is_err()
+                    {
+                        // A full inbox shows that its owner is alive; a closed one needs no beat.
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn is_lost(&self, rank: Rank) -> bool {
+        self.lost
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains_key(&rank)
+    }
+
+    fn lose(&self, rank: Rank, loss: Loss) {
+        self.lost
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(rank)
+            .or_insert(loss);
+    }
+}
+
+impl InProcess {
+    /// Disappears as if the process had died: for tests of failures.
+    pub fn vanish(&self) {
+        self.leave(&Loss::Died);
+    }
+
+    fn leave(&self, loss: &Loss) {
+        if self.shared.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        for peer in self.others() {
+            let event = (self.rank, Event::Lost(loss.clone()));
+            if self.inboxes[peer.0 as usize]
+                .send_timeout(event, BACKLOG_DEADLINE)
+                .is_err()
+            {
+                tracing::debug!(%peer, "a rank that had ended was not told goodbye");
+            }
+        }
+        let own = &self.inboxes[self.rank.0 as usize];
+        if own
+            .send_timeout((self.rank, Event::Stop), BACKLOG_DEADLINE)
+            .is_err()
+        {
+            tracing::debug!(rank = %self.rank, "the delivery thread had ended");
+        }
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!(rank = %self.rank, "the delivery thread panicked");
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = Rank> {
+        let own = self.rank;
+        (0..self.world()).map(Rank).filter(move |rank| *rank != own)
+    }
+}
+
+impl Transport for InProcess {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world(&self) -> u32 {
+        u32::try_from(self.peers.len()).unwrap_or(u32::MAX)
+    }
+
+    fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        if self.shared.closed.load(Ordering::SeqCst) {
+            return Err(CommError::Closed);
+        }
+        let inbox = self
+            .inboxes
+            .get(to.0 as usize)
+            .filter(|_| to != self.rank)
+            .ok_or(CommError::NotAPeer {
+                rank: to,
+                own: self.rank,
+                world: self.world(),
+            })?;
+        let lost = self
+            .shared
+            .lost
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&to)
+            .cloned();
+        if let Some(loss) = lost {
+            return Err(CommError::PeerLost { rank: to, loss });
+        }
+        match inbox.send_timeout((self.rank, Event::Message(message)), BACKLOG_DEADLINE) {
+            Ok(()) => {
+                self.shared.sent.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(SendTimeoutError::Timeout(_)) => Err(CommError::Backlog {
+                rank: to,
+                queued: inbox.len(),
+                waited: BACKLOG_DEADLINE,
+            }),
+            Err(SendTimeoutError::Disconnected(_)) => Err(CommError::PeerLost {
+                rank: to,
+                loss: Loss::Died,
+            }),
+        }
+    }
+
+    fn peer(&self, rank: Rank) -> Option<&PeerInfo> {
+        self.peers.get(rank.0 as usize)
+    }
+
+    fn pulse(&self) -> &Pulse {
+        &self.shared.pulse
+    }
+
+    fn close(&self, farewell: Option<ErrorReport>) {
+        self.leave(&Loss::Left(farewell.map(Box::new)));
+    }
+
+    fn stats(&self) -> CommStats {
+        CommStats {
+            messages_sent: self.shared.sent.load(Ordering::Relaxed),
+            messages_received: self.shared.received.load(Ordering::Relaxed),
+            ..CommStats::default()
+        }
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        self.leave(&Loss::Left(None));
+    }
+}

@@ -1,0 +1,261 @@
+//! Plain objects between ranks: queues by sender and channel, and a barrier.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use shardwright_core::Rank;
+use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, Value};
+
+use crate::error::{CommError, describe_loss};
+use crate::patience::Patience;
+use crate::transport::{Loss, Transport};
+
+/// How many objects may wait on one channel. A sender never waits for its
+/// receiver (CM-1), so a receiver that never asks has to be an error somewhere.
+pub const CHANNEL_CAPACITY: usize = 65_536;
+
+/// Objects that have arrived and wait to be received.
+#[derive(Default)]
+pub struct ObjectPlane {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queues: BTreeMap<(Rank, String), VecDeque<Body>>,
+    overflown: BTreeSet<(Rank, String)>,
+    lost: BTreeMap<Rank, Loss>,
+    interrupt: Option<Box<ErrorReport>>,
+    closed: bool,
+}
+
+impl ObjectPlane {
+    /// An object has arrived.
+    pub fn push(&self, from: Rank, object: ObjectMessage) {
+        let mut state = self.lock();
+        let key = (from, object.channel);
+        let waiting = state.queues.get(&key).map_or(0, VecDeque::len);
+        if waiting >= CHANNEL_CAPACITY {
+            state.overflown.insert(key);
+        } else {
+            state.queues.entry(key).or_default().push_back(object.body);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// A peer is gone: what it sent can still be received, then waiting for it fails.
+    pub fn peer_lost(&self, rank: Rank, loss: Loss) {
+        self.lock().lost.entry(rank).or_insert(loss);
+        self.changed.notify_all();
+    }
+
+    /// Ends all waiting with an error, until [`Self::resume`].
+    pub fn interrupt(&self, report: ErrorReport) {
+        self.lock().interrupt = Some(Box::new(report));
+        self.changed.notify_all();
+    }
+
+    /// Allows waiting again.
+    pub fn resume(&self) {
+        self.lock().interrupt = None;
+    }
+
+    /// Ends all waiting for good.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// How many objects wait, over all channels.
+    pub fn waiting(&self) -> usize {
+        self.lock().queues.values().map(VecDeque::len).sum()
+    }
+
+    /// The next object of a channel.
+    pub fn receive(
+        &self,
+        from: Rank,
+        channel: &str,
+        patience: &mut Patience<'_>,
+    ) -> Result<Body, CommError> {
+        self.receive_watching(from, channel, &[], patience)
+    }
+
+    /// Like [`Self::receive`], and fails as well when a rank of `watched` fails.
+    pub fn receive_watching(
+        &self,
+        from: Rank,
+        channel: &str,
+        watched: &[Rank],
+        patience: &mut Patience<'_>,
+    ) -> Result<Body, CommError> {
+        let key = (from, channel.to_owned());
+        let mut state = self.lock();
+        loop {
+            if let Some(body) = state.take(&key) {
+                return Ok(body);
+            }
+            state.check(&key, watched)?;
+            drop(state);
+            let slice = patience.next_slice(from, "object")?;
+            state = self.lock();
+            if state.is_unmoved(&key, watched) {
+                let (guard, _) = self
+                    .changed
+                    .wait_timeout(state, slice)
+                    .unwrap_or_else(PoisonError::into_inner);
+                state = guard;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn take(&mut self, key: &(Rank, String)) -> Option<Body> {
+        let queue = self.queues.get_mut(key)?;
+        let body = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(key);
+        }
+        body
+    }
+
+    /// Nothing has come between the last look and taking the lock again.
+    fn is_unmoved(&self, key: &(Rank, String), watched: &[Rank]) -> bool {
+        !self.queues.contains_key(key) && self.check(key, watched).is_ok()
+    }
+
+    fn check(&self, key: &(Rank, String), watched: &[Rank]) -> Result<(), CommError> {
+        let (from, channel) = key;
+        if self.closed {
+            return Err(CommError::Closed);
+        }
+        if let Some(report) = &self.interrupt {
+            return Err(CommError::Interrupted {
+                report: report.clone(),
+            });
+        }
+        if self.overflown.contains(key) {
+            return Err(CommError::Overflow {
+                rank: *from,
+                channel: channel.clone(),
+                capacity: CHANNEL_CAPACITY,
+            });
+        }
+        if let Some(loss) = self.lost.get(from) {
+            return Err(CommError::PeerLost {
+                rank: *from,
+                loss: loss.clone(),
+            });
+        }
+        for rank in watched {
+            match self.lost.get(rank) {
+                // A watched rank that left in good order had done its part.
+                None | Some(Loss::Left(None)) => {}
+                Some(loss) => {
+                    return Err(CommError::PeerLost {
+                        rank: *rank,
+                        loss: loss.clone(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until every rank of `group` has called this with the same name.
+pub fn barrier(
+    transport: &dyn Transport,
+    plane: &ObjectPlane,
+    group: &[Rank],
+    name: &str,
+    patience: &mut Patience<'_>,
+) -> Result<(), CommError> {
+    let own = transport.rank();
+    let channel = format!("\0barrier:{name}");
+    let leader = *group.iter().min().unwrap_or(&own);
+    let others = || group.iter().copied().filter(|rank| *rank != own);
+    if own != leader {
+        send_plain(transport, leader, &channel, Value::None)?;
+        let verdict = plane.receive_watching(leader, &channel, group, patience)?;
+        return read_verdict(&verdict.value);
+    }
+    for rank in others() {
+        if let Err(error) = plane.receive_watching(rank, &channel, group, patience) {
+            for rank in others() {
+                // A member that is lost itself needs no telling; the first error is the one to report.
+                if let Err(lost) = send_plain(transport, rank, &channel, verdict(transport, &error))
+                {
+                    tracing::debug!(%rank, %lost, "a member of a failed barrier was not told");
+                }
+            }
+            return Err(error);
+        }
+    }
+    for rank in others() {
+        send_plain(transport, rank, &channel, Value::None)?;
+    }
+    Ok(())
+}
+
+fn send_plain(
+    transport: &dyn Transport,
+    to: Rank,
+    channel: &str,
+    value: Value,
+) -> Result<(), CommError> {
+    let body = Body {
+        value,
+        tensors: Vec::new(),
+    };
+    let object = ObjectMessage {
+        channel: channel.to_owned(),
+        body,
+    };
+    transport.send(to, Message::Object(Box::new(object)))
+}
+
+fn verdict(transport: &dyn Transport, error: &CommError) -> Value {
+    let (rank, message) = match error {
+        CommError::PeerLost { rank, loss } => (*rank, describe_loss(loss)),
+        CommError::Interrupted { report } => (report.rank, report.message.clone()),
+        other => (transport.rank(), other.to_string()),
+    };
+    let host = transport
+        .peer(rank)
+        .map(|peer| peer.host.clone())
+        .unwrap_or_default();
+    Value::Tuple(vec![
+        Value::Int(i64::from(rank.0)),
+        Value::Str(host),
+        Value::Str(message),
+    ])
+}
+
+fn read_verdict(value: &Value) -> Result<(), CommError> {
+    let Value::Tuple(fields) = value else {
+        return Ok(());
+    };
+    let [Value::Int(rank), Value::Str(host), Value::Str(message)] = fields.as_slice() else {
+        return Ok(());
+    };
+    Err(CommError::Interrupted {
+        report: Box::new(ErrorReport {
+            rank: Rank(u32::try_from(*rank).unwrap_or_default()),
+            host: host.clone(),
+            module: None,
+            microbatch: None,
+            phase: None,
+            kind: "BarrierFailed".to_owned(),
+            message: message.clone(),
+            traceback: String::new(),
+        }),
+    })
+}

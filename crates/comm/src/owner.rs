@@ -1,0 +1,35 @@
+//! Knowing a forked child from the process that owns a connection.
+
+use crate::error::CommError;
+
+/// The process that made a connection. A forked child inherits the memory but
+/// none of the threads, and must leave the sockets alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    pid: u32,
+}
+
+impl Owner {
+    /// This process.
+    pub fn this_process() -> Self {
+        Self {
+            pid: std::process::id(),
+        }
+    }
+
+    /// Whether this still is the owning process.
+    pub fn is_here(self) -> bool {
+        std::process::id() == self.pid
+    }
+
+    /// An error in a forked child.
+    pub fn check(self) -> Result<(), CommError> {
+        if self.is_here() {
+            return Ok(());
+        }
+        Err(CommError::Forked {
+            parent: self.pid,
+            child: std::process::id(),
+        })
+    }
+}

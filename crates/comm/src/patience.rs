@@ -1,0 +1,48 @@
+//! How long a caller waits, and what ends its waiting from outside.
+
+use std::time::{Duration, Instant};
+
+use shardwright_core::Rank;
+
+use crate::error::CommError;
+
+/// Waits are cut into slices of at most this, so that signals get through.
+pub const SLICE: Duration = Duration::from_millis(100);
+
+/// A deadline and a question asked at every slice.
+pub struct Patience<'a> {
+    started: Instant,
+    deadline: Option<Instant>,
+    go_on: &'a mut dyn FnMut() -> bool,
+}
+
+impl<'a> Patience<'a> {
+    /// Waits for at most `limit` (without one: until the peer is lost), as long as `go_on` says so.
+    pub fn new(limit: Option<Duration>, go_on: &'a mut dyn FnMut() -> bool) -> Self {
+        let started = Instant::now();
+        Self {
+            started,
+            deadline: limit.and_then(|limit| started.checked_add(limit)),
+            go_on,
+        }
+    }
+
+    /// How long to wait before asking again, or why not to wait.
+    pub(crate) fn next_slice(&mut self, rank: Rank, what: &str) -> Result<Duration, CommError> {
+        if !(self.go_on)() {
+            return Err(CommError::Cancelled);
+        }
+        let Some(deadline) = self.deadline else {
+            return Ok(SLICE);
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(CommError::Timeout {
+                rank,
+                what: what.to_owned(),
+                waited: self.started.elapsed(),
+            });
+        }
+        Ok(left.min(SLICE))
+    }
+}
