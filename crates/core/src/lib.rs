@@ -1,8 +1,12 @@
-//! Ids, units, configuration, ranks and groups, the module tree, and the
-//! errors that every other crate speaks in. Pure: no clock, no I/O, no threads.
+//! Ids, units, configuration, ranks and groups, and the errors that every other crate speaks in.
+//! Pure: no clock, no I/O, no threads.
 
+pub mod config;
 pub mod ids;
+pub mod topology;
 
+pub use config::{Config, ConfigError};
 pub use ids::{
     CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StepEpoch, WorkerId,
 };
+pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

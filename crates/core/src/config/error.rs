@@ -1,0 +1,97 @@
+//! Why a configuration is refused.
+
+use thiserror::Error;
+
+use crate::topology::TopologyError;
+
+/// Why a configuration is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// The text is not JSON.
+    #[error("the configuration is not valid JSON: {0}")]
+    Json(String),
+    /// The text is JSON but no object.
+    #[error("the configuration is {0}; allowed: an object of keys and values")]
+    NotAnObject(&'static str),
+    /// A key that does not exist.
+    #[error(
+        "there is no configuration key {key:?} (its value is {value}){}",
+        nearest.map_or_else(String::new, |name| format!("; the nearest one is {name:?}"))
+    )]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// Its value, as JSON.
+        value: String,
+        /// The existing key most like it.
+        nearest: Option<&'static str>,
+    },
+    /// A value that the key never takes.
+    #[error("the configuration key {key:?} is {value}; allowed: {allowed}")]
+    NotAllowed {
+        /// The key.
+        key: &'static str,
+        /// The value, as JSON.
+        value: String,
+        /// What would be allowed.
+        allowed: String,
+    },
+    /// A good value whose feature does not exist yet.
+    #[error(
+        "the configuration key {key:?} is {value}, but {reason}; allowed until then: {default}, its default"
+    )]
+    NotBuilt {
+        /// The key.
+        key: &'static str,
+        /// The value, as JSON.
+        value: String,
+        /// What is missing.
+        reason: &'static str,
+        /// The default, as JSON.
+        default: String,
+    },
+    /// Two names of one key with different values.
+    #[error(
+        "\"partitions\" is {partitions} and \"pipeline_parallel_degree\" is {degree}; they are two names of one key: give one of them, or equal values"
+    )]
+    AliasesDiffer {
+        /// Value of `partitions`.
+        partitions: u32,
+        /// Value of `pipeline_parallel_degree`.
+        degree: u32,
+    },
+    /// Manual placement without a place for the rest.
+    #[error("default_partition must be supplied if auto_partition is set to False!")]
+    DefaultPartitionMissing,
+    /// A limit on microbatches that the schedule would not keep.
+    #[error(
+        "\"active_microbatches\" is {active} with \"pipeline\" \"simple\", which keeps all microbatches in flight; allowed: {microbatches} (\"microbatches\") or more, not giving it, or \"pipeline\" \"interleaved\""
+    )]
+    ActiveMicrobatchesIgnored {
+        /// The limit asked for.
+        active: u32,
+        /// Microbatches of a step.
+        microbatches: u32,
+    },
+    /// A key of data parallelism without data parallelism.
+    #[error("the configuration key {key:?} is {value}, which needs \"ddp\" to be true")]
+    NeedsDataParallelism {
+        /// The key.
+        key: &'static str,
+        /// The value, as JSON.
+        value: String,
+    },
+    /// More ranks than one replica needs, without data parallelism.
+    #[error(
+        "the world size {world} is more than one model replica's {replica} ranks (pipeline_parallel_degree * tensor_parallel_degree): the replicas are data parallel, which needs \"ddp\" to be true; allowed without it: a world size of {replica}"
+    )]
+    WorldNeedsDataParallelism {
+        /// Ranks in the job.
+        world: u32,
+        /// Ranks of a replica.
+        replica: u32,
+    },
+    /// The ranks cannot be arranged.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+}

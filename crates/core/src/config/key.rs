@@ -1,0 +1,239 @@
+//! What a key is: its kind of value, default, and whether its feature exists.
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+use super::ConfigError;
+use crate::topology::Placement;
+
+/// The values that a key takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// True or false.
+    Boolean,
+    /// A whole number within these ends.
+    Integer(u64, u64),
+    /// A whole number of things, also written `5e8`.
+    Count(u64),
+    /// A number within these ends.
+    Number(f64, f64),
+    /// A finite number above 0.
+    Duration,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Text that is not empty.
+    Text,
+    /// An IP address.
+    Address,
+    /// `cluster`, `spread`, or a permutation of D, P, T.
+    Placement,
+}
+
+/// The value of a key that is not given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DefaultValue {
+    /// No value; the key may be given as null.
+    Nothing,
+    /// True or false.
+    Boolean(bool),
+    /// A whole number.
+    Integer(u64),
+    /// A number.
+    Number(f64),
+    /// A word.
+    Word(&'static str),
+    /// Depends on other keys, in these words; null leaves it to them.
+    Derived(&'static str),
+}
+
+/// Who defined a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The interface this library implements, for every framework.
+    Common,
+    /// The interface this library implements, for TensorFlow only.
+    TensorFlow,
+    /// The interface this library implements, for PyTorch.
+    PyTorch,
+    /// This library.
+    Shardwright,
+}
+
+impl Origin {
+    /// One word for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Common => "common",
+            Self::TensorFlow => "TensorFlow",
+            Self::PyTorch => "PyTorch",
+            Self::Shardwright => "Shardwright",
+        }
+    }
+}
+
+/// A configuration key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// Its values.
+    pub kind: Kind,
+    /// Its value when it is not given.
+    pub default: DefaultValue,
+    /// The unit of its value; empty where there is none.
+    pub unit: &'static str,
+    /// What it does.
+    pub meaning: &'static str,
+    /// Who defined it.
+    pub origin: Origin,
+    /// Why only the default is allowed, where that is so.
+    pub not_built: Option<&'static str>,
+    /// Whether ranks may have different values.
+    pub per_rank: bool,
+}
+
+impl Key {
+    pub(super) const fn new(
+        origin: Origin,
+        name: &'static str,
+        kind: Kind,
+        default: DefaultValue,
+        unit: &'static str,
+        meaning: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            kind,
+            default,
+            unit,
+            meaning,
+            origin,
+            not_built: None,
+            per_rank: false,
+        }
+    }
+
+    pub(super) const fn not_built(mut self, reason: &'static str) -> Self {
+        self.not_built = Some(reason);
+        self
+    }
+
+    pub(super) const fn per_rank(mut self) -> Self {
+        self.per_rank = true;
+        self
+    }
+
+    /// What the key allows, in words.
+    pub fn allowed(&self) -> String {
+        let values = match self.kind {
+            Kind::Boolean => "true or false".to_owned(),
+            Kind::Count(least) => format!("an integer of {least} or more"),
+            Kind::Integer(least, most) if most >= u64::from(u32::MAX) => {
+                format!("an integer of {least} or more")
+            }
+            Kind::Integer(least, most) => format!("an integer from {least} to {most}"),
+            Kind::Number(least, most) => format!("a number from {least} to {most}"),
+            Kind::Duration => "a finite number above 0".to_owned(),
+            Kind::Choice(words) => words
+                .iter()
+                .map(|word| format!("{word:?}"))
+                .collect::<Vec<_>>()
+                .join(" or "),
+            Kind::Text => "text".to_owned(),
+            Kind::Address => "an IP address".to_owned(),
+            Kind::Placement => {
+                "\"cluster\", \"spread\", or a permutation of the letters D, P, T".to_owned()
+            }
+        };
+        if self.allows_null() {
+            format!("{values}, or null")
+        } else {
+            values
+        }
+    }
+
+    const fn allows_null(&self) -> bool {
+        matches!(
+            self.default,
+            DefaultValue::Nothing | DefaultValue::Derived(_)
+        )
+    }
+
+    /// The default as JSON; null where it depends on other keys.
+    pub fn default_json(&self) -> Value {
+        match self.default {
+            DefaultValue::Nothing | DefaultValue::Derived(_) => Value::Null,
+            DefaultValue::Boolean(value) => json!(value),
+            DefaultValue::Integer(value) => json!(value),
+            DefaultValue::Number(value) => json!(value),
+            DefaultValue::Word(value) => json!(value),
+        }
+    }
+
+    /// The value in its one form (a count written `5e8` becomes an integer), or why it is refused.
+    pub(super) fn check(&self, value: &Value) -> Result<Value, ConfigError> {
+        let refused = || ConfigError::NotAllowed {
+            key: self.name,
+            value: value.to_string(),
+            allowed: self.allowed(),
+        };
+        let checked = self.canonical(value).ok_or_else(refused)?;
+        match self.not_built {
+            Some(reason) if checked != self.default_json() => Err(ConfigError::NotBuilt {
+                key: self.name,
+                value: value.to_string(),
+                reason,
+                default: self.default_json().to_string(),
+            }),
+            _ => Ok(checked),
+        }
+    }
+
+    fn canonical(&self, value: &Value) -> Option<Value> {
+        if value.is_null() {
+            return self.allows_null().then_some(Value::Null);
+        }
+        match self.kind {
+            Kind::Boolean => value.as_bool().map(Value::from),
+            Kind::Integer(least, most) => value
+                .as_u64()
+                .filter(|number| (least..=most).contains(number))
+                .map(Value::from),
+            Kind::Count(least) => count(value)
+                .filter(|&number| number >= least)
+                .map(Value::from),
+            Kind::Number(least, most) => value
+                .as_f64()
+                .filter(|number| (least..=most).contains(number))
+                .map(Value::from),
+            Kind::Duration => value
+                .as_f64()
+                .filter(|number| number.is_finite() && *number > 0.0)
+                .map(Value::from),
+            Kind::Choice(words) => text(value, |text| words.contains(&text)),
+            Kind::Text => text(value, |text| !text.is_empty()),
+            Kind::Address => text(value, |text| text.parse::<IpAddr>().is_ok()),
+            Kind::Placement => text(value, |text| text.parse::<Placement>().is_ok()),
+        }
+    }
+}
+
+fn text(value: &Value, allowed: impl Fn(&str) -> bool) -> Option<Value> {
+    value.as_str().filter(|text| allowed(text)).map(Value::from)
+}
+
+/// Above this, a float no longer holds every whole number.
+const LARGEST_EXACT_COUNT: f64 = 9_007_199_254_740_992.0;
+
+fn count(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| {
+        let number = value.as_f64()?;
+        let whole = number.fract() == 0.0 && (0.0..=LARGEST_EXACT_COUNT).contains(&number);
+        #[expect(
+            clippy::cast_sign_loss,
+            reason = "checked to be a whole number of 0 or more"
+        )]
+        whole.then_some(number as u64)
+    })
+}

@@ -1,0 +1,100 @@
+//! The one table of all keys. A later feature removes its `not_built`, or adds a row here and a
+//! field to [`Config`](super::Config); a test holds the two together.
+
+use super::key::DefaultValue::{self, Boolean, Derived, Integer, Nothing, Number, Word};
+use super::key::Kind::{self, Address, Choice, Count, Duration, Placement, Text};
+use super::key::{Key, Origin};
+
+const FLAG: Kind = Kind::Boolean;
+/// Degrees and numbers of microbatches travel as 32-bit indices.
+const POSITIVE: Kind = Kind::Integer(1, u32::MAX as u64);
+
+const NO_TENSOR_PARALLELISM: &str = "tensor parallelism is not built yet";
+const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
+const NO_HALF_PRECISION: &str = "half-precision training is not built yet";
+const NO_OFFLOADING: &str = "activation offloading is not built yet";
+const NO_STATIC_MODE: &str = "static and fast mode are not built yet";
+const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
+const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
+
+const fn common(
+    name: &'static str,
+    kind: Kind,
+    default: DefaultValue,
+    unit: &'static str,
+    meaning: &'static str,
+) -> Key {
+    Key::new(Origin::Common, name, kind, default, unit, meaning)
+}
+
+const fn torch(
+    name: &'static str,
+    kind: Kind,
+    default: DefaultValue,
+    unit: &'static str,
+    meaning: &'static str,
+) -> Key {
+    Key::new(Origin::PyTorch, name, kind, default, unit, meaning)
+}
+
+const fn own(
+    name: &'static str,
+    kind: Kind,
+    default: DefaultValue,
+    unit: &'static str,
+    meaning: &'static str,
+) -> Key {
+    Key::new(Origin::Shardwright, name, kind, default, unit, meaning)
+}
+
+/// Every key, in the order of the documentation.
+pub const KEYS: &[Key] = &[
+    common("pipeline_parallel_degree", POSITIVE, Integer(1), "ranks", "stages of a pipeline: the number of parts the model is divided into"),
+    common("partitions", POSITIVE, Integer(1), "ranks", "the older name of pipeline_parallel_degree; both given must be equal"),
+    common("microbatches", POSITIVE, Integer(1), "microbatches", "parts a batch is split into; the batch size must be a multiple of it"),
+    common("pipeline", Choice(&["interleaved", "simple"]), Word("interleaved"), "", "simple runs all forwards and then all backwards; interleaved runs a ready backward first, else the next forward"),
+    common("optimize", Choice(&["memory", "speed"]), Word("memory"), "", "what the partition balances by default (see memory_weight)"),
+    common("placement_strategy", Placement, Word("cluster"), "", "how coordinates become global ranks: letters from the slowest to the fastest varying axis; cluster is DPT, spread is TPD"),
+    common("auto_partition", FLAG, Boolean(true), "", "false: every module goes where smp.partition or smp.set_partition puts it, else to default_partition"),
+    common("default_partition", Kind::Integer(0, u32::MAX as u64), Integer(0), "pp_rank", "stage of modules that are not placed by hand; must be given with auto_partition false"),
+    Key::new(Origin::TensorFlow, "contiguous", FLAG, Boolean(true), "", "TensorFlow only").not_built(TENSORFLOW_ONLY),
+    Key::new(Origin::TensorFlow, "horovod", FLAG, Boolean(false), "", "TensorFlow only").not_built(TENSORFLOW_ONLY),
+    torch("memory_weight", Kind::Number(0.0, 1.0), Derived("0.2 with optimize speed, 0.8 with memory"), "", "weight of memory against computation in the cost of a module"),
+    torch("ddp", FLAG, Boolean(false), "", "data parallelism over model replicas; required as soon as there is more than one"),
+    torch("ddp_port", Kind::Integer(0, 65_535), Nothing, "TCP port", "port of torch.distributed's own store; needs ddp"),
+    torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "backend of collectives: auto takes NCCL where every rank has a GPU of its own, else Gloo; nccl insists; needs ddp"),
+    torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2"), "microbatches", "microbatches in flight at once with pipeline interleaved"),
+    torch("deterministic_server", FLAG, Boolean(false), "", "serve requests in one order on all data-parallel ranks").not_built("one order of requests over data-parallel ranks is not built yet"),
+    torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which a module is split").not_built(NO_TENSOR_PARALLELISM),
+    torch("fp16", FLAG, Boolean(false), "", "train in float16").not_built(NO_HALF_PRECISION),
+    torch("bf16", FLAG, Boolean(false), "", "train in bfloat16").not_built(NO_HALF_PRECISION),
+    torch("fp16_params", FLAG, Boolean(false), "", "create parameters of distributed modules in float16").not_built(NO_TENSOR_PARALLELISM),
+    torch("shard_optimizer_state", FLAG, Boolean(false), "", "shard optimizer state over replicas").not_built("optimizer state sharding is not built yet"),
+    torch("offload_activations", FLAG, Boolean(false), "", "move checkpointed activations to host memory").not_built(NO_OFFLOADING),
+    torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations are fetched").not_built(NO_OFFLOADING),
+    torch("prescaled_batch", FLAG, Boolean(false), "", "ranks of a TP_GROUP receive the same batch").not_built(NO_TENSOR_PARALLELISM),
+    torch("skip_tracing", FLAG, Boolean(false), "", "divide the model by parameters and numbers of modules, without a trace"),
+    torch("sharded_data_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which parameters are sharded").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("sdp_reduce_bucket_size", Count(1), Integer(500_000_000), "elements", "gradient bucket of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("sdp_param_persistence_threshold", Count(0), Integer(1_000_000), "elements", "smaller parameters stay replicated").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("sdp_max_live_parameters", Count(1), Integer(1_000_000_000), "elements", "parameters gathered at once").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("sdp_hierarchical_allgather", FLAG, Boolean(true), "", "gather within hosts first").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("sdp_gradient_clipping", Duration, Number(1.0), "L2 norm", "gradient clipping of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
+    torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "allocate parameters only after the partition").not_built("delayed parameter initialization is not built yet"),
+    torch("static_mode", FLAG, Boolean(false), "", "record the first steps and replay the fastest one").not_built(NO_STATIC_MODE),
+    torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: tensors go from child to child directly").not_built(NO_STATIC_MODE),
+    torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers").not_built(NO_TENSOR_PARALLELISM),
+    torch("load_partition", FLAG, Boolean(false), "", "take the partition from partition_file").not_built(NO_SAVED_PARTITION),
+    torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),
+    torch("overlapping_allreduce", FLAG, Nothing, "", "false: no DistributedModel overlaps its all-reduce with backward; else its own argument decides"),
+    torch("_match_weights", FLAG, Boolean(false), "", "for tests: distributed modules start from the original weights").not_built(NO_TENSOR_PARALLELISM),
+    torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: accumulate gradients in float32").not_built(NO_HALF_PRECISION),
+    own("seed", Kind::Integer(0, i64::MAX as u64), Integer(0), "", "seed of the library's own random streams"),
+    own("stall_report_seconds", Duration, Number(30.0), "seconds", "after this long without progress anywhere in the job, say what each rank waits for"),
+    own("stall_timeout_seconds", Duration, Number(1800.0), "seconds", "after this long without progress anywhere in the job, end it with an error"),
+    own("liveness_timeout_seconds", Duration, Number(6.0), "seconds", "a rank that is silent for longer is lost"),
+    own("connect_timeout_seconds", Duration, Number(60.0), "seconds", "how long ranks wait for each other at the start"),
+    own("secret_file", Text, Nothing, "path", "file with the job's secret, readable by its owner only; else the environment's SHARDWRIGHT_SECRET, else a random one where all ranks are on one host").per_rank(),
+    own("allow_insecure_hosts", FLAG, Boolean(false), "", "allow a job on several hosts without a secret: anybody who reaches its ports can take part"),
+    own("bind_interface_address", Address, Nothing, "IP address", "the address of this host that listeners bind to; else the one that reaches the rendezvous").per_rank(),
+];

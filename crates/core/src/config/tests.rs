@@ -1,0 +1,298 @@
+use super::*;
+
+fn parse(value: &Value) -> Result<Config, ConfigError> {
+    Config::parse(&value.to_string())
+}
+
+fn refused(value: &Value) -> String {
+    parse(value).expect_err("to be refused").to_string()
+}
+
+#[test]
+fn the_defaults_are_those_of_the_interface() {
+    let config = parse(&json!({})).expect("the defaults");
+    let effective = object_of(&config.to_json());
+    let expected = r#"{
+        "pipeline_parallel_degree": 1, "partitions": 1, "microbatches": 1, "pipeline": "interleaved",
+        "optimize": "memory", "placement_strategy": "cluster", "auto_partition": true, "default_partition": 0,
+        "contiguous": true, "horovod": false, "memory_weight": 0.8, "ddp": false, "ddp_port": null,
+        "ddp_dist_backend": "auto", "active_microbatches": 3, "deterministic_server": false,
+        "tensor_parallel_degree": 1, "fp16": false, "bf16": false, "fp16_params": false,
+        "shard_optimizer_state": false, "offload_activations": false, "activation_loading_horizon": 4,
+        "prescaled_batch": false, "skip_tracing": false, "sharded_data_parallel_degree": 1,
+        "sdp_reduce_bucket_size": 500000000, "sdp_param_persistence_threshold": 1000000,
+        "sdp_max_live_parameters": 1000000000, "sdp_hierarchical_allgather": true,
+        "sdp_gradient_clipping": 1.0, "delayed_parameter_initialization": false, "static_mode": false,
+        "fast_mode": false, "checkpoint_attentions": true, "load_partition": false, "partition_file": null,
+        "overlapping_allreduce": null, "_match_weights": false, "_fp32_grad_accumulation": false,
+        "seed": 0, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
+        "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
+        "allow_insecure_hosts": false, "bind_interface_address": null
+    }"#;
+    assert_eq!(effective, object_of(expected));
+}
+
+#[test]
+fn the_table_and_the_fields_name_the_same_keys_in_one_order() {
+    let effective = object_of(&parse(&json!({})).expect("the defaults").to_json());
+    let names: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+    assert_eq!(effective.keys().collect::<Vec<_>>(), names);
+}
+
+#[test]
+fn every_key_takes_its_default_and_nothing_of_another_kind() {
+    for key in KEYS {
+        let default = key.default_json();
+        let accepted = parse(&json!({ key.name: default }));
+        assert!(accepted.is_ok(), "{}: {accepted:?}", key.name);
+        for wrong in [
+            json!([]),
+            json!({}),
+            json!(-1),
+            json!("no such word, nor address"),
+        ] {
+            if key.kind == Kind::Text && wrong.is_string() {
+                continue;
+            }
+            let text = refused(&json!({ key.name: wrong }));
+            assert!(
+                text.contains(key.name) && text.contains("allowed: "),
+                "{text}"
+            );
+            assert!(text.contains(&wrong.to_string()), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_effective_configuration_reads_back_as_itself() {
+    for given in [
+        json!({}),
+        json!({"partitions": 4, "microbatches": 9, "pipeline": "simple", "optimize": "speed"}),
+        json!({"pipeline_parallel_degree": 2, "ddp": true, "ddp_port": 29500, "ddp_dist_backend": "nccl"}),
+        json!({"auto_partition": false, "default_partition": 0, "placement_strategy": "TDP"}),
+    ] {
+        let config = parse(&given).expect("a good configuration");
+        assert_eq!(Config::parse(&config.to_json()), Ok(config));
+    }
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_the_nearest_name() {
+    let text = refused(&json!({"microbatchs": 4}));
+    assert_eq!(
+        text,
+        "there is no configuration key \"microbatchs\" (its value is 4); the nearest one is \"microbatches\""
+    );
+    assert!(!refused(&json!({"zzz": 1})).contains("nearest"));
+}
+
+#[test]
+fn an_error_names_the_key_the_value_and_what_is_allowed() {
+    let cases = [
+        (
+            json!({"microbatches": 0}),
+            "the configuration key \"microbatches\" is 0; allowed: an integer of 1 or more",
+        ),
+        (
+            json!({"microbatches": 2.0}),
+            "\"microbatches\" is 2.0; allowed: an integer",
+        ),
+        (json!({"ddp": 1}), "\"ddp\" is 1; allowed: true or false"),
+        (
+            json!({"pipeline": "_only_forward"}),
+            "\"_only_forward\"; allowed: \"interleaved\" or \"simple\"",
+        ),
+        (
+            json!({"memory_weight": 1.5}),
+            "\"memory_weight\" is 1.5; allowed: a number from 0 to 1, or null",
+        ),
+        (
+            json!({"placement_strategy": "DPD"}),
+            "\"DPD\"; allowed: \"cluster\", \"spread\", or a permutation",
+        ),
+        (
+            json!({"stall_timeout_seconds": 0}),
+            "\"stall_timeout_seconds\" is 0; allowed: a finite number above 0",
+        ),
+        (
+            json!({"bind_interface_address": "eth0"}),
+            "\"eth0\"; allowed: an IP address, or null",
+        ),
+        (
+            json!({"microbatches": null}),
+            "\"microbatches\" is null; allowed: an integer",
+        ),
+    ];
+    for (given, expected) in cases {
+        let text = refused(&given);
+        assert!(text.contains(expected), "{text}\n{expected}");
+    }
+}
+
+#[test]
+fn a_feature_that_is_not_built_is_refused_with_the_reason() {
+    let cases = [
+        (
+            json!({"fp16": true}),
+            "\"fp16\" is true, but half-precision training is not built yet; allowed until then: false, its default",
+        ),
+        (
+            json!({"tensor_parallel_degree": 2, "ddp": true}),
+            "tensor parallelism is not built yet",
+        ),
+        (json!({"contiguous": false}), "TensorFlow-only"),
+        (json!({"horovod": true}), "TensorFlow-only"),
+        (
+            json!({"sdp_reduce_bucket_size": 1e6}),
+            "sharded data parallelism is not built yet",
+        ),
+        (
+            json!({"partition_file": "partition.json"}),
+            "loading a saved partition is not built yet",
+        ),
+    ];
+    for (given, expected) in cases {
+        let text = refused(&given);
+        assert!(text.contains(expected), "{text}\n{expected}");
+    }
+}
+
+#[test]
+fn a_count_may_be_written_as_a_float() {
+    assert!(parse(&json!({"sdp_reduce_bucket_size": 5e8, "sdp_max_live_parameters": 1e9})).is_ok());
+    assert!(refused(&json!({"sdp_reduce_bucket_size": 5.5})).contains("an integer of 1 or more"));
+}
+
+#[test]
+fn partitions_is_the_same_key_as_pipeline_parallel_degree() {
+    for given in [
+        json!({"partitions": 3}),
+        json!({"pipeline_parallel_degree": 3}),
+        json!({"partitions": 3, "pipeline_parallel_degree": 3}),
+    ] {
+        let config = parse(&given).expect("three stages");
+        assert_eq!((config.partitions, config.pipeline_parallel_degree), (3, 3));
+        assert_eq!(config.active_microbatches, 5);
+    }
+    let text = refused(&json!({"partitions": 3, "pipeline_parallel_degree": 2}));
+    assert!(
+        text.contains("\"partitions\" is 3 and \"pipeline_parallel_degree\" is 2"),
+        "{text}"
+    );
+}
+
+#[test]
+fn optimize_sets_the_default_of_memory_weight() {
+    let weight = |given| parse(&given).expect("a good configuration").memory_weight;
+    let close = |left: f64, right: f64| assert!((left - right).abs() < 1e-12, "{left} {right}");
+    close(weight(json!({"optimize": "speed"})), 0.2);
+    close(weight(json!({"optimize": "memory"})), 0.8);
+    close(
+        weight(json!({"optimize": "speed", "memory_weight": 1})),
+        1.0,
+    );
+    close(
+        weight(json!({"optimize": "speed", "memory_weight": null})),
+        0.2,
+    );
+}
+
+#[test]
+fn manual_placement_needs_a_default_partition() {
+    let text = refused(&json!({"auto_partition": false}));
+    assert_eq!(
+        text,
+        "default_partition must be supplied if auto_partition is set to False!"
+    );
+    assert!(parse(&json!({"auto_partition": false, "default_partition": 0})).is_ok());
+    let text = refused(&json!({"partitions": 2, "default_partition": 2}));
+    assert!(
+        text.contains("\"default_partition\" is 2; allowed: 0 to 1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_limit_that_the_simple_schedule_would_not_keep_is_refused_if_set() {
+    let with = |active: Value| {
+        parse(
+            &json!({"partitions": 2, "microbatches": 8, "pipeline": "simple", "active_microbatches": active}),
+        )
+    };
+    assert!(
+        with(json!(3))
+            .expect_err("3 is below 8")
+            .to_string()
+            .contains("\"active_microbatches\" is 3")
+    );
+    assert!(with(json!(8)).is_ok());
+    assert!(
+        with(json!(4)).is_ok(),
+        "a key at its default is always accepted"
+    );
+    assert_eq!(with(Value::Null).expect("not set").active_microbatches, 4);
+    let interleaved = parse(&json!({"microbatches": 8, "active_microbatches": 1}));
+    assert_eq!(
+        interleaved
+            .expect("kept by this schedule")
+            .active_microbatches,
+        1
+    );
+}
+
+#[test]
+fn keys_of_data_parallelism_need_it() {
+    let text = refused(&json!({"ddp_port": 29500}));
+    assert_eq!(
+        text,
+        "the configuration key \"ddp_port\" is 29500, which needs \"ddp\" to be true"
+    );
+    assert!(refused(&json!({"ddp_dist_backend": "nccl"})).contains("needs \"ddp\""));
+    assert!(parse(&json!({"ddp_dist_backend": "auto"})).is_ok());
+}
+
+#[test]
+fn a_world_of_several_replicas_needs_ddp() {
+    let config = parse(&json!({"partitions": 2})).expect("a good configuration");
+    assert!(config.check_world(2).is_ok());
+    let text = config.check_world(4).expect_err("two replicas").to_string();
+    assert!(
+        text.contains("world size 4") && text.contains("\"ddp\" to be true"),
+        "{text}"
+    );
+    let text = config
+        .check_world(3)
+        .expect_err("half a replica")
+        .to_string();
+    assert!(text.contains("3 is not divisible"), "{text}");
+    let config = parse(&json!({"partitions": 2, "ddp": true})).expect("a good configuration");
+    assert_eq!(config.check_world(4).expect("two replicas").world_size(), 4);
+}
+
+#[test]
+fn the_fingerprint_leaves_out_what_ranks_may_set_for_themselves() {
+    let fingerprint = |given| parse(&given).expect("a good configuration").fingerprint();
+    let first = fingerprint(json!({"bind_interface_address": "10.0.0.1", "secret_file": "a"}));
+    let second = fingerprint(json!({"bind_interface_address": "::1"}));
+    assert_eq!(first, second);
+    let third = fingerprint(json!({"seed": 1, "microbatches": 2}));
+    let difference = Config::difference(&first, &third);
+    assert_eq!(difference, ["microbatches: 1 and 2", "seed: 0 and 1"]);
+}
+
+#[test]
+fn what_is_no_object_is_refused() {
+    assert!(
+        Config::parse("[1]")
+            .expect_err("a list")
+            .to_string()
+            .contains("is a list; allowed: an object")
+    );
+    assert!(
+        Config::parse("{")
+            .expect_err("no JSON")
+            .to_string()
+            .contains("not valid JSON")
+    );
+}
