@@ -1,10 +1,20 @@
 //! The extension module `shardwright._core`; the only crate that names pyo3.
 
+mod config;
+mod error;
+mod topology;
+
 use pyo3::prelude::*;
 
 /// Shardwright's Rust core.
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use crate::config::Config;
+    #[pymodule_export]
+    use crate::topology::Topology;
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python has for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 }
