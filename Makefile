@@ -55,7 +55,7 @@ lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licen
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary
-	$(PYTHON) tools/stub.py --check
+	tools/stub.sh --check
 	.cache/tools/bin/cargo-deny --log-level error check bans licenses sources
 	$(PYTHON) tools/file_lengths.py
 
@@ -88,7 +88,7 @@ docs: setup ## run the examples of the documentation and check its links
 	$(PYTHON) -m pytest --quiet tests/docs
 
 stub: setup ## write the extension's stub from its signatures
-	$(PYTHON) tools/stub.py
+	@tools/stub.sh
 
 lock: $(VENV)/.complete ## write the pinned requirements anew, keeping versions that still fit
 	@tools/lock.sh
