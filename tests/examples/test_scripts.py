@@ -1,0 +1,69 @@
+"""The example before and after the library came in: how far apart the two scripts are, and that each trains."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PLAIN = EXAMPLES / "train_gpt_plain.py"
+SPLIT = EXAMPLES / "train_gpt.py"
+SMALL = ("--steps", "30", "--batch-size", "8", "--sequence-length", "32", "--layers", "4", "--width", "32")
+
+
+def changed_lines(before: list[str], after: list[str]) -> int:
+    """Lines to touch to get from one text to the other; a changed line counts once."""
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in blocks if kind != "equal")
+
+
+def imported_modules(script: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def run_script(*command: str | Path, **environment: str) -> dict[str, Any]:
+    """Run a script and return the JSON object on the last line of its output."""
+    result = subprocess.run(
+        [sys.executable, *command, *SMALL],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert isinstance(report, dict)
+    return report
+
+
+def test_the_library_came_in_with_at_most_twelve_changed_lines() -> None:
+    before, after = PLAIN.read_text().splitlines(), SPLIT.read_text().splitlines()
+    assert 0 < changed_lines(before, after) <= 12
+
+
+def test_the_plain_script_knows_nothing_of_the_library() -> None:
+    assert "shardwright" not in PLAIN.read_text()
+
+
+def test_the_scripts_share_no_helper_module() -> None:
+    siblings = {path.stem for path in EXAMPLES.glob("*.py")}
+    for script in (PLAIN, SPLIT):
+        assert not imported_modules(script) & siblings
+    assert imported_modules(SPLIT) - imported_modules(PLAIN) == {"shardwright"}
+
+
+def test_the_plain_script_learns() -> None:
+    report = run_script(PLAIN)
+    assert report["loss_last"] < report["loss_first"] - 0.5
