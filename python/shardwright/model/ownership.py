@@ -1,0 +1,182 @@
+"""What this rank keeps of a model once the partition is known, and what it gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from ..errors import NotOwnedError
+from ..partition.decision import Decision
+from ..partition.tree import ModelTree, join_path, tensor_bytes
+from .sentinel import Sentinel, is_sentinel, release
+
+_Slots = tuple[tuple[dict[str, torch.Tensor | None], str, Sentinel, str], ...]
+
+
+class Ownership:
+    """One rank's share of a partitioned model.
+
+    Made by `apply_ownership`. Names are the model's own, without a prefix, and the same on every rank.
+    """
+
+    def __init__(self, module: nn.Module, decision: Decision, pp_rank: int) -> None:
+        """Replace what `pp_rank` does not own by sentinels; see `apply_ownership`."""
+        tree = ModelTree.of(module)
+        self.module = module
+        self.decision = decision
+        self.pp_rank = pp_rank
+        self._paths = dict(tree.path_of)
+        self._canonical = dict(tree.names_to_paths())
+        self._sentinels: dict[str, Sentinel] = {}
+        self._checks: dict[int, _Slots] = {}
+        self._replace(tree)
+
+    def _replace(self, tree: ModelTree) -> None:
+        parameters: dict[int, Sentinel] = {}
+        buffers: dict[int, Sentinel] = {}
+        for entry in tree.modules:
+            owner = self.decision.modules[entry.path]
+            if owner == self.pp_rank:
+                continue
+            for name, index in entry.parameters.items():
+                if index not in parameters:
+                    held = tree.parameters[index]
+                    parameters[index] = Sentinel(held.tensor, name=held.name, owner=owner, is_parameter=True)
+                entry.module._parameters[name] = parameters[index]  # type: ignore[assignment]
+                self._sentinels[join_path(entry.path, name)] = parameters[index]
+            for name, index in entry.buffers.items():
+                if index not in buffers:
+                    full_name = join_path(entry.path, name)
+                    buffers[index] = Sentinel(
+                        tree.buffers[index].tensor, name=full_name, owner=owner, is_parameter=False
+                    )
+                entry.module._buffers[name] = buffers[index]
+                self._sentinels[join_path(entry.path, name)] = buffers[index]
+        for index, sentinel in parameters.items():
+            release(tree.parameters[index].tensor, sentinel)
+
+    def path(self, module: nn.Module) -> str:
+        """The path of a module of the model.
+
+        Raises:
+            KeyError: If `module` was not part of the model when it was partitioned.
+        """
+        return self._paths[id(module)]
+
+    def owner(self, path: str) -> int:
+        """The pp_rank that runs the module with this path, or any other of its names."""
+        return self.decision.modules[self._canonical[path]]
+
+    def is_local(self, path: str) -> bool:
+        """Whether this rank runs the module with this path."""
+        return self.owner(path) == self.pp_rank
+
+    @property
+    def sentinels(self) -> dict[str, Sentinel]:
+        """The stand-ins on this rank by full name, tied ones under each of their paths."""
+        return dict(self._sentinels)
+
+    def check(self, module: nn.Module) -> None:
+        """Refuse a call to a remote module whose weights were swapped here for other tensors.
+
+        ``torch.func.functional_call`` and assignments to a weight after the partition do that; the rank that owns the
+        module would not see them. Cheap enough for every remote call.
+
+        Raises:
+            NotOwnedError: Names the first tensor that is no longer the sentinel put there.
+        """
+        slots = self._checks.get(id(module))
+        if slots is None:
+            slots = self._checks[id(module)] = self._slots(module)
+        for holder, name, expected, full_name in slots:
+            found = holder.get(name)
+            if found is not expected and not (isinstance(found, Sentinel) and found.sentinel_name == full_name):
+                self._raise_swapped(found, expected, full_name)
+
+    def _slots(self, module: nn.Module) -> _Slots:
+        slots = []
+        for submodule in module.modules():
+            path = self._paths.get(id(submodule))
+            if path is None:
+                continue
+            holders: tuple[dict[str, torch.Tensor | None], ...] = (submodule._parameters, submodule._buffers)  # type: ignore[assignment]
+            for holder in holders:
+                for name in holder:
+                    sentinel = self._sentinels.get(join_path(path, name))
+                    if sentinel is not None:
+                        slots.append((holder, name, sentinel, sentinel.sentinel_name))
+        return tuple(slots)
+
+    def _raise_swapped(self, found: object, expected: Sentinel, full_name: str) -> NoReturn:
+        raise NotOwnedError(
+            f"{full_name!r} lives on pp_rank {expected.sentinel_owner}, but on pp_rank {self.pp_rank} it was replaced "
+            f"by {type(found).__name__} after the partition (torch.func.functional_call, or an assignment); the "
+            "replacement would have no effect. Change weights on every rank before the first step, or through "
+            "model.load_state_dict()"
+        )
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters this rank owns with their names in the model, each once, in the model's order."""
+        return ((name, p) for name, p in self.module.named_parameters() if not is_sentinel(p))
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters this rank owns, each once, in the model's order."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers this rank holds with their names in the model, each once, in the model's order."""
+        return ((name, b) for name, b in self.module.named_buffers() if not is_sentinel(b))
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers this rank holds, each once, in the model's order."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules this rank runs with their paths, each once, in the model's order."""
+        return (
+            (path, module)
+            for path, module in self.module.named_modules()
+            if self.decision.modules.get(path) == self.pp_rank
+        )
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules this rank runs, each once, in the model's order."""
+        return (module for _, module in self.local_named_modules())
+
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters held here; equals ``decision.parameter_bytes(pp_rank)``."""
+        return sum(tensor_bytes(parameter) for parameter in self.local_parameters())
+
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers held here; equals ``decision.buffer_bytes(pp_rank)``."""
+        return sum(tensor_bytes(buffer) for buffer in self.local_buffers())
+
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients held here at the moment."""
+        return sum(tensor_bytes(p.grad) for p in self.local_parameters() if p.grad is not None)
+
+
+def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int) -> Ownership:
+    """Give up everything in `module` that `decision` places on another rank than `pp_rank`.
+
+    Parameters and buffers owned elsewhere become sentinels (tied names share one). The storage of the parameters is
+    freed even where an optimizer or a list still refers to them; those references turn into sentinels too. Buffers are
+    let go, not emptied: a tensor that the script registered and still holds is the script's own. No random number is
+    drawn.
+
+    Args:
+        module: The whole model, as built by the script.
+        decision: The partition, made for this model.
+        pp_rank: This rank's place in its pipeline.
+
+    Returns:
+        This rank's share.
+
+    Raises:
+        PartitionError: If the decision was made for another model.
+    """
+    decision.check_against(module)
+    return Ownership(module, decision, pp_rank)

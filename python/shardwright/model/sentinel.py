@@ -1,0 +1,270 @@
+"""Stand-ins for parameters and buffers whose values live on another rank.
+
+A sentinel answers questions about shape, dtype and device, so that code which only looks at a weight keeps working on
+every rank, and refuses everything that needs the values. It is a wrapper tensor, not a meta tensor, because a meta
+tensor reports the wrong device and computes quietly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, SupportsIndex
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from ..errors import NotOwnedError
+
+_Function = Callable[..., Any]
+
+
+def _getters(*names: str) -> list[_Function]:
+    return [getattr(torch.Tensor, name).__get__ for name in names]
+
+
+def _setter(name: str) -> _Function:
+    setter: _Function = getattr(torch.Tensor, name).__set__
+    return setter
+
+
+def _methods(*names: str) -> list[_Function]:
+    return [getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name)]
+
+
+# Everything that is answered from metadata alone.
+_METADATA: frozenset[_Function] = frozenset(
+    _getters(
+        "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "nbytes", "itemsize",
+        "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_xpu", "is_mps",
+        "is_nested", "output_nr", "retains_grad", "_version", "names", "_backward_hooks", "_base",
+    )
+    + _methods(
+        "size", "stride", "numel", "nelement", "dim", "ndimension", "element_size", "storage_offset", "get_device",
+        "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference",
+        "is_same_size", "has_names", "type", "__len__", "_is_view", "is_shared", "requires_grad_",
+    )
+    + [
+        torch.is_floating_point, torch.is_complex, torch.numel, torch.is_same_size, torch.is_inference,
+        torch.is_conj, torch.is_neg, torch._has_compatible_shallow_copy_type,
+        _setter("requires_grad"),
+    ]
+)  # fmt: skip
+
+# These give another sentinel: what `state_dict()` and `Module.to()` do to each parameter.
+_CONVERSIONS: frozenset[_Function] = frozenset(
+    _getters("data")
+    + _methods("detach", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type_as")
+    + [torch.detach]
+)
+_CONVERSION_OPERATIONS = frozenset(
+    {torch.ops.aten._to_copy.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default}
+)
+_GRAD_GET = _getters("grad")[0]
+_GRAD_SET = _setter("grad")
+_DATA_SET = _setter("data")
+_HOOKS = frozenset(_methods("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
+
+
+class IgnoredHook:
+    """The handle of a hook on a parameter that lives elsewhere: the hook runs on the rank that owns the parameter."""
+
+    def remove(self) -> None:
+        """Do nothing, as nothing was registered."""
+
+
+class Sentinel(torch.Tensor):
+    """A parameter or buffer that another rank owns: metadata without values.
+
+    Attributes:
+        sentinel_name: The full name of the parameter or buffer in the model.
+        sentinel_kind: ``"parameter"`` or ``"buffer"``.
+        sentinel_owner: The pp_rank that holds its values.
+    """
+
+    sentinel_name: str
+    sentinel_kind: str
+    sentinel_owner: int
+    _is_param: bool
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, *, name: str, owner: int, is_parameter: bool) -> Sentinel:
+        """Make a stand-in with the metadata of `like`; its values are not kept."""
+        strided = like.layout is torch.strided
+        result = torch.Tensor._make_wrapper_subclass(
+            cls,
+            like.shape,
+            strides=like.stride() if strided else None,
+            dtype=like.dtype,
+            layout=torch.strided,
+            device=like.device,
+            requires_grad=like.requires_grad,
+        )
+        result.sentinel_name = name
+        result.sentinel_owner = owner
+        result.sentinel_kind = "parameter" if is_parameter else "buffer"
+        if is_parameter:
+            # This is how torch recognises parameters of custom tensor types.
+            result._is_param = True
+        return result
+
+    def __init__(self, like: torch.Tensor, *, name: str, owner: int, is_parameter: bool) -> None:
+        """All is done in ``__new__``."""
+        super().__init__()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer from metadata, or refuse."""
+        kwargs = kwargs or {}
+        if func in _METADATA or func in _CONVERSIONS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.data_ptr:
+            return 0
+        if func is torch.Tensor.__hash__:
+            return id(args[0])
+        if func == _GRAD_GET:
+            return None
+        if func == _GRAD_SET and args[1] is None:
+            return None
+        if func == _DATA_SET and isinstance(args[0], Sentinel) and isinstance(args[1], Sentinel):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in _HOOKS:
+            return IgnoredHook()
+        _refuse(func, (args, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Convert metadata, or refuse what reached the dispatcher past ``__torch_function__``."""
+        kwargs = kwargs or {}
+        if func in _CONVERSION_OPERATIONS:
+            source: Sentinel = args[0]
+            like = torch.empty(0, dtype=kwargs.get("dtype") or source.dtype, device="meta")
+            result = torch.Tensor._make_wrapper_subclass(
+                Sentinel,
+                source.shape,
+                strides=source.stride(),
+                dtype=like.dtype,
+                layout=torch.strided,
+                device=kwargs.get("device") or source.device,
+                requires_grad=False,
+            )
+            for field in ("sentinel_name", "sentinel_owner", "sentinel_kind"):
+                setattr(result, field, getattr(source, field))
+            return result
+        _refuse(func, (args, kwargs))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Name the tensor, what is known of it and where it lives."""
+        shape = tuple(self.shape)
+        return (
+            f"Sentinel({self.sentinel_kind} {self.sentinel_name!r} on pp_rank {self.sentinel_owner}, "
+            f"shape={shape}, dtype={self.dtype}, device={str(self.device)!r})"
+        )
+
+    def __format__(self, format_spec: str) -> str:
+        """Format the text of ``repr``."""
+        return format(repr(self), format_spec)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refuse: there is nothing to copy."""
+        raise NotOwnedError(_message(self, "copy.deepcopy"))
+
+    def __reduce_ex__(self, proto: SupportsIndex) -> NoReturn:
+        """Refuse: there is nothing to save."""
+        raise NotOwnedError(_message(self, "pickling"))
+
+
+class ReleasedParameter(nn.Parameter):
+    """What a parameter object becomes that was handed out before the partition and is owned elsewhere.
+
+    An optimizer or a list may still hold it. It has no storage and behaves like the sentinel that took its place.
+    """
+
+    released_to: Sentinel
+
+    @classmethod
+    def __torch_function__(
+        cls, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Ask the sentinel instead."""
+        if func is torch.Tensor.__hash__:
+            return id(args[0])
+        args, kwargs = tree_map(
+            lambda item: item.released_to if isinstance(item, ReleasedParameter) else item, (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        """Show the sentinel."""
+        return repr(self.released_to)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refuse: there is nothing to copy."""
+        raise NotOwnedError(_message(self.released_to, "copy.deepcopy"))
+
+    def __reduce_ex__(self, proto: SupportsIndex) -> NoReturn:
+        """Refuse: there is nothing to save."""
+        raise NotOwnedError(_message(self.released_to, "pickling"))
+
+
+def is_sentinel(value: object) -> bool:
+    """Whether `value` stands for a tensor that another rank owns."""
+    return isinstance(value, (Sentinel, ReleasedParameter))
+
+
+def release(original: torch.Tensor, sentinel: Sentinel) -> None:
+    """Free the storage of a parameter, whoever still holds a reference to it.
+
+    Only this object lets go of the memory: a storage that other tensors share stays alive for them.
+
+    Args:
+        original: The parameter that this rank does not own.
+        sentinel: What took its place in the module.
+    """
+    original.grad = None
+    if type(original) is not nn.Parameter:
+        # Custom tensor types decide themselves what their storage is; dropping our reference is all that is safe.
+        return
+    original.data = torch.empty(0, dtype=original.dtype, device=original.device)
+    original.__class__ = ReleasedParameter
+    original.released_to = sentinel  # type: ignore[attr-defined]
+
+
+def _first_sentinel(values: object) -> Sentinel | None:
+    found: list[Sentinel] = []
+
+    def look(item: object) -> object:
+        if isinstance(item, Sentinel):
+            found.append(item)
+        return item
+
+    tree_map(look, values)
+    return found[0] if found else None
+
+
+def _refuse(func: Any, values: object) -> NoReturn:
+    sentinel = _first_sentinel(values)
+    name = getattr(func, "__name__", None) or str(func)
+    if name in ("__get__", "__set__"):
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    if sentinel is None:
+        raise NotOwnedError(f"{name} was given a parameter or buffer that another rank owns")
+    raise NotOwnedError(_message(sentinel, name))
+
+
+def _message(sentinel: Sentinel, operation: str) -> str:
+    module = sentinel.sentinel_name.rpartition(".")[0]
+    holder = f"module {module!r}" if module else "the model itself"
+    return (
+        f"{operation} needs the values of {sentinel.sentinel_kind} {sentinel.sentinel_name!r}, which live on pp_rank "
+        f"{sentinel.sentinel_owner}; this rank knows only its shape {tuple(sentinel.shape)}, dtype {sentinel.dtype} "
+        f"and device. Call {holder} instead of computing with its tensors, place the module that reads them on "
+        f"pp_rank {sentinel.sentinel_owner} too (smp.set_partition), or use model.local_parameters(), "
+        "model.state_dict() and model.load_state_dict()"
+    )

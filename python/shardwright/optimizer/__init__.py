@@ -1,0 +1,1 @@
+"""Optimizers over the parameters that a rank owns, and gradient clipping over all of them."""

@@ -1,0 +1,1 @@
+"""From a model to a decision: which module runs on which rank."""

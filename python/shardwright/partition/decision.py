@@ -1,0 +1,234 @@
+"""A partition as a value: who owns what, as made on rank 0 and checked by every other rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from ..errors import PartitionError
+from .tree import ModelTree, TensorEntry, tensor_bytes
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRow:
+    """One parameter or buffer of the model.
+
+    Attributes:
+        names: All its full names, the first as in ``named_parameters()``.
+        shape: Its shape.
+        dtype: Its dtype as text, such as ``"torch.float32"``.
+        nbytes: Bytes of its elements.
+        ranks: The pp_ranks that hold it: one, except for a buffer shared by modules of several ranks.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    ranks: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinReason:
+    """Why two modules must be on one rank.
+
+    Attributes:
+        modules: The paths of the two modules.
+        reason: What was seen, in words.
+    """
+
+    modules: tuple[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Which pp_rank runs each module and owns each parameter and buffer.
+
+    Attributes:
+        num_devices: The pipeline degree the model was divided for.
+        modules: The pp_rank of each module, by its path, in ``named_modules()`` order.
+        classes: The class name of each module, by its path.
+        parameters: Every parameter once.
+        buffers: Every buffer once.
+        joins: Why modules were kept together.
+        report: What the partitioner said about costs and crossings, for people and tools.
+    """
+
+    num_devices: int
+    modules: Mapping[str, int]
+    classes: Mapping[str, str]
+    parameters: tuple[TensorRow, ...]
+    buffers: tuple[TensorRow, ...]
+    joins: tuple[JoinReason, ...] = ()
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        tree: ModelTree,
+        ranks: Mapping[str, int],
+        num_devices: int,
+        *,
+        joins: tuple[JoinReason, ...] = (),
+        report: Mapping[str, Any] | None = None,
+    ) -> Decision:
+        """Make the decision that runs each module of `tree` on the rank that `ranks` names for its path.
+
+        Raises:
+            PartitionError: If modules that share a parameter are on different ranks, a module has no rank, or a rank
+                does not exist.
+        """
+        for entry in tree.modules:
+            rank = ranks.get(entry.path)
+            if rank is None or not 0 <= rank < num_devices:
+                raise PartitionError(
+                    f"module {entry.path!r} was placed on {rank}, but pp_ranks are 0 to {num_devices - 1}"
+                )
+        for parameter in tree.parameters:
+            first = parameter.holders[0]
+            for holder in parameter.holders:
+                if ranks[holder] != ranks[first]:
+                    raise PartitionError(
+                        f"parameter {parameter.name!r} is shared by module {first!r} on pp_rank {ranks[first]} and "
+                        f"module {holder!r} on pp_rank {ranks[holder]}; modules that share a parameter must be on one "
+                        "rank"
+                    )
+        return Decision(
+            num_devices=num_devices,
+            modules={entry.path: ranks[entry.path] for entry in tree.modules},
+            classes={entry.path: type(entry.module).__name__ for entry in tree.modules},
+            parameters=tuple(_row(entry, ranks) for entry in tree.parameters),
+            buffers=tuple(_row(entry, ranks) for entry in tree.buffers),
+            joins=joins,
+            report=dict(report or {}),
+        )
+
+    @cached_property
+    def _parameter_rows(self) -> Mapping[str, TensorRow]:
+        return {name: row for row in self.parameters for name in row.names}
+
+    @cached_property
+    def _buffer_rows(self) -> Mapping[str, TensorRow]:
+        return {name: row for row in self.buffers for name in row.names}
+
+    def parameter_owner(self, name: str) -> int:
+        """The pp_rank that owns the parameter with this full name (any of its names)."""
+        return self._parameter_rows[name].ranks[0]
+
+    def buffer_ranks(self, name: str) -> tuple[int, ...]:
+        """The pp_ranks that hold the buffer with this full name."""
+        return self._buffer_rows[name].ranks
+
+    def parameter_bytes(self, rank: int) -> int:
+        """Bytes of the parameters that `rank` owns."""
+        return sum(row.nbytes for row in self.parameters if rank in row.ranks)
+
+    def buffer_bytes(self, rank: int) -> int:
+        """Bytes of the buffers that `rank` holds."""
+        return sum(row.nbytes for row in self.buffers if rank in row.ranks)
+
+    def modules_on(self, rank: int) -> Iterator[str]:
+        """Paths of the modules that run on `rank`."""
+        return (path for path, owner in self.modules.items() if owner == rank)
+
+    def to_json(self) -> str:
+        """The whole decision as JSON text; `from_json` reads it back."""
+        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)})
+
+    @staticmethod
+    def from_json(text: str) -> Decision:
+        """Read what `to_json` wrote.
+
+        Raises:
+            PartitionError: If the text is not a decision of this format version.
+        """
+        try:
+            data = json.loads(text)
+            version = data.pop("format_version")
+            if version != FORMAT_VERSION:
+                raise PartitionError(f"a partition of format version {version} is not {FORMAT_VERSION}")
+            return Decision(
+                num_devices=data["num_devices"],
+                modules=data["modules"],
+                classes=data["classes"],
+                parameters=tuple(_row_from(row) for row in data["parameters"]),
+                buffers=tuple(_row_from(row) for row in data["buffers"]),
+                joins=tuple(
+                    JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
+                    for join in data["joins"]
+                ),
+                report=data["report"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+            if isinstance(problem, PartitionError):
+                raise
+            raise PartitionError(f"this is not a partition decision: {problem!r}") from problem
+
+    def check_against(self, module: nn.Module, *, rank: int | None = None) -> None:
+        """Refuse a model that is not the one this decision was made for.
+
+        Args:
+            module: This rank's model, still whole.
+            rank: This global rank, for the error.
+
+        Raises:
+            PartitionError: Names the first module, parameter or buffer that differs, and both sides of it.
+        """
+        tree = ModelTree.of(module)
+        here = "this rank" if rank is None else f"rank {rank}"
+        differences = [
+            ("module", dict(self.classes), {entry.path: type(entry.module).__name__ for entry in tree.modules}),
+            ("parameter", _texts(self.parameters), _entry_texts(tree.parameters)),
+            ("buffer", _texts(self.buffers), _entry_texts(tree.buffers)),
+        ]
+        for kind, expected, found in differences:
+            for name in [*expected, *found]:
+                if expected.get(name) != found.get(name):
+                    there = expected.get(name, "absent")
+                    raise PartitionError(
+                        f"{here} built another model than the rank that divided it: {kind} {name!r} is {there} there "
+                        f"and {found.get(name, 'absent')} here; every rank must run the same script with the same "
+                        "model configuration"
+                    )
+
+
+def _row(entry: TensorEntry, ranks: Mapping[str, int]) -> TensorRow:
+    return TensorRow(
+        names=entry.names,
+        shape=tuple(entry.tensor.shape),
+        dtype=str(entry.tensor.dtype),
+        nbytes=tensor_bytes(entry.tensor),
+        ranks=tuple(sorted({ranks[holder] for holder in entry.holders})),
+    )
+
+
+def _row_from(data: Mapping[str, Any]) -> TensorRow:
+    return TensorRow(
+        names=tuple(data["names"]),
+        shape=tuple(data["shape"]),
+        dtype=data["dtype"],
+        nbytes=data["nbytes"],
+        ranks=tuple(data["ranks"]),
+    )
+
+
+def _texts(rows: tuple[TensorRow, ...]) -> dict[str, str]:
+    return {row.name: f"{row.shape} {row.dtype} as {', '.join(row.names)}" for row in rows}
+
+
+def _entry_texts(entries: tuple[TensorEntry, ...]) -> dict[str, str]:
+    return {
+        entry.name: f"{tuple(entry.tensor.shape)} {entry.tensor.dtype} as {', '.join(entry.names)}" for entry in entries
+    }

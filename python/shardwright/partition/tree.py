@@ -1,0 +1,162 @@
+"""The module tree as plain data: paths, parents, and who directly holds which parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from ..errors import PartitionError
+
+
+def join_path(path: str, name: str) -> str:
+    """The full name of `name` inside the module at `path` (the root's path is empty)."""
+    return f"{path}.{name}" if path else name
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements, which is what a rank that owns it keeps."""
+    return tensor.numel() * tensor.element_size()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleEntry:
+    """One module of the tree.
+
+    Attributes:
+        path: Its first name in ``named_modules()``; empty for the root.
+        module: The module.
+        parents: The paths of all modules that hold it as a child; the first is its parent in the tree.
+        aliases: All names it has, its path first.
+        parameters: Local name to the index of the parameter in `ModelTree.parameters`, for those held directly.
+        buffers: Local name to the index of the buffer in `ModelTree.buffers`, for those held directly.
+    """
+
+    path: str
+    module: nn.Module
+    parents: tuple[str, ...]
+    aliases: tuple[str, ...]
+    parameters: Mapping[str, int]
+    buffers: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorEntry:
+    """One parameter or buffer, with every name under which the model reaches it.
+
+    Attributes:
+        tensor: The parameter or buffer.
+        names: All its full names, the first as in ``named_parameters()``.
+        holders: Paths of the modules that hold it directly.
+    """
+
+    tensor: torch.Tensor
+    names: tuple[str, ...]
+    holders: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTree:
+    """A model's modules in ``named_modules()`` order, and its parameters and buffers, each once."""
+
+    modules: tuple[ModuleEntry, ...]
+    parameters: tuple[TensorEntry, ...]
+    buffers: tuple[TensorEntry, ...]
+    by_path: Mapping[str, ModuleEntry] = field(repr=False)
+    path_of: Mapping[int, str] = field(repr=False)
+
+    @staticmethod
+    def of(module: nn.Module) -> ModelTree:
+        """Read the tree of `module`.
+
+        Raises:
+            PartitionError: If a parameter has no shape yet (a lazy module that has not seen data).
+        """
+        aliases: dict[int, list[str]] = {}
+        objects: dict[int, nn.Module] = {}
+        for path, found in module.named_modules(remove_duplicate=False):
+            objects[id(found)] = found
+            aliases.setdefault(id(found), []).append(path)
+        paths = {key: names[0] for key, names in aliases.items()}
+        parents: dict[int, list[str]] = {key: [] for key in paths}
+        for key, found in objects.items():
+            for child in found._modules.values():
+                if child is not None and paths[key] not in parents[id(child)]:
+                    parents[id(child)].append(paths[key])
+
+        parameters = _TensorTable()
+        buffers = _TensorTable()
+        entries = []
+        for key, found in objects.items():
+            held = {
+                name: parameters.add(parameter, paths[key], aliases[key], name)
+                for name, parameter in found._parameters.items()
+                if parameter is not None
+            }
+            kept = {
+                name: buffers.add(buffer, paths[key], aliases[key], name)
+                for name, buffer in found._buffers.items()
+                if buffer is not None
+            }
+            entries.append(
+                ModuleEntry(
+                    path=paths[key],
+                    module=found,
+                    parents=tuple(parents[key]),
+                    aliases=tuple(aliases[key]),
+                    parameters=held,
+                    buffers=kept,
+                )
+            )
+        return ModelTree(
+            modules=tuple(entries),
+            parameters=parameters.entries(),
+            buffers=buffers.entries(),
+            by_path={entry.path: entry for entry in entries},
+            path_of=paths,
+        )
+
+    def names_to_paths(self) -> Iterator[tuple[str, str]]:
+        """Every name of every module with the path that stands for it."""
+        for entry in self.modules:
+            for alias in entry.aliases:
+                yield alias, entry.path
+
+
+class _TensorTable:
+    def __init__(self) -> None:
+        self._index: dict[int, int] = {}
+        self._tensors: list[torch.Tensor] = []
+        self._names: list[list[str]] = []
+        self._holders: list[list[str]] = []
+
+    def add(self, tensor: torch.Tensor, path: str, aliases: list[str], name: str) -> int:
+        if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+            raise PartitionError(
+                f"{join_path(path, name)!r} has no shape yet: run a forward once so that the lazy module {path!r} "
+                "learns its sizes, then build smp.DistributedModel"
+            )
+        index = self._index.get(id(tensor))
+        if index is None:
+            index = self._index[id(tensor)] = len(self._tensors)
+            self._tensors.append(tensor)
+            self._names.append([])
+            self._holders.append([])
+        self._names[index].extend(join_path(alias, name) for alias in aliases)
+        if path not in self._holders[index]:
+            self._holders[index].append(path)
+        return index
+
+    def entries(self) -> tuple[TensorEntry, ...]:
+        return tuple(
+            TensorEntry(tensor=tensor, names=tuple(names), holders=tuple(holders))
+            for tensor, names, holders in zip(self._tensors, self._names, self._holders, strict=True)
+        )
