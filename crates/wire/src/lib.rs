@@ -2,11 +2,16 @@
 //! by stubs, and a bounded, versioned binary form. Pure; nothing is ever unpickled.
 
 pub mod beat;
+pub mod codec;
 pub mod message;
 pub mod tensor;
+pub mod text;
 pub mod value;
 
 pub use beat::Beat;
+pub use codec::{
+    CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits,
+};
 pub use message::{
     Abort, Body, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
     SequentialRange, StepBegin, StepEnd, TaskContext, Work,

@@ -207,3 +207,33 @@ pub enum Message {
     /// The sender leaves in good order; nothing follows.
     Goodbye(Option<Box<ErrorReport>>),
 }
+
+impl Message {
+    /// The value that it carries, if it is of a kind that does.
+    pub fn body(&self) -> Option<&Body> {
+        match self {
+            Self::Request(request) => Some(&request.body),
+            Self::Response(response) => match &response.outcome {
+                Outcome::Value(body) => Some(body),
+                Outcome::Failed(_) => None,
+            },
+            Self::StepEnd(end) => Some(&end.body),
+            Self::Object(object) => Some(&object.body),
+            Self::StepBegin(_) | Self::Abort(_) | Self::Goodbye(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn body_mut(&mut self) -> Option<&mut Body> {
+        match self {
+            Self::Request(request) => Some(&mut request.body),
+            Self::Response(response) => match &mut response.outcome {
+                Outcome::Value(body) => Some(body),
+                Outcome::Failed(_) => None,
+            },
+            Self::StepEnd(end) => Some(&mut end.body),
+            Self::Object(object) => Some(&mut object.body),
+            Self::StepBegin(_) | Self::Abort(_) | Self::Goodbye(_) => None,
+        }
+    }
+}

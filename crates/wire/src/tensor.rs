@@ -17,8 +17,55 @@ pub struct TensorMeta {
     pub requires_grad: bool,
 }
 
+/// The bytes of one element of a dtype, by its name without the `torch.` prefix;
+/// `None` for a dtype that cannot cross ranks.
+pub fn dtype_bytes(name: &str) -> Option<u64> {
+    Some(match name {
+        "bool" | "uint8" | "int8" | "float8_e4m3fn" | "float8_e4m3fnuz" | "float8_e5m2"
+        | "float8_e5m2fnuz" | "float8_e8m0fnu" => 1,
+        "uint16" | "int16" | "float16" | "bfloat16" => 2,
+        "uint32" | "int32" | "float32" | "complex32" => 4,
+        "uint64" | "int64" | "float64" | "complex64" => 8,
+        "complex128" => 16,
+        _ => return None,
+    })
+}
+
+impl TensorMeta {
+    /// Whether so many bytes hold a dense tensor of this description.
+    pub fn fits(&self, bytes: u64) -> bool {
+        self.num_bytes() == Some(bytes)
+    }
+
+    /// The bytes of a dense tensor of this description, if there is such a one.
+    fn num_bytes(&self) -> Option<u64> {
+        let element = dtype_bytes(&self.dtype)?;
+        if self.shape.len() != self.strides.len() {
+            return None;
+        }
+        let count = self
+            .shape
+            .iter()
+            .try_fold(1_u64, |count, size| count.checked_mul(*size))?;
+        if count == 0 {
+            return Some(0);
+        }
+        let last = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .try_fold(0_u64, |last, (size, stride)| {
+                last.checked_add((size - 1).checked_mul(*stride)?)
+            })?;
+        if last >= count {
+            return None;
+        }
+        count.checked_mul(element)
+    }
+}
+
 /// Bytes aligned for any dtype, shared without copying.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Buffer {
     words: Arc<Vec<u128>>,
     len: usize,
@@ -26,10 +73,16 @@ pub struct Buffer {
 
 impl Buffer {
     /// An owner of `len` zero bytes, and the way to fill them once.
-    pub fn filled_by<E>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
+    pub fn filled_by<E>(
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
         let mut words = vec![0_u128; len.div_ceil(16)];
         fill(&mut bytemuck::cast_slice_mut(&mut words)[..len])?;
-        Ok(Self { words: Arc::new(words), len })
+        Ok(Self {
+            words: Arc::new(words),
+            len,
+        })
     }
 
     /// The bytes.

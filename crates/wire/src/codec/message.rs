@@ -1,0 +1,294 @@
+//! Messages: every field in the order of its declaration.
+
+use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch};
+
+use super::frame::{Frame, FrameKind};
+use super::parts::{read_context, read_report, read_work, write_context, write_report, write_work};
+use super::reader::Reader;
+use super::value::{self, Budget};
+use super::writer::{Writer, bounded};
+use super::{CodecError, Limits};
+use crate::message::{
+    Abort, Body, Message, ObjectMessage, Outcome, Place, Request, Response, StepBegin, StepEnd,
+};
+use crate::tensor::{Buffer, TensorMeta, TensorPart};
+
+/// The binary form of a message; an error when it breaks a limit.
+pub fn encode(message: &Message, limits: &Limits) -> Result<Frame, CodecError> {
+    let mut writer = Frame::begin();
+    write_message(&mut writer, message, limits)?;
+    let control = writer.bytes.len() as u64;
+    bounded("bytes of control", control, limits.control_bytes)?;
+    let tensors = message.body().map_or(&[][..], |body| &body.tensors);
+    let buffers = tensors.iter().map(|tensor| tensor.data.clone()).collect();
+    Ok(Frame::end(FrameKind::Message, writer, buffers))
+}
+
+/// A message whose tensors have not arrived yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Incoming {
+    message: Message,
+    sizes: Vec<usize>,
+}
+
+impl Incoming {
+    /// The size in bytes of each tensor that follows.
+    pub fn tensor_sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// The message with its tensors, of the sizes announced.
+    ///
+    /// # Panics
+    /// When the buffers are not of [`Self::tensor_sizes`].
+    pub fn complete(mut self, buffers: Vec<Buffer>) -> Message {
+        assert!(
+            buffers
+                .iter()
+                .map(Buffer::len)
+                .eq(self.sizes.iter().copied()),
+            "the transport reads as many bytes as the control part announces"
+        );
+        if let Some(body) = self.message.body_mut() {
+            for (tensor, data) in body.tensors.iter_mut().zip(buffers) {
+                tensor.data = data;
+            }
+        }
+        self.message
+    }
+}
+
+/// Reads and checks a control part; `tensor_bytes` is the header's.
+pub fn decode_control(
+    control: &[u8],
+    tensor_bytes: u64,
+    limits: &Limits,
+) -> Result<Incoming, CodecError> {
+    let mut reader = Reader::new(control);
+    let mut decoder = Decoder {
+        limits,
+        sizes: Vec::new(),
+    };
+    let message = decoder.message(&mut reader)?;
+    reader.finish()?;
+    let announced: u64 = decoder.sizes.iter().map(|size| *size as u64).sum();
+    if announced != tensor_bytes {
+        return Err(CodecError::TooMany {
+            what: "bytes of tensors",
+            found: tensor_bytes,
+            allowed: announced,
+        });
+    }
+    Ok(Incoming {
+        message,
+        sizes: decoder.sizes,
+    })
+}
+
+fn write_message(
+    writer: &mut Writer,
+    message: &Message,
+    limits: &Limits,
+) -> Result<(), CodecError> {
+    match message {
+        Message::Request(request) => {
+            writer.u8(0);
+            writer.u64(request.id.0);
+            writer.u64(request.step.0);
+            writer.u32(request.model.0);
+            write_work(writer, &request.work);
+            writer.u32(request.microbatch.0);
+            writer.u32(request.requester.0);
+            writer.option(request.place.parent, |writer, parent| writer.u64(parent.0));
+            writer.u32(request.place.call.0);
+            write_context(writer, &request.context);
+            write_body(writer, &request.body, limits)
+        }
+        Message::Response(response) => {
+            writer.u8(1);
+            writer.u64(response.id.0);
+            writer.u64(response.step.0);
+            writer.u32(response.responder.0);
+            match &response.outcome {
+                Outcome::Value(body) => {
+                    writer.u8(0);
+                    write_body(writer, body, limits)
+                }
+                Outcome::Failed(report) => {
+                    writer.u8(1);
+                    write_report(writer, report);
+                    Ok(())
+                }
+            }
+        }
+        Message::StepBegin(begin) => {
+            writer.u8(2);
+            writer.u64(begin.step.0);
+            writer.text(&begin.function);
+            writer.u32(begin.num_microbatches);
+            Ok(())
+        }
+        Message::StepEnd(end) => {
+            writer.u8(3);
+            writer.u64(end.step.0);
+            write_body(writer, &end.body, limits)
+        }
+        Message::Abort(abort) => {
+            writer.u8(4);
+            writer.u64(abort.step.0);
+            write_report(writer, &abort.error);
+            Ok(())
+        }
+        Message::Object(object) => {
+            writer.u8(5);
+            writer.text(&object.channel);
+            write_body(writer, &object.body, limits)
+        }
+        Message::Goodbye(report) => {
+            writer.u8(6);
+            writer.option(report.as_deref(), write_report);
+            Ok(())
+        }
+    }
+}
+
+fn write_body(writer: &mut Writer, body: &Body, limits: &Limits) -> Result<(), CodecError> {
+    bounded("tensors", body.tensors.len() as u64, limits.tensors)?;
+    writer.count(body.tensors.len());
+    for TensorPart { meta, data } in &body.tensors {
+        bounded(
+            "bytes in one tensor",
+            data.len() as u64,
+            limits.tensor_bytes,
+        )?;
+        bounded("dimensions", meta.shape.len() as u64, limits.dimensions)?;
+        check_fit(meta, data.len() as u64)?;
+        writer.text(&meta.dtype);
+        writer.count(meta.shape.len());
+        meta.shape
+            .iter()
+            .chain(&meta.strides)
+            .for_each(|size| writer.u64(*size));
+        writer.text(&meta.device);
+        writer.bool(meta.requires_grad);
+        writer.count(data.len());
+    }
+    value::write(
+        writer,
+        &body.value,
+        0,
+        &mut Budget::new(limits, body.tensors.len()),
+    )
+}
+
+fn check_fit(meta: &TensorMeta, bytes: u64) -> Result<(), CodecError> {
+    if meta.fits(bytes) {
+        return Ok(());
+    }
+    Err(CodecError::TensorSize {
+        bytes,
+        dtype: meta.dtype.clone(),
+        shape: meta.shape.clone(),
+        strides: meta.strides.clone(),
+    })
+}
+
+struct Decoder<'a> {
+    limits: &'a Limits,
+    sizes: Vec<usize>,
+}
+
+impl Decoder<'_> {
+    fn message(&mut self, reader: &mut Reader<'_>) -> Result<Message, CodecError> {
+        Ok(match reader.u8()? {
+            0 => Message::Request(Box::new(Request {
+                id: RequestId(reader.u64()?),
+                step: StepEpoch(reader.u64()?),
+                model: ModelId(reader.u32()?),
+                work: read_work(reader)?,
+                microbatch: MicrobatchId(reader.u32()?),
+                requester: Rank(reader.u32()?),
+                place: Place {
+                    parent: reader.option(|reader| reader.u64().map(RequestId))?,
+                    call: CallId(reader.u32()?),
+                },
+                context: read_context(reader)?,
+                body: self.body(reader)?,
+            })),
+            1 => Message::Response(Box::new(Response {
+                id: RequestId(reader.u64()?),
+                step: StepEpoch(reader.u64()?),
+                responder: Rank(reader.u32()?),
+                outcome: match reader.u8()? {
+                    0 => Outcome::Value(self.body(reader)?),
+                    1 => Outcome::Failed(read_report(reader)?),
+                    found => {
+                        return Err(CodecError::Tag {
+                            what: "outcome",
+                            found: u64::from(found),
+                        });
+                    }
+                },
+            })),
+            2 => Message::StepBegin(StepBegin {
+                step: StepEpoch(reader.u64()?),
+                function: reader.text()?,
+                num_microbatches: reader.u32()?,
+            }),
+            3 => Message::StepEnd(Box::new(StepEnd {
+                step: StepEpoch(reader.u64()?),
+                body: self.body(reader)?,
+            })),
+            4 => Message::Abort(Box::new(Abort {
+                step: StepEpoch(reader.u64()?),
+                error: read_report(reader)?,
+            })),
+            5 => Message::Object(Box::new(ObjectMessage {
+                channel: reader.text()?,
+                body: self.body(reader)?,
+            })),
+            6 => Message::Goodbye(reader.option(read_report)?.map(Box::new)),
+            found => {
+                return Err(CodecError::Tag {
+                    what: "message",
+                    found: u64::from(found),
+                });
+            }
+        })
+    }
+
+    fn body(&mut self, reader: &mut Reader<'_>) -> Result<Body, CodecError> {
+        let count = reader.count("tensors", self.limits.tensors)?;
+        let empty = Buffer::default();
+        let mut tensors = Vec::new();
+        for _ in 0..count {
+            let dtype = reader.text()?;
+            let dimensions = reader.count("dimensions", self.limits.dimensions)?;
+            let mut sizes = || {
+                (0..dimensions)
+                    .map(|_| reader.u64())
+                    .collect::<Result<Vec<_>, _>>()
+            };
+            let (shape, strides) = (sizes()?, sizes()?);
+            let device = reader.text()?;
+            let requires_grad = reader.bool()?;
+            let meta = TensorMeta {
+                dtype,
+                shape,
+                strides,
+                device,
+                requires_grad,
+            };
+            let bytes = reader.u64()?;
+            bounded("bytes in one tensor", bytes, self.limits.tensor_bytes)?;
+            check_fit(&meta, bytes)?;
+            self.sizes.push(bytes as usize);
+            tensors.push(TensorPart {
+                meta,
+                data: empty.clone(),
+            });
+        }
+        let value = value::read(reader, 0, &mut Budget::new(self.limits, count))?;
+        Ok(Body { value, tensors })
+    }
+}

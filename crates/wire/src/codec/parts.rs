@@ -1,0 +1,131 @@
+//! What messages are made of, apart from values and tensors.
+
+use shardwright_core::{MicrobatchId, ModuleId, Rank, RequestId};
+
+use super::CodecError;
+use super::reader::Reader;
+use super::writer::Writer;
+use crate::message::{ErrorReport, Phase, SequentialRange, TaskContext, Work};
+
+/// More device types than torch has.
+const MAX_AUTOCAST: u64 = 64;
+
+pub(super) fn write_work(writer: &mut Writer, work: &Work) {
+    match work {
+        Work::Forward { module, range } => {
+            writer.u8(0);
+            writer.u32(module.0);
+            writer.option(*range, |writer, range| {
+                writer.u32(range.start);
+                writer.u32(range.end);
+            });
+        }
+        Work::Backward { module, forward } => {
+            writer.u8(1);
+            writer.u32(module.0);
+            writer.u64(forward.0);
+        }
+        Work::Close { module, forward } => {
+            writer.u8(2);
+            writer.u32(module.0);
+            writer.u64(forward.0);
+        }
+        Work::Control { name } => {
+            writer.u8(3);
+            writer.text(name);
+        }
+    }
+}
+
+pub(super) fn write_context(writer: &mut Writer, context: &TaskContext) {
+    writer.bool(context.grad_mode);
+    writer.bool(context.inference_mode);
+    writer.count(context.autocast.len());
+    for (device, dtype, cache) in &context.autocast {
+        writer.text(device);
+        writer.text(dtype);
+        writer.bool(*cache);
+    }
+    writer.bool(context.checkpointing);
+}
+
+pub(super) fn write_report(writer: &mut Writer, report: &ErrorReport) {
+    writer.u32(report.rank.0);
+    writer.text(&report.host);
+    writer.option(report.module.as_deref(), Writer::text);
+    writer.option(report.microbatch, |writer, microbatch| {
+        writer.u32(microbatch.0);
+    });
+    writer.option(report.phase, |writer, phase| {
+        writer.bool(phase == Phase::Backward);
+    });
+    writer.text(&report.kind);
+    writer.text(&report.message);
+    writer.text(&report.traceback);
+}
+
+pub(super) fn read_work(reader: &mut Reader<'_>) -> Result<Work, CodecError> {
+    Ok(match reader.u8()? {
+        0 => Work::Forward {
+            module: ModuleId(reader.u32()?),
+            range: reader.option(|reader| {
+                Ok(SequentialRange {
+                    start: reader.u32()?,
+                    end: reader.u32()?,
+                })
+            })?,
+        },
+        1 => Work::Backward {
+            module: ModuleId(reader.u32()?),
+            forward: RequestId(reader.u64()?),
+        },
+        2 => Work::Close {
+            module: ModuleId(reader.u32()?),
+            forward: RequestId(reader.u64()?),
+        },
+        3 => Work::Control {
+            name: reader.text()?,
+        },
+        found => {
+            return Err(CodecError::Tag {
+                what: "work",
+                found: u64::from(found),
+            });
+        }
+    })
+}
+
+pub(super) fn read_context(reader: &mut Reader<'_>) -> Result<TaskContext, CodecError> {
+    let grad_mode = reader.bool()?;
+    let inference_mode = reader.bool()?;
+    let count = reader.count("autocast states", MAX_AUTOCAST)?;
+    let mut autocast = Vec::new();
+    for _ in 0..count {
+        autocast.push((reader.text()?, reader.text()?, reader.bool()?));
+    }
+    Ok(TaskContext {
+        grad_mode,
+        inference_mode,
+        autocast,
+        checkpointing: reader.bool()?,
+    })
+}
+
+pub(super) fn read_report(reader: &mut Reader<'_>) -> Result<ErrorReport, CodecError> {
+    Ok(ErrorReport {
+        rank: Rank(reader.u32()?),
+        host: reader.text()?,
+        module: reader.option(Reader::text)?,
+        microbatch: reader.option(|reader| reader.u32().map(MicrobatchId))?,
+        phase: reader.option(Reader::bool)?.map(|backward| {
+            if backward {
+                Phase::Backward
+            } else {
+                Phase::Forward
+            }
+        }),
+        kind: reader.text()?,
+        message: reader.text()?,
+        traceback: reader.text()?,
+    })
+}

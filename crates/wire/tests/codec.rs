@@ -1,0 +1,201 @@
+//! Laws of the binary form (WI-1 to WI-3).
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use proptest::prelude::*;
+use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode};
+use shardwright_wire::{
+    Beat, Body, Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message,
+    ObjectMessage, TensorMeta, TensorPart, Value,
+};
+use support::messages;
+
+fn decode(frame: &Frame, limits: &Limits) -> Result<Message, CodecError> {
+    let (header, control) = frame.head.split_at(HEADER_BYTES);
+    let header = Header::parse(header.try_into().unwrap(), limits)?;
+    assert_eq!(header.control_bytes, control.len() as u64);
+    let incoming = decode_control(control, header.tensor_bytes, limits)?;
+    Ok(incoming.complete(frame.tensors.clone()))
+}
+
+fn object(value: Value, tensors: Vec<TensorPart>) -> Message {
+    Message::Object(Box::new(ObjectMessage {
+        channel: "c".to_owned(),
+        body: Body { value, tensors },
+    }))
+}
+
+fn tensor(dtype: &str, shape: &[u64], strides: &[u64], bytes: usize) -> TensorPart {
+    TensorPart {
+        meta: TensorMeta {
+            dtype: dtype.to_owned(),
+            shape: shape.to_vec(),
+            strides: strides.to_vec(),
+            device: "cpu".to_owned(),
+            requires_grad: false,
+        },
+        data: Buffer::filled_by(bytes, |_| Ok::<_, ()>(())).unwrap(),
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_message_comes_back_equal(message in messages()) {
+        let limits = Limits::default();
+        let frame = encode(&message, &limits).unwrap();
+        let back = decode(&frame, &limits).unwrap();
+        // NaN is not equal to itself, but its bits are.
+        prop_assert_eq!(encode(&back, &limits).unwrap(), frame);
+        prop_assert_eq!(format!("{back:?}"), format!("{message:?}"));
+    }
+
+    #[test]
+    fn no_bytes_make_decoding_panic(control in proptest::collection::vec(any::<u8>(), 0..512), tensors in any::<u64>()) {
+        if let Ok(incoming) = decode_control(&control, tensors, &Limits::default()) {
+            prop_assert_eq!(incoming.tensor_sizes().iter().map(|size| *size as u64).sum::<u64>(), tensors);
+        }
+        prop_assert!(decode_beat(&control).is_ok() == (control.len() == 18 && control[8] < 2 && control[9] < 2));
+    }
+
+    #[test]
+    fn no_damaged_byte_makes_decoding_panic(message in messages(), place in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let limits = Limits::default();
+        let frame = encode(&message, &limits).unwrap();
+        let mut control = frame.head[HEADER_BYTES..].to_vec();
+        let tensor_bytes = frame.num_bytes() - frame.head.len() as u64;
+        let place = place.index(control.len());
+        control[place] = byte;
+        if let Ok(incoming) = decode_control(&control, tensor_bytes, &limits) {
+            prop_assert_eq!(incoming.tensor_sizes().iter().map(|size| *size as u64).sum::<u64>(), tensor_bytes);
+        }
+    }
+
+    #[test]
+    fn every_cut_is_noticed(message in messages(), place in any::<prop::sample::Index>()) {
+        let limits = Limits::default();
+        let frame = encode(&message, &limits).unwrap();
+        let control = &frame.head[HEADER_BYTES..];
+        let tensor_bytes = frame.num_bytes() - frame.head.len() as u64;
+        let cut = &control[..place.index(control.len())];
+        prop_assert!(decode_control(cut, tensor_bytes, &limits).is_err());
+    }
+
+    #[test]
+    fn beats_come_back_equal(step in any::<u64>(), executing in any::<bool>(), sending in any::<bool>(), progress in any::<u64>()) {
+        let beat = Beat { step, executing, sending, progress };
+        let frame = beat_frame(beat);
+        let (header, control) = frame.head.split_at(HEADER_BYTES);
+        let header = Header::parse(header.try_into().unwrap(), &Limits::default()).unwrap();
+        prop_assert_eq!(header.kind, FrameKind::Beat);
+        prop_assert_eq!(decode_beat(control).unwrap(), beat);
+    }
+}
+
+#[test]
+fn a_newer_format_is_refused_by_its_number() {
+    let mut head = beat_frame(Beat::default()).head;
+    head[4] = 9;
+    let found =
+        Header::parse(head[..HEADER_BYTES].try_into().unwrap(), &Limits::default()).unwrap_err();
+    assert_eq!(
+        found.to_string(),
+        "format version 9 where this library reads version 1"
+    );
+}
+
+#[test]
+fn another_protocol_is_refused_with_its_first_bytes() {
+    let found = Header::parse(
+        b"GET / HTTP/1.1\r\nHost: x\r\n"[..HEADER_BYTES]
+            .try_into()
+            .unwrap(),
+        &Limits::default(),
+    );
+    assert_eq!(found.unwrap_err(), CodecError::Magic { found: *b"GET " });
+}
+
+#[test]
+fn a_header_beyond_the_limits_is_refused() {
+    let mut head = beat_frame(Beat::default()).head;
+    head[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+    let found =
+        Header::parse(head[..HEADER_BYTES].try_into().unwrap(), &Limits::default()).unwrap_err();
+    assert!(
+        matches!(
+            found,
+            CodecError::TooMany {
+                what: "bytes of control",
+                ..
+            }
+        ),
+        "{found}"
+    );
+}
+
+#[test]
+fn nesting_deeper_than_allowed_is_refused_at_both_ends() {
+    let deep = |levels| (0..levels).fold(Value::None, |inner, _| Value::List(vec![inner]));
+    let wide = Limits {
+        depth: 5000,
+        ..Limits::default()
+    };
+    let message = object(deep(4000), vec![]);
+    assert!(matches!(
+        encode(&message, &Limits::default()),
+        Err(CodecError::TooMany {
+            what: "levels of nesting",
+            ..
+        })
+    ));
+    let frame = encode(&message, &wide).unwrap();
+    let found = decode_control(&frame.head[HEADER_BYTES..], 0, &Limits::default()).unwrap_err();
+    assert!(
+        matches!(
+            found,
+            CodecError::TooMany {
+                what: "levels of nesting",
+                ..
+            }
+        ),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_tensor_whose_bytes_do_not_fit_is_refused() {
+    let limits = Limits::default();
+    for wrong in [
+        tensor("float32", &[2, 3], &[3, 1], 20),
+        tensor("float32", &[2, 3], &[30, 1], 24),
+        tensor("float32", &[2, 3], &[1], 24),
+        tensor("qint8", &[4], &[1], 4),
+        tensor("int8", &[u64::MAX, 3], &[1, 1], 4),
+    ] {
+        let found = encode(&object(Value::Tensor(0), vec![wrong]), &limits).unwrap_err();
+        assert!(matches!(found, CodecError::TensorSize { .. }), "{found}");
+    }
+    for right in [
+        tensor("float32", &[2, 3], &[1, 2], 24),
+        tensor("bool", &[], &[], 1),
+        tensor("float64", &[0, 7], &[7, 1], 0),
+        tensor("complex128", &[1], &[99], 16),
+    ] {
+        encode(&object(Value::Tensor(0), vec![right]), &limits).unwrap();
+    }
+}
+
+#[test]
+fn a_tree_that_names_a_missing_tensor_is_refused() {
+    let found = encode(
+        &object(Value::Tensor(1), vec![tensor("int8", &[1], &[1], 1)]),
+        &Limits::default(),
+    );
+    assert_eq!(
+        found.unwrap_err(),
+        CodecError::TensorIndex {
+            index: 1,
+            tensors: 1
+        }
+    );
+}

@@ -1,0 +1,207 @@
+//! Arbitrary messages.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_wire::{
+    Abort, Body, Buffer, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request,
+    Response, SequentialRange, StepBegin, StepEnd, TaskContext, TensorMeta, TensorPart, Value,
+    Work,
+};
+
+fn values(tensors: u32) -> BoxedStrategy<Value> {
+    let leaves = prop_oneof![
+        Just(Value::None),
+        any::<bool>().prop_map(Value::Bool),
+        any::<i64>().prop_map(Value::Int),
+        "-?[1-9][0-9]{20,40}".prop_map(Value::BigInt),
+        any::<u64>().prop_map(|bits| Value::Float(f64::from_bits(bits))),
+        any::<(f64, f64)>().prop_map(|(real, imaginary)| Value::Complex(real, imaginary)),
+        ".{0,12}".prop_map(Value::Str),
+        vec(any::<u8>(), 0..12).prop_map(Value::Bytes),
+        Just(Value::Ellipsis),
+        "[a-z0-9]{1,9}".prop_map(Value::Dtype),
+        "[a-z0-9:]{1,9}".prop_map(Value::Device),
+        vec(any::<i64>(), 0..5).prop_map(Value::Size),
+        "[a-z_]{1,9}".prop_map(Value::TorchConstant),
+        (0..tensors.max(1)).prop_map(move |index| if tensors == 0 {
+            Value::None
+        } else {
+            Value::Tensor(index)
+        }),
+    ];
+    leaves
+        .prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                vec(inner.clone(), 0..4).prop_map(Value::List),
+                vec(inner.clone(), 0..4).prop_map(Value::Tuple),
+                (vec(inner.clone(), 0..4), any::<bool>())
+                    .prop_map(|(items, frozen)| Value::Set(items, frozen)),
+                vec((inner.clone(), inner.clone()), 0..4).prop_map(Value::Dict),
+                (inner.clone(), inner.clone(), inner.clone())
+                    .prop_map(|(a, b, c)| Value::Slice(Box::new([a, b, c]))),
+                (".{0,12}", inner)
+                    .prop_map(|(name, fields)| Value::Registered(name, Box::new(fields))),
+            ]
+        })
+        .boxed()
+}
+
+fn tensors() -> impl Strategy<Value = TensorPart> {
+    let dtypes = prop_oneof![
+        Just(("bool", 1)),
+        Just(("bfloat16", 2)),
+        Just(("float32", 4)),
+        Just(("complex128", 16))
+    ];
+    (dtypes, vec(0_u64..4, 0..4), any::<bool>(), any::<u8>()).prop_map(
+        |((dtype, size), shape, grad, byte)| {
+            let strides: Vec<u64> = (0..shape.len())
+                .map(|axis| shape[axis + 1..].iter().product())
+                .collect();
+            let bytes = shape.iter().product::<u64>() * size;
+            let data = Buffer::filled_by(usize::try_from(bytes).unwrap(), |into| {
+                into.fill(byte);
+                Ok::<_, ()>(())
+            });
+            let meta = TensorMeta {
+                dtype: dtype.to_owned(),
+                shape,
+                strides,
+                device: "cpu".to_owned(),
+                requires_grad: grad,
+            };
+            TensorPart {
+                meta,
+                data: data.unwrap(),
+            }
+        },
+    )
+}
+
+fn bodies() -> impl Strategy<Value = Body> {
+    vec(tensors(), 0..4).prop_flat_map(|tensors| {
+        let count = u32::try_from(tensors.len()).unwrap();
+        values(count).prop_map(move |value| Body {
+            value,
+            tensors: tensors.clone(),
+        })
+    })
+}
+
+fn reports() -> impl Strategy<Value = ErrorReport> {
+    let phase = option::of(prop_oneof![Just(Phase::Forward), Just(Phase::Backward)]);
+    (
+        any::<u32>(),
+        ".{0,9}",
+        option::of(".{0,9}"),
+        option::of(any::<u32>()),
+        phase,
+        ".{0,9}",
+        ".{0,9}",
+        ".{0,9}",
+    )
+        .prop_map(
+            |(rank, host, module, microbatch, phase, kind, message, traceback)| ErrorReport {
+                rank: Rank(rank),
+                host,
+                module,
+                microbatch: microbatch.map(MicrobatchId),
+                phase,
+                kind,
+                message,
+                traceback,
+            },
+        )
+}
+
+fn works() -> impl Strategy<Value = Work> {
+    prop_oneof![
+        (any::<u32>(), option::of(any::<(u32, u32)>())).prop_map(|(module, range)| Work::Forward {
+            module: ModuleId(module),
+            range: range.map(|(start, end)| SequentialRange { start, end }),
+        }),
+        any::<(u32, u64)>().prop_map(|(module, forward)| Work::Backward {
+            module: ModuleId(module),
+            forward: RequestId(forward),
+        }),
+        any::<(u32, u64)>().prop_map(|(module, forward)| Work::Close {
+            module: ModuleId(module),
+            forward: RequestId(forward),
+        }),
+        ".{0,9}".prop_map(|name| Work::Control { name }),
+    ]
+}
+
+fn contexts() -> impl Strategy<Value = TaskContext> {
+    (
+        any::<(bool, bool, bool)>(),
+        vec((".{0,9}", ".{0,9}", any::<bool>()), 0..3),
+    )
+        .prop_map(
+            |((grad_mode, inference_mode, checkpointing), autocast)| TaskContext {
+                grad_mode,
+                inference_mode,
+                autocast,
+                checkpointing,
+            },
+        )
+}
+
+fn requests() -> impl Strategy<Value = Request> {
+    let ids = any::<(u64, u64, u32, u32, u32, u32)>();
+    (ids, works(), option::of(any::<u64>()), contexts(), bodies()).prop_map(
+        |((id, step, model, microbatch, requester, call), work, parent, context, body)| Request {
+            id: RequestId(id),
+            step: StepEpoch(step),
+            model: ModelId(model),
+            work,
+            microbatch: MicrobatchId(microbatch),
+            requester: Rank(requester),
+            place: Place {
+                parent: parent.map(RequestId),
+                call: CallId(call),
+            },
+            context,
+            body,
+        },
+    )
+}
+
+/// Any message.
+pub(crate) fn messages() -> impl Strategy<Value = Message> {
+    let outcomes = prop_oneof![
+        bodies().prop_map(Outcome::Value),
+        reports().prop_map(Outcome::Failed)
+    ];
+    prop_oneof![
+        requests().prop_map(|request| Message::Request(Box::new(request))),
+        (any::<(u64, u64, u32)>(), outcomes).prop_map(|((id, step, responder), outcome)| {
+            Message::Response(Box::new(Response {
+                id: RequestId(id),
+                step: StepEpoch(step),
+                responder: Rank(responder),
+                outcome,
+            }))
+        }),
+        (any::<(u64, u32)>(), ".{0,9}").prop_map(|((step, num_microbatches), function)| {
+            Message::StepBegin(StepBegin {
+                step: StepEpoch(step),
+                function,
+                num_microbatches,
+            })
+        }),
+        (any::<u64>(), bodies()).prop_map(|(step, body)| Message::StepEnd(Box::new(StepEnd {
+            step: StepEpoch(step),
+            body
+        }))),
+        (any::<u64>(), reports()).prop_map(|(step, error)| Message::Abort(Box::new(Abort {
+            step: StepEpoch(step),
+            error
+        }))),
+        (".{0,9}", bodies())
+            .prop_map(|(channel, body)| Message::Object(Box::new(ObjectMessage { channel, body }))),
+        option::of(reports()).prop_map(|report| Message::Goodbye(report.map(Box::new))),
+    ]
+}
