@@ -20,19 +20,6 @@ for candidate in "${PYTHON_INTERPRETER:-python3}" python3.14 python3.13 python3.
 done
 [ -n "$python" ] || fail "Python 3.11 or newer is missing (found: $(python3 --version 2>&1 || echo none))"
 
-if command -v uv >/dev/null && uv --version >/dev/null 2>&1; then
-    uv=uv
-else
-    uv=.cache/uv/bin/uv
-    if [ ! -x "$uv" ]; then
-        echo "setup: fetching uv with pip" >&2
-        "$python" -m pip --version >/dev/null 2>&1 ||
-            fail "pip is missing for $python: install it (Debian: apt-get install python3-pip)"
-        "$python" -m pip install --quiet --disable-pip-version-check --target .cache/uv uv ||
-            fail "pip could not install uv"
-    fi
-fi
-
-"$venv/bin/python" -c '' 2>/dev/null || "$uv" venv --quiet --clear --no-python-downloads --python "$python" "$venv" >&2
+"$venv/bin/python" -c '' 2>/dev/null || PYTHON_INTERPRETER=$python tools/uv.sh venv --quiet --clear --no-python-downloads --python "$python" "$venv" >&2
 echo "setup: installing the Python packages of $lock" >&2
-"$uv" pip sync --quiet --require-hashes --python "$venv/bin/python" "$lock" >&2
+PYTHON_INTERPRETER=$python tools/uv.sh pip sync --quiet --require-hashes --python "$venv/bin/python" "$lock" >&2

@@ -3,6 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for source in requirements/*.in; do
-    uv pip compile "$source" --output-file "${source%.in}.txt" --universal --python-version 3.11 --generate-hashes \
+    tools/uv.sh pip compile "$source" --output-file "${source%.in}.txt" --universal --python-version 3.11 --generate-hashes \
         --no-emit-index-url --no-annotate --custom-compile-command "make lock" --quiet
 done

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs the Python tests with the oldest supported torch (pinned) and the newest one published.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+declare -A versions
+for name in oldest newest; do
+    environment=.cache/compatibility/$name
+    [ -x "$environment/bin/python" ] ||
+        tools/uv.sh venv --quiet --no-python-downloads --python .venv/bin/python "$environment" >&2
+    if [ $name = oldest ]; then
+        tools/uv.sh pip sync --quiet --require-hashes --python "$environment/bin/python" requirements/oldest.txt >&2
+    else
+        tools/uv.sh pip install --quiet --upgrade --python "$environment/bin/python" \
+            torch transformers numpy rich hypothesis pytest pytest-timeout >&2
+    fi
+    versions[$name]=$("$environment/bin/python" -c 'import torch; print(torch.__version__)')
+    echo "compatibility: torch ${versions[$name]}" >&2
+    "$environment/bin/python" -m pytest --quiet >&2
+    printf '%-8s torch %-16s passed\n' $name "${versions[$name]}"
+done
+printf '{"oldest": "%s", "newest": "%s", "failed": 0}\n' "${versions[oldest]}" "${versions[newest]}"
