@@ -11,6 +11,6 @@ if [ ! -x "$fetched/bin/uv" ]; then
     "$python" -m pip --version >/dev/null 2>&1 ||
         { echo "setup: pip is missing for $python: install it (Debian: apt-get install python3-pip)" >&2; exit 1; }
     echo "setup: fetching uv with pip" >&2
-    "$python" -m pip install --quiet --disable-pip-version-check --target "$fetched" uv >&2
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target "$fetched" uv >&2
 fi
 exec "$fetched/bin/uv" "$@"
