@@ -2,9 +2,11 @@
 
 use pyo3::PyErr;
 use shardwright_core::{ConfigError, TopologyError};
+use shardwright_partition::PartitionError;
 
 mod exceptions {
     pyo3::import_exception!(shardwright.errors, ConfigError);
+    pyo3::import_exception!(shardwright.errors, PartitionError);
 }
 
 /// A refused configuration.
@@ -15,4 +17,9 @@ pub(crate) fn config_error(error: &ConfigError) -> PyErr {
 /// Ranks that cannot be arranged, or do not exist.
 pub(crate) fn topology_error(error: &TopologyError) -> PyErr {
     exceptions::ConfigError::new_err(error.to_string())
+}
+
+/// A model that cannot be divided as asked.
+pub(crate) fn partition_error(error: &PartitionError) -> PyErr {
+    exceptions::PartitionError::new_err(error.to_string())
 }

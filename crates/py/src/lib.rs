@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod partition;
 mod topology;
 
 use pyo3::prelude::*;
@@ -11,6 +12,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use crate::config::Config;
+    #[pymodule_export]
+    use crate::partition::{partition, partition_table};
     #[pymodule_export]
     use crate::topology::Topology;
 

@@ -1,0 +1,24 @@
+//! `partition`: a request as JSON in, a decision as JSON out.
+
+use pyo3::prelude::*;
+use shardwright_partition::{Decision, PartitionError, Request};
+
+use crate::error::partition_error;
+
+/// Divides a model over the stages of a pipeline: a request as JSON in, a decision as JSON out.
+#[pyfunction]
+pub(crate) fn partition(py: Python<'_>, request_json: &str) -> PyResult<String> {
+    py.detach(|| {
+        let request = Request::from_json(request_json)?;
+        Ok(Decision::new(&request)?.to_json())
+    })
+    .map_err(|error: PartitionError| partition_error(&error))
+}
+
+/// A decision, as `partition` returns it, as a table for people.
+#[pyfunction]
+pub(crate) fn partition_table(decision_json: &str) -> PyResult<String> {
+    Decision::from_json(decision_json)
+        .map(|decision| decision.to_table())
+        .map_err(|error| partition_error(&error))
+}
