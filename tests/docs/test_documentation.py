@@ -1,0 +1,69 @@
+"""The documentation's code runs, its links lead somewhere, and its tables are those of the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+JOB = re.compile(r"<!-- ranks: (\d+), pipeline_parallel_degree: (\d+) -->")
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if CODE.search(page.read_text())], ids=name_of)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    job = JOB.search(text)
+    assert job, f"{name_of(page)} has code but does not say on how many ranks it runs"
+    ranks, degree = job.groups()
+    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script.write_text("\n\n".join(CODE.findall(text)))
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, str(script)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": int(degree)}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_every_page_of_a_folder_is_in_its_index() -> None:
+    for folder in ("guide", "design"):
+        index = ROOT / "docs" / folder / "README.md"
+        linked = set(LINK.findall(index.read_text()))
+        pages = {page.name for page in index.parent.glob("*.md")} - {"README.md"}
+        assert pages <= linked
+
+
+def test_the_table_of_configuration_keys_is_the_librarys() -> None:
+    result = subprocess.run(
+        [sys.executable, ROOT / "tools" / "configuration_table.py", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
