@@ -1,1 +1,1 @@
-"""The distributed model: what this rank owns of it, and its parts as state dicts."""
+"""The distributed model: what this rank owns of it, how it runs, and its parts as state dicts."""

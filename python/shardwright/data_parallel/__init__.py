@@ -1,0 +1,5 @@
+"""Data parallelism: ranks of one stage average their gradients (the paper, 3.2.2)."""
+
+from shardwright.data_parallel.reducer import Reducer
+
+__all__ = ["Reducer"]

@@ -1,0 +1,192 @@
+"""The requester's side of a remote call: arguments out, results back, gradients later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from shardwright import _core
+from shardwright.errors import FrameError
+from shardwright.execution.context import TaskState, suspended
+from shardwright.execution.exchange import rebuild_results, sharing_of
+from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import Call, Frame, current_frame
+from shardwright.values import pack, registry, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModule:
+    """A module that another rank owns.
+
+    Attributes:
+        name: Its name in the model.
+        module_id: Its id in the model.
+        model_id: The model.
+        rank: The global rank that owns it.
+    """
+
+    name: str
+    module_id: int
+    model_id: int
+    rank: int
+
+
+def call_remote(
+    target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], children: tuple[int, int] | None = None
+) -> Any:
+    """Have a module run forward on the rank that owns it (the paper, 4.1), and wait for its result.
+
+    Args:
+        target: The module.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        children: For an ``nn.Sequential``, the range of consecutive children to run.
+
+    Raises:
+        FrameError: The call stands where its backward could not be exact.
+        UnsupportedValueError: An argument is of a type that cannot cross ranks.
+    """
+    task, frame = running_task(), current_frame()
+    _check_place(target, task, frame)
+    assert task is not None
+    assert frame is not None
+    frame.settle()
+    tree = (args, dict(kwargs))
+    spec, given = _core.flatten((*tree, None), registry)
+    sharing = sharing_of(given)
+    if sharing is not None:
+        spec, given = _core.flatten((*tree, sharing), registry)
+    state = TaskState.capture()
+    inputs, needs = [], []
+    for index, tensor in enumerate(given):
+        need = tensor.requires_grad and (state.grad_mode or not tensor._is_view())
+        needs.append(need)
+        if need:
+            inputs.append((get_gradient_edge(tensor), index))
+    number = frame.next_call_number()
+    request = task.runtime.server.send_request(
+        task.worker,
+        to=target.rank,
+        kind="forward",
+        model=target.model_id,
+        module=target.module_id,
+        range=children,
+        forward=None,
+        control=None,
+        microbatch=frame.microbatch,
+        parent=frame.request,
+        call=number,
+        grad_mode=state.grad_mode,
+        inference_mode=state.inference_mode,
+        autocast=state.autocast,
+        checkpointing=frame.checkpointing > 0,
+        spec=spec,
+        parts=pack(given, needs),
+    )
+    del spec
+    [(spec, parts)] = _wait(task, [request], "forward", state)
+    call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
+    return _receive(frame, call, spec, parts, given)
+
+
+def _wait(task: RunningTask, requests: list[int], phase: str, state: TaskState) -> list[Any]:
+    with suspended():
+        return task.runtime.server.wait(task.worker, requests, phase)
+
+
+def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | None) -> None:
+    if task is None or frame is None:
+        if torch._C._current_graph_task_id() != -1:  # type: ignore[attr-defined]
+            raise FrameError(
+                f"module {target.name!r}, which rank {target.rank} owns, was called during backward (a reentrant "
+                "checkpoint or a reversible block around it): place the whole block on one rank with smp.set_partition"
+            )
+        raise FrameError(
+            f"module {target.name!r}, which rank {target.rank} owns, was called outside a step: call the model inside "
+            "a function decorated with smp.step"
+        )
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        raise FrameError(
+            f"module {target.name!r}, which rank {target.rank} owns, was called under a torch.func transform or "
+            "forward-mode differentiation, which cannot cross ranks: apply it inside one module"
+        )
+    if not frame.checkpointing and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise FrameError(
+            f"module {target.name!r}, which rank {target.rank} owns, was called inside saved_tensors_hooks, which "
+            "cannot cross ranks: use them inside one module"
+        )
+
+
+def _receive(frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.Tensor]) -> Any:
+    received = unpack(parts)
+    needs = [bool(parts.meta(index)[4]) for index in range(len(received))]
+    result_spec, returned_spec = spec.split()
+    returned = returned_spec.build(received, registry) or {}
+    tensors, call.results = rebuild_results(frame, call.module, received, needs, returned.get("recipes", {}), given)
+    if any(needs):
+        frame.calls.append(call)
+    for index in returned.get("watch", ()):
+        frame.watch(call.module, tensors[index])
+    for index in returned.get("watch_arguments", ()):
+        frame.watch(call.module, given[index])
+    # A written argument came back as a further result: cut like the others, then copied over the caller's own tensor.
+    place_of = {id(tensor): index for index, tensor in enumerate(received)}
+    for index, value in returned.get("written", ()):
+        place = place_of[id(value)]
+        _write_back(frame, given[index], tensors[place])
+    return result_spec.build(tensors, registry)
+
+
+def _write_back(frame: Frame, tensor: torch.Tensor, value: torch.Tensor) -> None:
+    with nullcontext() if torch.is_grad_enabled() else torch.no_grad():
+        tensor.copy_(value)
+    if tensor.grad_fn is not None:
+        frame.written.add(tensor.grad_fn)
+
+
+class ServerBackward:
+    """Backward of remote calls through the execution server; the calls of one level run in parallel."""
+
+    def __init__(self, task: RunningTask, frame: Frame) -> None:
+        """For the frame that the task is running backward."""
+        self._task = task
+        self._frame = frame
+
+    def backward(self, calls: list[tuple[Call, list[tuple[int, torch.Tensor]]]]) -> list[dict[int, torch.Tensor]]:
+        """Send every call its results' gradients (or close it) and wait for all answers."""
+        server = self._task.runtime.server
+        requests = []
+        for call, gradients in calls:
+            spec, tensors = _core.flatten(gradients, registry)
+            requests.append(
+                server.send_request(
+                    self._task.worker,
+                    to=call.rank,
+                    kind="backward" if gradients else "close",
+                    model=call.model_id,
+                    module=call.module_id,
+                    range=None,
+                    forward=call.request,
+                    control=None,
+                    microbatch=self._frame.microbatch,
+                    parent=self._frame.request,
+                    call=call.number,
+                    grad_mode=False,
+                    inference_mode=False,
+                    autocast=[],
+                    checkpointing=False,
+                    spec=spec,
+                    parts=pack(tensors, [False] * len(tensors)),
+                )
+            )
+            gradients.clear()
+        with suspended():
+            answers = server.wait(self._task.worker, requests, "backward")
+        return [dict(spec.build(unpack(parts), registry) or ()) for spec, parts in answers]
+
+

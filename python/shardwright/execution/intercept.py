@@ -1,0 +1,91 @@
+"""Interception: on a rank that does not own a module, calling it is a request to its owner."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from shardwright.execution.call import RemoteModule, call_remote
+
+
+def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Module], None]) -> None:
+    """Turn every way of calling a module into a request to the rank that owns it.
+
+    Both the compiled call and ``forward`` are replaced, so that subclasses' own ``__call__`` and direct calls of
+    ``forward`` are caught too.
+
+    Args:
+        module: The module on this rank; only its shell is left here.
+        target: Where it lives.
+        check: Raises if the module's parameters were swapped since it was given up.
+    """
+
+    @functools.wraps(module.forward)
+    def remote(*args: Any, **kwargs: Any) -> Any:
+        check(module)
+        return call_remote(target, args, kwargs)
+
+    remote._torchdynamo_disable = True  # type: ignore[attr-defined]
+    module._compiled_call_impl = remote  # type: ignore[assignment]
+    module.forward = remote  # type: ignore[method-assign]
+
+
+def group_sequential(
+    module: nn.Sequential, target_of: Callable[[nn.Module], RemoteModule | None], remote_self: Callable[[int], RemoteModule]
+) -> None:
+    """Send each run of consecutive children of an ``nn.Sequential`` that one rank owns as one request (appendix B).
+
+    Children without parameters and buffers between two children of a run go along with it.
+
+    Args:
+        module: A sequential that this rank runs itself, some of whose children live elsewhere.
+        target_of: Where a child lives; None for one that runs here.
+        remote_self: The sequential itself as a module of another rank.
+    """
+    if type(module).forward is not nn.Sequential.forward:
+        return
+    runs = _runs(module, target_of)
+    if all(rank is None for rank, _, _ in runs):
+        return
+
+    @functools.wraps(module.forward)
+    def forward(input: Any) -> Any:
+        children = list(module.children())
+        for rank, start, end in runs:
+            if rank is not None and end - start > 1:
+                input = call_remote(remote_self(rank), (input,), {}, (start, end))
+            else:
+                for child in children[start:end]:
+                    input = child(input)
+        return input
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def _runs(
+    module: nn.Sequential, target_of: Callable[[nn.Module], RemoteModule | None]
+) -> list[tuple[int | None, int, int]]:
+    """The runs ``(owner or None for here, start, end)``; a run ends with a child that its owner holds."""
+    runs: list[tuple[int | None, int, int]] = []
+    light = 0  # children since the end of the last run that could go along with a longer one
+    for index, child in enumerate(module.children()):
+        target = target_of(child)
+        rank = None if target is None else target.rank
+        if rank is None and next(child.parameters(), None) is None and next(child.buffers(), None) is None:
+            light += 1
+            continue
+        last = runs[-1] if runs else None
+        if last is not None and last[0] == rank and rank is not None and last[2] == index - light:
+            runs[-1] = (rank, last[1], index + 1)
+        else:
+            if light:
+                runs.append((None, index - light, index))
+            runs.append((rank, index, index + 1))
+        light = 0
+    end = len(module)
+    if light:
+        runs.append((None, end - light, end))
+    return runs

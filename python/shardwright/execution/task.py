@@ -1,0 +1,46 @@
+"""Which task a thread is running: for errors, and for the calls made from it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+
+@dataclass(slots=True)
+class RunningTask:
+    """The task of the calling worker thread.
+
+    Attributes:
+        runtime: The runtime that runs it.
+        worker: The worker's id in the execution server.
+        module: The module that runs, None for the step function.
+        microbatch: Its microbatch.
+        phase: ``"forward"`` or ``"backward"``.
+    """
+
+    runtime: Runtime
+    worker: int
+    module: str | None
+    microbatch: int
+    phase: str
+
+
+class _Thread(threading.local):
+    task: RunningTask | None = None
+
+
+_thread = _Thread()
+
+
+def running_task() -> RunningTask | None:
+    """The calling thread's task, or None outside a step."""
+    return _thread.task
+
+
+def set_running_task(task: RunningTask | None) -> None:
+    """Set the calling thread's task."""
+    _thread.task = task

@@ -1,0 +1,103 @@
+"""Worker threads: each holds one suspended Python stack; exactly one per rank executes at a time (the paper, 4.2)."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shardwright.errors import RemoteError, StepAborted
+from shardwright.execution.context import StepState
+from shardwright.execution.serve import run_close, run_forward, run_request_backward
+from shardwright.execution.task import RunningTask, set_running_task
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+RootFunction = Callable[[int], None]
+
+
+class WorkerPool:
+    """Starts a thread when the execution server asks for one, and runs the tasks that it grants."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Make an empty pool."""
+        self._runtime = runtime
+        self._threads: list[threading.Thread] = []
+        self._state: StepState | None = None
+        self._root: RootFunction | None = None
+        #: The exception that failed the current step on this rank, if one did.
+        self.error: BaseException | None = None
+
+    def begin_step(self, state: StepState, root: RootFunction | None) -> None:
+        """Set what the step's tasks start from, and on the root what a root task runs."""
+        self._state, self._root, self.error = state, root, None
+
+    def end_step(self) -> None:
+        """Forget the step."""
+        self._state = self._root = None
+
+    def start(self, worker: int) -> None:
+        """Start a worker's thread."""
+        thread = threading.Thread(target=self._loop, args=(worker,), name=f"shardwright-worker-{worker}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the threads to end, once the server is closed."""
+        for thread in self._threads:
+            thread.join(timeout)
+        self._threads.clear()
+
+    def _loop(self, worker: int) -> None:
+        while (task := self._runtime.server.next_task(worker)) is not None:
+            self._run_safely(worker, task)
+            del task
+
+    def _run_safely(self, worker: int, task: Any) -> None:
+        request = task.request
+        module = None if request is None else self._runtime.placements[request.model].name_of(request.module)
+        phase = "backward" if task.kind in ("backward", "close") else "forward"
+        running = RunningTask(self._runtime, worker, module, task.microbatch, phase)
+        set_running_task(running)
+        try:
+            state = self._state
+            assert state is not None, "the server grants tasks only within a step"
+            state.variables.copy().run(self._run, task, running, state)
+        except StepAborted:
+            pass
+        except BaseException as error:
+            self._fail(running, error)
+        finally:
+            set_running_task(None)
+
+    def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
+        runtime = self._runtime
+        with state.applied():
+            if task.kind == "root":
+                assert self._root is not None, "only the root is granted root tasks"
+                with state.task.applied():
+                    self._root(task.microbatch)
+            elif task.kind == "forward":
+                run_forward(runtime, task.request, running)
+            elif task.kind == "backward":
+                run_request_backward(runtime, task.request, running)
+            else:
+                run_close(runtime, task.request, running)
+
+    def _fail(self, running: RunningTask, error: BaseException) -> None:
+        if self.error is None:
+            self.error = error
+        if isinstance(error, RemoteError):  # already known everywhere
+            kind, message = error.kind, error.message
+        else:
+            kind, message = type(error).__qualname__, str(error)
+        self._runtime.server.fail(
+            module=running.module,
+            microbatch=running.microbatch,
+            phase=running.phase,
+            kind=kind,
+            message=message,
+            traceback="".join(traceback.format_exception(error)),
+        )

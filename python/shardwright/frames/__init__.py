@@ -1,0 +1,13 @@
+"""Frames and cuts: exact backward over a model whose modules live on several ranks.
+
+Every execution of a request, and of the step function itself, owns a :class:`Frame`. All that runs on this
+rank inside it is one ordinary autograd graph; the frame lists, in order, the remote calls made from it. At a
+remote call tensors are *cut*: the graph ends there, and gradient edges are kept instead of tensors. Backward of
+a frame runs its nodes level by level between the remote calls, each node once, with its whole gradient.
+"""
+
+from shardwright.frames.backward import RemoteBackward, run_backward
+from shardwright.frames.cut import Slot, cut
+from shardwright.frames.frame import Call, Frame, current_frame, in_frame
+
+__all__ = ["Call", "Frame", "RemoteBackward", "Slot", "current_frame", "cut", "in_frame", "run_backward"]

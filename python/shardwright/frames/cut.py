@@ -1,0 +1,114 @@
+"""Cuts: where a tensor crosses into, or comes back from, another rank's graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from shardwright.errors import FrameError
+
+#: How many of our own engine calls are running, over all threads: on a GPU sinks run on the device's autograd
+#: thread, so this cannot be thread-local.
+_engine_calls = 0
+
+
+class EngineCall:
+    """Marks the engine calls of a frame's own backward; a gradient reaching a cut outside one is an error."""
+
+    def __enter__(self) -> None:
+        """Count the call."""
+        global _engine_calls
+        _engine_calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Count it off."""
+        global _engine_calls
+        _engine_calls -= 1
+
+
+class Slot:
+    """Gathers the gradient of one cut tensor, and knows the edge at which it arrives."""
+
+    __slots__ = ("closed", "edge", "gradient", "what")
+
+    def __init__(self, what: str) -> None:
+        """Make an empty slot; ``what`` names the tensor in errors."""
+        self.what = what
+        self.edge: GradientEdge | None = None
+        self.gradient: torch.Tensor | None = None
+        self.closed = False
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add a gradient; raises :class:`FrameError` once the slot has given its gradient away."""
+        if self.closed:
+            raise FrameError(
+                f"a gradient reached {self.what} after its backward had run: a tensor left the call by another way "
+                "than its arguments and results (an attribute, a closure or a global)"
+            )
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
+
+    def take(self) -> torch.Tensor | None:
+        """Give the gradient away and close; the slot must not keep it, because its node outlives the call."""
+        gradient, self.gradient, self.closed = self.gradient, None, True
+        return gradient
+
+
+class _Cut(torch.autograd.Function):
+    """A fresh non-leaf tensor whose backward only gathers its gradient into a slot."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: torch.Tensor, box: list[torch.Tensor], slot: Slot) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.slot = slot
+        return box.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[None, None, None]:
+        if not _engine_calls:
+            raise FrameError(
+                f"a gradient was asked for through {ctx.slot.what}, outside model.backward: torch.autograd.grad and "
+                "Tensor.backward cannot cross ranks; call model.backward(loss) in the step function instead"
+            )
+        if torch.is_grad_enabled():
+            raise FrameError(f"create_graph=True is not supported through {ctx.slot.what}, which lies on another rank")
+        if gradients[0] is not None:
+            ctx.slot.add(gradients[0])
+        return None, None, None
+
+
+_anchors: dict[torch.device, torch.Tensor] = {}
+
+
+def _anchor(device: torch.device) -> torch.Tensor:
+    """A leaf that makes a cut's output require a gradient; one per device, so that no cut hops between queues."""
+    anchor = _anchors.get(device)
+    if anchor is None:
+        with torch.inference_mode(False), torch.no_grad():
+            anchor = torch.zeros((), device=device)
+        _anchors[device] = anchor.requires_grad_()
+    return anchor
+
+
+def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
+    """Make a fresh tensor without history the head of a new graph.
+
+    Args:
+        tensor: A tensor that nothing else refers to, without a graph; it becomes the result.
+        what: Names the tensor in errors.
+
+    Returns:
+        The tensor, now a non-leaf that requires a gradient (in-place operations on it work), and the slot that
+        gathers its gradient.
+    """
+    slot = Slot(what)
+    with torch.enable_grad():  # whatever the caller's mode: the mode travels with the request
+        result: torch.Tensor = _Cut.apply(_anchor(tensor.device), [tensor], slot)  # type: ignore[no-untyped-call]
+    slot.edge = get_gradient_edge(result)
+    return result, slot
+
+
+def is_cut(node: object) -> bool:
+    """Whether an autograd node is that of a cut."""
+    return getattr(type(node), "_forward_cls", None) is _Cut

@@ -1,0 +1,196 @@
+"""Guards around torch's entry points that would see only a part of the graph inside a frame (rule 10, rule 15).
+
+They are in place while a runtime with several pipeline ranks exists, and do nothing outside frames' own code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from shardwright.errors import FrameError
+from shardwright.frames.cut import is_cut
+from shardwright.frames.frame import Frame, current_frame
+
+#: Modules of this process that have a part on another rank, or live there altogether.
+divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+_hook_ids = itertools.count()
+_users = 0
+_original: dict[str, Any] = {}
+
+
+class HookHandle:
+    """Removes a hook that a frame keeps."""
+
+    def __init__(self, hooks: dict[int, Any], hook_id: int) -> None:
+        """Remember where the hook is."""
+        self._hooks = hooks
+        self._id = hook_id
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        self._hooks.pop(self._id, None)
+
+    def __enter__(self) -> HookHandle:
+        """The handle is its own context."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the hook."""
+        self.remove()
+
+
+def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    frame = current_frame()
+    if frame is None or not tensor.requires_grad or tensor.grad_fn is None:
+        return _original["register_hook"](tensor, hook)
+    return _frame_hook(frame, tensor, hook) or _original["register_hook"](tensor, hook)
+
+
+def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> HookHandle | None:
+    edge = get_gradient_edge(tensor)
+    if any(slot.edge is not None and slot.edge.node is edge.node for slot, _ in frame.inputs):
+        raise FrameError(
+            f"a hook (or retain_grad) on an argument of {frame.name} would see only the gradient from inside it, "
+            "because it runs on another rank than its caller: register it where the tensor is made, or on a clone()"
+        )
+    if not frame.spanning:
+        return None
+    if edge.node in frame.written:
+        raise FrameError(
+            "a hook on a tensor that a module on another rank wrote to in place would not see the gradient from "
+            "inside that module: register it on a clone()"
+        )
+    hooks = frame.hooks.setdefault((edge.node, edge.output_nr), {})
+    hook_id = next(_hook_ids)
+    hooks[hook_id] = hook
+    return HookHandle(hooks, hook_id)
+
+
+def _retain_grad(tensor: torch.Tensor) -> None:
+    frame = current_frame()
+    if frame is None or tensor.grad_fn is None:
+        _original["retain_grad"](tensor)
+        return
+    reference = weakref.ref(tensor)
+
+    def keep(gradient: torch.Tensor) -> None:
+        kept = reference()
+        if kept is not None:
+            kept.grad = gradient.clone() if kept.grad is None else kept.grad + gradient
+
+    if _frame_hook(frame, tensor, keep) is None:
+        _original["retain_grad"](tensor)
+
+
+def _check_no_cut(outputs: Any, what: str) -> None:
+    frame = current_frame()
+    if frame is None or not frame.spanning:
+        return
+    arguments = {slot.edge.node for slot, _ in frame.inputs if slot.edge is not None}
+    listed = outputs if isinstance(outputs, Sequence) and not isinstance(outputs, GradientEdge) else [outputs]
+    stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in listed]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        if is_cut(node) and not (what == "torch.autograd.grad" and node in arguments):
+            raise FrameError(
+                f"{what} in the code of {frame.name} reaches a module on another rank, where it cannot follow; call "
+                "model.backward(loss) in the step function instead, or place the whole computation on one rank"
+            )
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                stack.append(behind)
+
+
+def _grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_no_cut(outputs, "torch.autograd.grad")
+    return _original["grad"](outputs, *args, **kwargs)
+
+
+def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_no_cut(tensors, "backward")
+    return _original["backward"](tensors, *args, **kwargs)
+
+
+def _runs_here(function: Any) -> bool:
+    """Whether a checkpointed function is one module that lies whole on this rank."""
+    while isinstance(function, partial):
+        function = function.func
+    module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    return isinstance(module, nn.Module) and module not in divided_modules
+
+
+def _frame_for_checkpoint(function: Any) -> Frame | None:
+    frame = current_frame()
+    return None if frame is None or not frame.spanning or _runs_here(function) else frame
+
+
+def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    frame = _frame_for_checkpoint(function)
+    if frame is None:
+        yield from _original["generator"](function, *args, **kwargs)
+        return
+    frame.checkpointing += 1  # the ranks that run the modules called inside checkpoint them
+    try:
+        yield
+    finally:
+        frame.checkpointing -= 1
+
+
+class _ReentrantCheckpoint:
+    """Stands in for ``torch.utils.checkpoint.CheckpointFunction``."""
+
+    @staticmethod
+    def apply(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+        """Run the function, checkpointed where it runs."""
+        frame = _frame_for_checkpoint(function)
+        if frame is None:
+            return _original["reentrant"].apply(function, preserve_rng_state, *args)
+        frame.checkpointing += 1
+        try:
+            return function(*args)
+        finally:
+            frame.checkpointing -= 1
+
+
+_PLACES: tuple[tuple[str, Any, str, Any], ...] = (
+    ("register_hook", torch.Tensor, "register_hook", _register_hook),
+    ("retain_grad", torch.Tensor, "retain_grad", _retain_grad),
+    ("grad", torch.autograd, "grad", _grad),
+    ("backward", torch.autograd, "backward", _backward),
+    ("generator", torch_checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint_generator),
+    ("reentrant", torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
+)
+
+
+def install() -> None:
+    """Put the guards in place; counted, so that several runtimes can share them."""
+    global _users
+    _users += 1
+    if _users == 1:
+        for key, owner, name, guard in _PLACES:
+            _original[key] = getattr(owner, name)
+            setattr(owner, name, guard)
+
+
+def uninstall() -> None:
+    """Take the guards away once nobody needs them."""
+    global _users
+    _users -= 1
+    if _users == 0:
+        for key, owner, name, _ in _PLACES:
+            setattr(owner, name, _original.pop(key))
+

@@ -1,0 +1,72 @@
+"""``model.backward``: the start of a microbatch's backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from shardwright.errors import ShardwrightError
+from shardwright.execution.call import ServerBackward
+from shardwright.execution.context import suspended
+from shardwright.execution.task import running_task
+from shardwright.frames import current_frame, in_frame, run_backward
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+Gradients = torch.Tensor | Sequence[torch.Tensor | None] | None
+
+
+def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients) -> None:
+    """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
+    if runtime.pp_size == 1:
+        torch.autograd.backward(tensors, grad_tensors)
+        return
+    task, frame = running_task(), current_frame()
+    if task is None or frame is None or frame.request is not None:
+        raise ShardwrightError(
+            "model.backward can be called only in the step function itself when pipeline_parallel_degree > 1"
+        )
+    frame.settle()
+    roots = _roots(tensors, grad_tensors)
+    task.phase = "backward"
+    with suspended():
+        runtime.server.await_backward(task.worker)
+    with in_frame(None):
+        run_backward(frame, roots, ServerBackward(task, frame))
+    task.phase = "forward"
+
+
+def _roots(
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients
+) -> list[tuple[GradientEdge, torch.Tensor]]:
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if grad_tensors is None:
+        gradients: list[torch.Tensor | None] = [None] * len(listed)
+    else:
+        gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+    if len(listed) != len(gradients):
+        raise ValueError(f"model.backward got {len(listed)} tensors but {len(gradients)} grad_tensors")
+    roots = []
+    for index, (tensor, gradient) in enumerate(zip(listed, gradients, strict=True)):
+        if not tensor.requires_grad:
+            raise RuntimeError(f"element {index} of the tensors given to model.backward does not require a gradient")
+        if gradient is None:
+            if tensor.numel() != 1:
+                raise RuntimeError(
+                    f"element {index} of the tensors given to model.backward has shape {tuple(tensor.shape)}; give its "
+                    "gradient in grad_tensors, or reduce it to one element"
+                )
+            gradient = torch.ones_like(tensor)
+        elif gradient.shape != tensor.shape:
+            raise RuntimeError(
+                f"element {index} of grad_tensors has shape {tuple(gradient.shape)}, its tensor {tuple(tensor.shape)}"
+            )
+        roots.append((get_gradient_edge(tensor), gradient))
+    for tensor in listed:
+        if tensor.grad_fn is not None and not tensor._is_view():
+            tensor.detach_()  # only the roots hold the graph now, so it is freed as backward passes through it
+    return roots

@@ -1,0 +1,201 @@
+"""``smp.DistributedModel``: a module whose parts live on the ranks of a pipeline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.execution.task import running_task
+from shardwright.model.backward import backward
+from shardwright.model.placement import Placement
+from shardwright.model.sentinel import is_sentinel
+from shardwright.runtime import current_runtime
+
+
+class DistributedModel(nn.Module):
+    """Wraps a module for pipeline and data parallelism; do not wrap it in DistributedDataParallel as well.
+
+    With several pipeline ranks the module is divided inside the first call of the first step: traced, split over
+    the ranks by cost, and each rank gives up what it does not own. With one, nothing about it changes.
+
+    Attributes:
+        module: The wrapped module.
+        model_id: The model's number in this job, in order of construction.
+        average_grads_across_microbatches: Whether gradients are averaged, not summed, over microbatches.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        trace_memory_usage: bool = False,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
+    ) -> None:
+        """Wrap a module.
+
+        Args:
+            module: The module, built alike on every rank.
+            trace_device: ``"gpu"`` (the CPU where there is none) or ``"cpu"``: where the first forward is traced.
+            trace_execution_times: Measure forward times for the cost; the partition is then not deterministic.
+            overlapping_allreduce: Reduce gradients over data-parallel ranks in buckets while backward still runs.
+            backward_passes_per_step: Reduce only at every k-th step call (gradient accumulation).
+            average_grads_across_microbatches: False sums gradients over microbatches instead.
+            bucket_cap_mb: The size of a bucket, in MiB.
+            trace_memory_usage: Measure activation memory while tracing, instead of estimating it from outputs.
+            broadcast_buffers: Send buffers from the first data-parallel rank before every training step, not only once.
+            find_unused_parameters: Accepted; parameters that a step does not use are always found.
+            gradient_as_bucket_view: Keep gradients as views of their buckets.
+
+        Raises:
+            ConfigError: An argument has a value that is not allowed.
+        """
+        super().__init__()
+        if trace_device not in ("gpu", "cpu"):
+            raise ConfigError(f"trace_device is {trace_device!r}; allowed are 'gpu' and 'cpu'")
+        if trace_execution_times and trace_device == "cpu" and torch.cuda.is_available():
+            raise ConfigError("trace_execution_times must be False with trace_device='cpu'")
+        if backward_passes_per_step < 1:
+            raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
+        if isinstance(module, DistributedModel):
+            raise ConfigError("the module is a DistributedModel already")
+        runtime = current_runtime()
+        self.module = module
+        self.model_id = len(runtime.placements)
+        self.average_grads_across_microbatches = average_grads_across_microbatches
+        self._options = {
+            "trace_device": trace_device,
+            "trace_execution_times": trace_execution_times,
+            "trace_memory_usage": trace_memory_usage,
+            "overlapping_allreduce": overlapping_allreduce,
+            "backward_passes_per_step": backward_passes_per_step,
+            "bucket_cap_mb": bucket_cap_mb,
+            "broadcast_buffers": broadcast_buffers,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+        }
+        self._runtime = runtime
+        self._placement = Placement(runtime, self, module)
+        runtime.placements.append(self._placement)
+        if runtime.pp_size == 1:
+            self._placement.place_whole()
+
+    # --- running
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module; with several pipeline ranks only inside a step function.
+
+        Raises:
+            ShardwrightError: Called outside a step with several pipeline ranks.
+        """
+        if self._runtime.pp_size > 1:
+            self._enter(functools.partial(self.module, *args, **kwargs))
+        return self.module(*args, **kwargs)
+
+    def backward(
+        self,
+        tensors: torch.Tensor | Sequence[torch.Tensor],
+        grad_tensors: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    ) -> None:
+        """Run backward from tensors, as ``torch.autograd.backward`` does, over all ranks (the paper, 4.3).
+
+        Args:
+            tensors: A tensor or several that need a gradient, such as the loss.
+            grad_tensors: Their gradients; may be left out for tensors of one element.
+
+        Raises:
+            ShardwrightError: Called outside a step with several pipeline ranks.
+        """
+        backward(self._runtime, tensors, grad_tensors)
+
+    def _enter(self, call: Callable[[], Any]) -> None:
+        if running_task() is None:
+            raise ShardwrightError(
+                "with pipeline_parallel_degree > 1 the model can be called only inside a function decorated with "
+                "smp.step; on the other ranks its modules are run on request"
+            )
+        if not self._placement.partitioned:
+            self._placement.partition(call)
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the wrapped module; its own methods (``generate``, say) divide the model first if need be."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            value = getattr(super().__getattr__("module"), name)
+        if self._runtime.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
+            return value
+        if running_task() is None or not hasattr(type(self.module), name):
+            return value
+
+        @functools.wraps(value)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            self._enter(functools.partial(value, *args, **kwargs))
+            return getattr(self.module, name)(*args, **kwargs)
+
+        return method
+
+    # --- what lives where
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether the model has been divided over the ranks."""
+        return self._placement.partitioned
+
+    def get_module(self) -> nn.Module:
+        """The wrapped module."""
+        return self.module
+
+    def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
+        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward (optimizer may be None)."""
+        return self._placement.post_partition_hooks.register(hook)
+
+    def register_post_step_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
+        """Call ``hook(model, optimizer)`` once after the first step (optimizer may be None)."""
+        return self._placement.post_step_hooks.register(hook)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by their name in the wrapped module; those of other ranks are stand-ins without values."""
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """All buffers by their name in the wrapped module; those of other ranks are stand-ins without values."""
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this rank owns, with their names."""
+        return ((name, p) for name, p in self.module.named_parameters() if not is_sentinel(p))
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that this rank owns."""
+        return (parameter for _, parameter in self.local_named_parameters())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers that this rank holds, with their names."""
+        return ((name, b) for name, b in self.module.named_buffers() if not is_sentinel(b))
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers that this rank holds."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that this rank runs, with their names."""
+        return self._placement.local_named_modules()
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """The modules that this rank runs."""
+        return (module for _, module in self.local_named_modules())

@@ -1,0 +1,270 @@
+"""Placing a model: the decision made on rank 0, and what each rank does with it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from shardwright import _core
+from shardwright.data_parallel import Reducer
+from shardwright.errors import StepAborted
+from shardwright.execution.call import RemoteModule
+from shardwright.execution.intercept import group_sequential, make_remote
+from shardwright.execution.task import running_task
+from shardwright.frames.guards import divided_modules
+from shardwright.huggingface import prepare
+from shardwright.model.ownership import Ownership, apply_ownership
+from shardwright.model.sentinel import is_sentinel
+from shardwright.partition.decide import decide
+from shardwright.partition.decision import Decision
+from shardwright.partition.report import announce
+from shardwright.values import pack, registry, unpack
+
+if TYPE_CHECKING:
+    from shardwright.model.distributed import DistributedModel
+    from shardwright.runtime import Runtime
+
+
+class Hooks:
+    """Hooks that run once, as ``hook(model, optimizer)``."""
+
+    def __init__(self) -> None:
+        """Start without hooks."""
+        self._hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+
+    def register(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Add a hook."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
+
+    def run(self, model: DistributedModel, optimizer: Any) -> None:
+        """Run the hooks in order, and forget them."""
+        hooks = list(self._hooks.values())
+        self._hooks.clear()
+        for hook in hooks:
+            hook(model, optimizer)
+
+
+class Placement:
+    """One rank's view of where the modules of one model live."""
+
+    def __init__(self, runtime: Runtime, model: DistributedModel, module: nn.Module) -> None:
+        """Not placed yet."""
+        self.runtime = runtime
+        self.model = model
+        self.module = module
+        self.ownership: Ownership | None = None
+        self.post_partition_hooks = Hooks()
+        self.post_step_hooks = Hooks()
+        self._modules: list[nn.Module] = []
+        self._names: list[str] = []
+        self._placed = threading.Event()
+        self._failed = False
+        self._reducer: Reducer | None = None
+        self._passes = 0
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether the model is placed."""
+        return self._placed.is_set() and not self._failed
+
+    def place_whole(self) -> None:
+        """Place the whole model on this rank."""
+        self._list_modules()
+        self.module.to(self.runtime.device)
+        self._broadcast_over_data_parallel_ranks()
+        self._finish()
+
+    def partition(self, call: Callable[[], Any]) -> None:
+        """Divide the model: on the root, inside its first call.
+
+        Rank 0 traces ``call`` and decides; every other root gets the decision from it, every peer from its root.
+        """
+        runtime = self.runtime
+        if runtime.rank == 0:
+            decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.model._options)
+            text = decision.to_json()
+            announce(decision, self.module)
+            for root in runtime.other_roots():
+                self._send_object(root, text)
+        else:
+            text = self._receive_object(0)
+        self._send_to_peers(text)
+        self.apply(text)
+
+    def _channel(self) -> str:
+        return f"partition of model {self.model.model_id}"
+
+    def _send_object(self, rank: int, value: Any) -> None:
+        spec, tensors = _core.flatten(value, registry)
+        self.runtime.node.send_object(rank, self._channel(), spec, pack(tensors, [False] * len(tensors)))
+
+    def _receive_object(self, rank: int) -> Any:
+        spec, parts = self.runtime.receive_object(rank, self._channel())
+        return spec.build(unpack(parts), registry)
+
+    def _send_to_peers(self, text: str) -> None:
+        """Send the decision on the way that requests will take too, so that it arrives before them."""
+        task = running_task()
+        assert task is not None, "a model is divided inside a step"
+        spec, tensors = _core.flatten(text, registry)
+        for rank in self.runtime.pp_ranks[1:]:
+            request = self.runtime.server.send_request(
+                task.worker,
+                to=rank,
+                kind="control",
+                model=self.model.model_id,
+                module=0,
+                range=None,
+                forward=None,
+                control="partition",
+                microbatch=task.microbatch,
+                parent=None,
+                call=0,
+                grad_mode=False,
+                inference_mode=False,
+                autocast=[],
+                checkpointing=False,
+                spec=spec,
+                parts=pack(tensors, []),
+            )
+            self.runtime.pending_controls.append(request)
+
+    def serve_partition(self, request: Any) -> None:
+        """On a peer: take the decision over."""
+        try:
+            self.apply(request.spec.build([], registry))
+        except BaseException:
+            self._failed = True
+            self._placed.set()
+            raise
+        spec, _ = _core.flatten(None, registry)
+        self.runtime.server.respond(request, spec, pack([], []))
+
+    def apply(self, text: str) -> None:
+        """Give up what other ranks own, intercept calls to it, and make data-parallel ranks equal."""
+        runtime = self.runtime
+        self._list_modules()
+        decision = Decision.from_json(text)
+        prepare(self.module)
+        self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
+        self._intercept(decision)
+        if runtime.device.type != "cpu":
+            self._move_to(runtime.device)
+        for optimizer in runtime.optimizers:
+            optimizer.localise(self.model)
+        self._broadcast_over_data_parallel_ranks()
+        self._finish()
+
+    def _list_modules(self) -> None:
+        named = list(self.module.named_modules())
+        self._names = [name for name, _ in named]
+        self._modules = [module for _, module in named]
+
+    def _intercept(self, decision: Decision) -> None:
+        runtime, ownership = self.runtime, self.ownership
+        assert ownership is not None, "set just before"
+        ids = {name: index for index, name in enumerate(self._names)}
+        targets: dict[int, RemoteModule] = {}
+
+        def target(name: str, pp_rank: int) -> RemoteModule:
+            return RemoteModule(name or type(self.module).__name__, ids[name], self.model.model_id, runtime.pp_ranks[pp_rank])
+
+        for name, module in zip(self._names, self._modules, strict=True):
+            owner = decision.modules[name]
+            if owner != runtime.pp_rank and next(module.parameters(), None) is not None:
+                targets[id(module)] = target(name, owner)
+        for module in self._modules:
+            if any(id(part) in targets for part in module.modules()):
+                divided_modules.add(module)
+        for name, module in zip(self._names, self._modules, strict=True):
+            remote = targets.get(id(module))
+            if remote is not None:
+                make_remote(module, remote, ownership.check)
+            elif isinstance(module, nn.Sequential):
+                group_sequential(
+                    module,
+                    lambda child: targets.get(id(child)),
+                    lambda rank, name=name: target(name, runtime.pp_ranks.index(rank)),  # type: ignore[misc]
+                )
+
+    def _move_to(self, device: torch.device) -> None:
+        for module in self._modules:
+            for parameter in module._parameters.values():
+                if parameter is not None and not is_sentinel(parameter):
+                    parameter.data = parameter.data.to(device)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not is_sentinel(buffer):
+                    module._buffers[name] = buffer.to(device)
+
+    def _broadcast_over_data_parallel_ranks(self) -> None:
+        runtime = self.runtime
+        if len(runtime.dp_ranks) == 1:
+            return
+        group = runtime.process_groups["DP_GROUP"]
+        with torch.no_grad():
+            for tensor in (*self.model.local_parameters(), *self.model.local_buffers()):
+                runtime.wait_collective(dist.broadcast(tensor.data, runtime.dp_ranks[0], group=group, async_op=True))
+        self._reducer = Reducer(
+            group,
+            len(runtime.dp_ranks),
+            int(float(self.model._options["bucket_cap_mb"]) * 2**20),
+            runtime.wait_collective,
+        )
+
+    def _finish(self) -> None:
+        self._placed.set()
+        self.post_partition_hooks.run(self.model, self.runtime.optimizer_of(self.model))
+
+    def wait_until_placed(self) -> None:
+        """On a worker: wait for the main thread to take the decision over, which came before any request."""
+        if not self._placed.is_set():
+            self._placed.wait()
+        if self._failed:
+            raise StepAborted("the model could not be placed on this rank")
+
+    def module_of(self, module_id: int) -> nn.Module:
+        """The module with this id."""
+        return self._modules[module_id]
+
+    def name_of(self, module_id: int) -> str:
+        """The name of the module with this id."""
+        return self._names[module_id] if self._names else f"module {module_id}"
+
+    def is_divided(self, module: nn.Module) -> bool:
+        """Whether a part of the module lives on another rank."""
+        return module in divided_modules
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules that run here."""
+        return iter(self.module.named_modules()) if self.ownership is None else self.ownership.local_named_modules()
+
+    def owned_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters whose gradients this rank accumulates."""
+        return (parameter for parameter in self.module.parameters() if not is_sentinel(parameter))
+
+    def owned_buffers(self) -> Iterator[tuple[nn.Module, str]]:
+        """Module and name of each buffer that this rank holds."""
+        for module in self.module.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not is_sentinel(buffer):
+                    yield module, name
+
+    def after_step(self) -> None:
+        """Run the hooks that wait for the end of the first step."""
+        self.post_step_hooks.run(self.model, self.runtime.optimizer_of(self.model))
+
+    def reduce_gradients(self) -> None:
+        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th step."""
+        self._passes += 1
+        if self._reducer is None or self._passes % int(self.model._options["backward_passes_per_step"]):
+            return
+        self._reducer.reduce(self.owned_parameters())

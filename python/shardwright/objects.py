@@ -1,0 +1,82 @@
+"""Python objects between ranks: send, receive, broadcast, all-gather and barriers (the spec's 2.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright import _core
+from shardwright.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
+from shardwright.runtime import Runtime, current_runtime
+from shardwright.values import pack, registry, unpack
+
+_CHANNEL = "objects"
+_GATHER_CHANNEL = "allgather"
+
+
+def _send(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
+    spec, tensors = _core.flatten(value, registry)
+    runtime.node.send_object(rank, channel, spec, pack(tensors, [False] * len(tensors)))
+
+
+def _receive(runtime: Runtime, rank: int, channel: str) -> Any:
+    spec, parts = runtime.receive_object(rank, channel)
+    return spec.build(unpack(parts), registry)
+
+
+def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
+    """Send an object to a rank, which takes it by :func:`recv_from`; does not wait for it.
+
+    Args:
+        obj: Any value of the types that cross ranks, tensors included (they arrive on the receiver's device).
+        dest_rank: The receiver.
+        rank_type: How ``dest_rank`` is meant.
+
+    Raises:
+        UnsupportedValueError: The object holds a value of a type that cannot cross ranks.
+        PeerLostError: The receiver is gone.
+    """
+    _send(current_runtime(), global_rank(dest_rank, rank_type), _CHANNEL, obj)
+
+
+def recv_from(src_rank: int, rank_type: RankType) -> Any:
+    """Wait for the next object that a rank sent or broadcast to this one.
+
+    Raises:
+        PeerLostError: The sender is gone.
+    """
+    return _receive(current_runtime(), global_rank(src_rank, rank_type), _CHANNEL)
+
+
+def broadcast(obj: Any, group: CommGroup) -> None:
+    """Send an object to all others in a group, which take it by :func:`recv_from`."""
+    runtime = current_runtime()
+    for rank in group_ranks(group):
+        if rank != runtime.rank:
+            _send(runtime, rank, _CHANNEL, obj)
+
+
+def allgather(obj: Any, group: CommGroup) -> list[Any]:
+    """Every rank's object, in the order of the group's ranks; called by all of them."""
+    runtime = current_runtime()
+    ranks = group_ranks(group)
+    for rank in ranks:
+        if rank != runtime.rank:
+            _send(runtime, rank, f"{_GATHER_CHANNEL} {group.value}", obj)
+    return [
+        obj if rank == runtime.rank else _receive(runtime, rank, f"{_GATHER_CHANNEL} {group.value}") for rank in ranks
+    ]
+
+
+def barrier(group: CommGroup = WORLD) -> None:
+    """Wait until every rank of the group has called this."""
+    allgather(None, group)
+
+
+def dp_barrier() -> None:
+    """Wait for the data-parallel group."""
+    barrier(DP_GROUP)
+
+
+def mp_barrier() -> None:
+    """Wait for the model replica."""
+    barrier(MP_GROUP)

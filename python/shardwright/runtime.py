@@ -1,0 +1,176 @@
+"""A rank's part of a job: its configuration, place, connection, execution server and models."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwright.errors import RemoteError, ShardwrightError
+from shardwright.execution.serve import FrameTable
+from shardwright.execution.worker import WorkerPool
+
+if TYPE_CHECKING:
+    from shardwright.launch import LaunchInfo
+    from shardwright.model.placement import Placement
+    from shardwright.model.distributed import DistributedModel
+    from shardwright.step.transaction import StepTransaction
+
+
+class Runtime:
+    """One rank of one job. ``smp.*`` finds the current one; several may live in one process.
+
+    Attributes:
+        cfg: The effective configuration.
+        topology: Ranks and groups.
+        launch: How this process was started.
+        node: The connection to the other ranks, None for a job of one rank.
+        server: The execution server.
+        placements: Where the modules of each ``DistributedModel`` live, by model id.
+        step: The number of the current or last step, counted from 1.
+    """
+
+    logger = logging.getLogger("shardwright")
+
+    def __init__(self, *, cfg: Any, topology: Any, launch: LaunchInfo, node: Any, server: Any) -> None:
+        """Take over the parts; see :func:`shardwright.start.init`."""
+        self.cfg = cfg
+        self.topology = topology
+        self.launch = launch
+        self.node = node
+        self.server = server
+        self.rank: int = launch.rank
+        self.pp_ranks: list[int] = topology.group("PP_GROUP", self.rank)
+        self.pp_size = len(self.pp_ranks)
+        self.pp_rank = self.pp_ranks.index(self.rank)
+        self.dp_ranks: list[int] = topology.group("DP_GROUP", self.rank)
+        self.num_microbatches: int = cfg.microbatches
+        self.placements: list[Placement] = []
+        self.optimizers: list[Any] = []
+        self.frames = FrameTable()
+        self.workers = WorkerPool(self)
+        self.step = 0
+        self.in_step = False
+        self.process_groups: dict[str, Any] = {}
+        self.pending_controls: list[int] = []
+        self.store: Any = None
+        self.owns_process_group = False
+        self.pid = os.getpid()
+        #: Why this rank leaves the job, when an exception ended its script.
+        self.farewell: dict[str, str] | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank runs the step function."""
+        return self.pp_rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def next_step(self) -> int:
+        """Count a step; ranks stay in lockstep because all of them call every step function."""
+        self.step += 1
+        return self.step
+
+    def begin_step_alone(self, name: str) -> None:
+        """Begin a step of a pipeline of one rank."""
+        self.next_step()
+        if self.node is not None:
+            self.server.check_abort(self.step)
+
+    def commit(self, transaction: StepTransaction) -> None:
+        """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
+        transaction.commit(self.num_microbatches)
+        for placement in self.placements:
+            placement.reduce_gradients()
+        if self.pp_size > 1:
+            self.server.leave_step()
+        for placement in self.placements:
+            placement.after_step()
+
+    def other_roots(self) -> list[int]:
+        """The global ranks that run the step function in the other replicas."""
+        return [rank for rank in self.dp_ranks if rank != self.rank]
+
+    def optimizer_of(self, model: DistributedModel) -> Any:
+        """The distributed optimizer that trains a model, None when there is none yet."""
+        return next((optimizer for optimizer in self.optimizers if optimizer.trains(model)), None)
+
+    def receive_object(self, rank: int, channel: str) -> Any:
+        """Wait for an object of another rank, watching for a failure of the step."""
+        while True:
+            received = self.node.recv_object(rank, channel, 0.1)
+            if received is not None:
+                return received
+            self.server.check_abort(self.step)
+
+    def wait_collective(self, work: Any) -> None:
+        """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere."""
+        pause = 1e-5
+        while not work.is_completed():
+            self.server.check_abort(self.step)
+            time.sleep(pause)
+            pause = min(pause * 1.5, 1e-3)
+        work.wait()
+
+    def report_failure(self, error: BaseException) -> None:
+        """Tell every rank that this one failed outside a task; what came from elsewhere is known already."""
+        if isinstance(error, RemoteError) or error is self.workers.error:
+            return
+        self.server.fail(
+            module=None,
+            microbatch=None,
+            phase=None,
+            kind=type(error).__qualname__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    def fail_step(self) -> None:
+        """Put what a failed step left behind in order."""
+        self.frames.clear()
+
+    def serve_control(self, request: Any) -> None:
+        """Answer a control request of the root."""
+        self.placements[request.model].serve_partition(request)
+
+
+_current: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar("shardwright_runtime", default=None)
+_default: Runtime | None = None
+
+
+def current_runtime() -> Runtime:
+    """The runtime of the calling context.
+
+    Raises:
+        ShardwrightError: ``smp.init`` was not called.
+    """
+    runtime = _current.get() or _default
+    if runtime is None:
+        raise ShardwrightError("call smp.init(...) before anything else of shardwright")
+    return runtime
+
+
+def find_runtime() -> Runtime | None:
+    """The runtime of the calling context, or None before ``smp.init``."""
+    return _current.get() or _default
+
+
+def set_default_runtime(runtime: Runtime | None) -> None:
+    """Set the process's runtime."""
+    global _default
+    _default = runtime
+
+
+def set_current_runtime(runtime: Runtime | None) -> contextvars.Token[Runtime | None]:
+    """Set the calling context's runtime, for several ranks in one process."""
+    return _current.set(runtime)

@@ -1,0 +1,228 @@
+"""``smp.init`` and ``smp.shutdown``: from a launched process to a rank of a running job, and back."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import secrets
+import signal
+import socket
+import stat
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright import _core
+from shardwright.config import load_config
+from shardwright.errors import JobStartError, ShardwrightError
+from shardwright.frames import guards
+from shardwright.launch import LaunchInfo, detect
+from shardwright.runtime import Runtime, find_runtime, set_default_runtime
+
+_STORE_PREFIX = "shardwright"
+_TRACE_CAPACITY = 1 << 16
+_SECRET_BYTES = 32
+#: Counts the calls of ``init``, which are the same on every rank, so that a second job finds nothing of the first.
+_starts = itertools.count()
+
+
+def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
+    """Make this process a rank of the job; the first call in a script.
+
+    Finds out how the process was launched (torchrun, Open MPI's mpirun, srun, or as one plain process), connects
+    the ranks, and makes them agree on version and configuration.
+
+    Args:
+        config: Configuration keys and values; the environment variable ``SM_HP_MP_PARAMETERS`` overrides it.
+        **keys: The same as keyword arguments.
+
+    Raises:
+        ConfigError: A key is unknown, or its value is not allowed.
+        JobStartError: The ranks could not find, trust or agree with each other.
+    """
+    if find_runtime() is not None:
+        raise ShardwrightError("smp.init was called already; call smp.shutdown() first to start anew")
+    launch = detect(os.environ)
+    cfg = load_config(config, keys, os.environ)
+    cfg.core.check_world(launch.world_size)
+    topology = _core.Topology(
+        launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
+    )
+    store = _open_store(launch, cfg) if launch.world_size > 1 else None
+    node = _connect(launch, cfg, store) if store is not None else _core.Node.single()
+    server = _core.Server.attach(
+        node,
+        rank=launch.rank,
+        host=socket.gethostname(),
+        pp_ranks=topology.group("PP_GROUP", launch.rank),
+        stall_report_seconds=cfg.stall_report_seconds,
+        stall_timeout_seconds=cfg.stall_timeout_seconds,
+        trace_capacity=_TRACE_CAPACITY,
+    )
+    runtime = Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=server)
+    runtime.store = store
+    if cfg.ddp and store is not None:
+        _make_process_groups(runtime, store)
+    if runtime.pp_size > 1:
+        guards.install()
+    set_default_runtime(runtime)
+    atexit.register(shutdown)
+    if launch.world_size > 1:
+        _watch_the_end_of_the_script(runtime)
+
+
+def is_initialized() -> bool:
+    """Whether ``smp.init`` was called."""
+    return find_runtime() is not None
+
+
+def shutdown() -> None:
+    """Leave the job in good order; also done when the script ends. Further calls do nothing."""
+    runtime = find_runtime()
+    if runtime is None or os.getpid() != runtime.pid:
+        return
+    atexit.unregister(shutdown)
+    set_default_runtime(None)
+    runtime.server.close()
+    runtime.workers.join(5.0)
+    if runtime.pp_size > 1:
+        guards.uninstall()
+    runtime.node.close(runtime.farewell)
+    if runtime.owns_process_group and dist.is_initialized():
+        dist.destroy_process_group()
+    runtime.process_groups.clear()
+
+
+def _open_store(launch: LaunchInfo, cfg: Any) -> dist.Store:
+    host, port = launch.rendezvous_host, launch.rendezvous_port
+    if host is None or port is None:
+        raise JobStartError(
+            f"rank {launch.rank} does not know where the job meets; set MASTER_ADDR and MASTER_PORT on every rank"
+        )
+    hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    timeout = timedelta(seconds=cfg.connect_timeout_seconds)
+    try:
+        store = dist.TCPStore(
+            host,
+            port,
+            world_size=None,
+            is_master=launch.rank == 0 and not hosted_by_launcher,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise JobStartError(f"rank {launch.rank} could not reach the job's store at {host}:{port}: {error}") from error
+    return dist.PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
+
+
+def _connect(launch: LaunchInfo, cfg: Any, store: dist.Store) -> Any:
+    secret = _secret(launch, cfg, store)
+    bind = cfg.bind_interface_address or ("127.0.0.1" if launch.single_host else _own_address(launch))
+    listener = None
+    if launch.rank == 0:
+        listener = _core.Listener.bind(bind, 0)
+        store.set("address", f"{bind}:{listener.port}")
+    try:
+        address = store.get("address").decode()
+    except RuntimeError as error:
+        raise JobStartError(
+            f"rank {launch.rank} waited {cfg.connect_timeout_seconds} s for rank 0, which did not start: {error}"
+        ) from error
+    host, _, port = address.rpartition(":")
+    return _core.Node.connect(
+        rank=launch.rank,
+        world=launch.world_size,
+        host=host,
+        port=int(port),
+        secret=secret,
+        fingerprint=cfg.core.fingerprint(),
+        version=_core.__version__,
+        connect_timeout=cfg.connect_timeout_seconds,
+        liveness_timeout=cfg.liveness_timeout_seconds,
+        bind_address=bind,
+        host_name=socket.gethostname(),
+        listener=listener,
+    )
+
+
+def _own_address(launch: LaunchInfo) -> str:
+    """The address of the interface that leads to the rendezvous host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((launch.rendezvous_host, launch.rendezvous_port or 1))
+        return str(probe.getsockname()[0])
+
+
+def _secret(launch: LaunchInfo, cfg: Any, store: dist.Store) -> bytes:
+    """The job's secret: given, from a file that only its owner can read, or random when all ranks share a host."""
+    given = os.environ.get("SHARDWRIGHT_SECRET")
+    if given:
+        return given.encode()
+    if cfg.secret_file is not None:
+        path = Path(cfg.secret_file)
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            content = path.read_bytes().strip()
+        except OSError as error:
+            raise JobStartError(f"rank {launch.rank} cannot read secret_file {str(path)!r}: {error}") from error
+        if mode & 0o077:
+            raise JobStartError(f"secret_file {str(path)!r} has mode {mode:04o}; others must not read it: chmod 600")
+        if not content:
+            raise JobStartError(f"secret_file {str(path)!r} is empty")
+        return content
+    if not launch.single_host and not cfg.allow_insecure_hosts:
+        raise JobStartError(
+            "the job spans several hosts but has no secret: set SHARDWRIGHT_SECRET (or the key secret_file) on every "
+            "rank, or allow_insecure_hosts=True where the network is trusted"
+        )
+    if launch.rank == 0:
+        store.set("secret", secrets.token_hex(_SECRET_BYTES))
+    return bytes(store.get("secret"))
+
+
+def _make_process_groups(runtime: Runtime, store: dist.Store) -> None:
+    if not dist.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("groups", store), rank=runtime.rank, world_size=runtime.launch.world_size
+        )
+        runtime.owns_process_group = True
+    for kind in ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"):
+        groups = sorted({tuple(runtime.topology.group(kind, rank)) for rank in range(runtime.launch.world_size)})
+        for ranks in groups:  # every rank makes every group, in one order
+            group = dist.new_group(list(ranks))
+            if runtime.rank in ranks:
+                runtime.process_groups[kind] = group
+
+
+def _watch_the_end_of_the_script(runtime: Runtime) -> None:
+    """Tell the others why this rank leaves, and end by a signal with one line instead of a traceback."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.stderr.write(f"shardwright: rank {runtime.rank} was interrupted\n")
+            return
+        runtime.farewell = {
+            "kind": kind.__qualname__,
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(kind, error, trace)),
+        }
+        previous(kind, error, trace)
+
+    sys.excepthook = excepthook
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+
+        def terminate(number: int, _frame: FrameType | None) -> None:
+            sys.stderr.write(f"shardwright: rank {runtime.rank} was terminated\n")
+            sys.exit(128 + number)
+
+        signal.signal(signal.SIGTERM, terminate)

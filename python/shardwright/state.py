@@ -1,0 +1,24 @@
+"""``smp.state``: the runtime's state, readable by scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.runtime import current_runtime
+
+
+class State:
+    """What scripts may read of the current runtime."""
+
+    @property
+    def cfg(self) -> Any:
+        """The effective configuration, one attribute for each key."""
+        return current_runtime().cfg
+
+    @property
+    def step(self) -> int:
+        """The number of the current or last step, counted from 1."""
+        return current_runtime().step
+
+
+state = State()

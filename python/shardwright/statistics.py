@@ -1,0 +1,30 @@
+"""``smp.stats``: what this rank has done so far, in numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.runtime import current_runtime
+
+
+def stats() -> dict[str, Any]:
+    """Counts of this rank since ``smp.init``; sizes are in bytes.
+
+    Returns:
+        Steps, remote requests sent and served by direction, live frames, bytes of parameters, buffers and gradients
+        held here, and messages and bytes sent and received.
+    """
+    runtime = current_runtime()
+    parameters = [p for placement in runtime.placements for p in placement.owned_parameters()]
+    buffers = [m._buffers[name] for placement in runtime.placements for m, name in placement.owned_buffers()]
+    return {
+        "steps": runtime.step,
+        "rank": runtime.rank,
+        "pipeline_parallel_degree": runtime.pp_size,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "buffer_bytes": sum(b.numel() * b.element_size() for b in buffers if b is not None),
+        "gradient_bytes": sum(p.grad.numel() * p.grad.element_size() for p in parameters if p.grad is not None),
+        "live_frames": len(runtime.frames),
+        "server": runtime.server.stats(),
+        "communication": runtime.node.stats(),
+    }

@@ -1,0 +1,112 @@
+"""What a step function returns: one value per microbatch, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from shardwright.errors import ShardwrightError
+
+
+class StepOutput:
+    """One returned tensor of a step function, for every microbatch.
+
+    Attributes:
+        outputs: The tensors, in order of microbatch.
+    """
+
+    __slots__ = ("outputs",)
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        """Keep the microbatches' tensors."""
+        self.outputs = outputs
+
+    def __repr__(self) -> str:
+        """The shapes by microbatch."""
+        return f"StepOutput({len(self.outputs)} microbatches of shape {tuple(self.outputs[0].shape)})"
+
+    def reduce_mean(self) -> torch.Tensor:
+        """The mean over microbatches, of one microbatch's shape and dtype."""
+        return self.reduce_sum() / len(self.outputs)
+
+    def reduce_sum(self) -> torch.Tensor:
+        """The sum over microbatches, of one microbatch's shape and dtype."""
+        self._check_shapes("summed")
+        total = self.outputs[0]
+        for output in self.outputs[1:]:
+            total = total + output
+        return total
+
+    def concat(self) -> torch.Tensor:
+        """The microbatches joined along axis 0; 0-dim tensors are stacked."""
+        if self.outputs[0].dim() == 0:
+            return torch.stack(self.outputs)
+        return torch.cat(self.outputs, dim=0)
+
+    def stack(self) -> torch.Tensor:
+        """The microbatches along a new axis 0."""
+        self._check_shapes("stacked")
+        return torch.stack(self.outputs)
+
+    def _check_shapes(self, verb: str) -> None:
+        shapes = [tuple(output.shape) for output in self.outputs]
+        if len(set(shapes)) > 1:
+            raise ShardwrightError(
+                f"outputs of different shapes by microbatch cannot be {verb}: {shapes}; use .outputs or .concat()"
+            )
+
+
+def merge_microbatches(results: list[Any]) -> Any:
+    """One structure with every tensor replaced by the :class:`StepOutput` of all microbatches.
+
+    What is not a tensor is returned as it is when all microbatches agree, else as the list of the microbatches'
+    values.
+    """
+    first = results[0]
+    if isinstance(first, torch.Tensor) and all(isinstance(result, torch.Tensor) for result in results):
+        return StepOutput(results)
+    same_type = all(type(result) is type(first) for result in results)
+    if same_type and isinstance(first, dict) and all(result.keys() == first.keys() for result in results):
+        merged = {key: merge_microbatches([result[key] for result in results]) for key in first}
+        return _like(first, merged)
+    if same_type and isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
+        items = [merge_microbatches([result[index] for result in results]) for index in range(len(first))]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    if same_type and is_dataclass(first) and not isinstance(first, type):
+        values = {f.name: merge_microbatches([getattr(r, f.name) for r in results]) for f in fields(first)}
+        return type(first)(**values)
+    return first if same_type and all(_equal(result, first) for result in results) else results
+
+
+def _like(original: dict[Any, Any], items: dict[Any, Any]) -> Any:
+    if type(original) is dict:
+        return items
+    if is_dataclass(original):  # transformers' ModelOutput
+        return type(original)(**items)
+    copied = original.copy()
+    copied.update(items)
+    return copied
+
+
+def _equal(left: Any, right: Any) -> bool:
+    try:
+        return bool(left == right)
+    except (RuntimeError, ValueError):
+        return False
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The value with every tensor in its dicts, lists, tuples and dataclasses replaced."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return _like(value, {key: map_tensors(item, function) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: map_tensors(getattr(value, f.name), function) for f in fields(value)})
+    return value

@@ -1,0 +1,141 @@
+"""Running one step: split, execute, agree, commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwright import _core
+from shardwright.errors import ShardwrightError, StepAborted
+from shardwright.execution.call import ServerBackward
+from shardwright.execution.context import StepState
+from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import Frame, in_frame
+from shardwright.frames.backward import close_calls
+from shardwright.step.output import map_tensors, merge_microbatches
+from shardwright.step.split import Arguments
+from shardwright.step.transaction import StepTransaction
+from shardwright.values import pack, registry, unpack
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+    from shardwright.step.decorator import StepFunction
+
+
+def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one step on this rank: as the root, as a peer of the root, or alone."""
+    if runtime.in_step or running_task() is not None:
+        raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
+    transaction = StepTransaction(runtime.placements)
+    runtime.in_step = True
+    try:
+        if runtime.pp_size == 1:
+            results = _run_alone(runtime, step, args, kwargs)
+        else:
+            results = _Pipeline(runtime, step).run(args, kwargs)
+    except BaseException:
+        transaction.rollback()
+        runtime.fail_step()
+        raise
+    finally:
+        runtime.in_step = False
+        runtime.frames.clear()
+    runtime.commit(transaction)
+    return merge_microbatches(results)
+
+
+def _finished(step: StepFunction[..., Any], result: Any) -> Any:
+    return map_tensors(result, torch.Tensor.detach) if step.detach_outputs else result
+
+
+def _run_alone(
+    runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
+    runtime.begin_step_alone(step.name)
+    results = []
+    for part, keywords in step.splitter.split(args, kwargs, runtime.num_microbatches):
+        results.append(_finished(step, step.function(*part, **keywords)))
+    return results
+
+
+class _Pipeline:
+    """One step of a pipeline of several ranks, seen from one of them."""
+
+    def __init__(self, runtime: Runtime, step: StepFunction[..., Any]) -> None:
+        self.runtime = runtime
+        self.step = step
+        self.parts: list[Arguments | None] = []
+        self.results: list[Any] = []
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        runtime = self.runtime
+        state = StepState.capture()
+        runtime.next_step()
+        try:
+            if runtime.is_root:
+                self.parts = list(self.step.splitter.split(args, kwargs, runtime.num_microbatches))
+                self.results = [None] * len(self.parts)
+            runtime.workers.begin_step(state, self.run_root)
+            runtime.server.begin_step(
+                step=runtime.step,
+                function=self.step.name,
+                num_microbatches=runtime.num_microbatches,
+                pipeline=runtime.cfg.pipeline,
+                active_microbatches=runtime.cfg.active_microbatches,
+            )
+            return self.supervise()
+        except BaseException as error:
+            runtime.report_failure(error)
+            raise
+        finally:
+            runtime.workers.end_step()
+            self.parts = []
+
+    def run_root(self, microbatch: int) -> None:
+        """The root task of a microbatch, on a worker: the step function itself."""
+        task = running_task()
+        assert task is not None, "root tasks run on workers"
+        arguments, self.parts[microbatch] = self.parts[microbatch], None
+        assert arguments is not None, "each microbatch is granted once"
+        frame = Frame(microbatch)
+        with in_frame(frame):
+            result = self.step.function(*arguments[0], **arguments[1])
+        frame.settle()
+        self.results[microbatch] = _finished(self.step, result)
+        close_calls(frame, ServerBackward(task, frame))
+        self.settle_controls(task)
+
+    def settle_controls(self, task: RunningTask) -> None:
+        """Take the answers to the control requests that this microbatch sent without waiting."""
+        requests, self.runtime.pending_controls = self.runtime.pending_controls, []
+        if requests:
+            self.runtime.server.wait(task.worker, requests, "forward")
+
+    def supervise(self) -> list[Any]:
+        """The main thread's part: start workers, serve control requests, until the step has ended everywhere."""
+        runtime = self.runtime
+        while True:
+            event = runtime.server.supervise()
+            if event.kind == "start_worker":
+                runtime.workers.start(event.worker)
+            elif event.kind == "control":
+                runtime.serve_control(event.request)
+            elif event.kind == "stall_report":
+                runtime.logger.warning("%s", event.text)
+            elif event.kind == "root_done":
+                spec, tensors = _core.flatten(self.results, registry)
+                runtime.server.end_step(spec, pack(tensors, [False] * len(tensors)))
+                return self.results
+            elif event.kind == "step_end":
+                spec, parts = event.body
+                results = spec.build(unpack(parts), registry)
+                assert isinstance(results, list), "the root sends one result per microbatch"
+                return results
+            elif event.kind == "aborted_locally":
+                error = runtime.workers.error
+                assert error is not None, "this rank failed the step"
+                raise error
+            else:
+                raise StepAborted(f"unknown event {event.kind!r} from the execution server")

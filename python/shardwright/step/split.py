@@ -1,0 +1,147 @@
+"""Splitting a step function's arguments into microbatches."""
+
+from __future__ import annotations
+
+import inspect
+from collections import UserDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from shardwright.errors import ConfigError
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Splitter:
+    """Splits the arguments of one step function (the spec's split rule).
+
+    Every tensor found in an argument, directly or nested in lists, tuples, dicts and sets, is narrowed along axis 0
+    (or its argument's axis) into equal slices. 0-dim tensors and everything else pass whole. An object with a method
+    ``smp_slice(num_mb, mb, axis)`` is split by calling it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], non_split_inputs: Collection[str], input_split_axes: Mapping[str, int]
+    ) -> None:
+        """Check the names against the function's signature."""
+        self._name = getattr(function, "__qualname__", repr(function))
+        self._signature = inspect.signature(function)
+        self._whole = frozenset(non_split_inputs)
+        self._axes = dict(input_split_axes)
+        parameters = self._signature.parameters
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            for option, names in (("non_split_inputs", self._whole), ("input_split_axes", self._axes)):
+                for name in names:
+                    if name not in parameters:
+                        raise ConfigError(
+                            f"smp.step: {option} names {name!r}, which is not an argument of {self._name}; "
+                            f"its arguments are {', '.join(parameters)}"
+                        )
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any], num_microbatches: int) -> list[Arguments]:
+        """The arguments of each microbatch.
+
+        Raises:
+            ConfigError: A tensor's size on its axis is not divisible by the number of microbatches, or tensors to
+                be split disagree in size.
+        """
+        if num_microbatches == 1 and not _has_slicer((args, kwargs)):
+            return [(args, kwargs)]
+        names = self._names(args)
+        sizes: dict[str, int] = {}
+        for name, value in (*zip(names, args, strict=True), *kwargs.items()):
+            if name not in self._whole:
+                self._measure(name, value, self._axes.get(name, 0), num_microbatches, sizes)
+        self._check(sizes, num_microbatches)
+        return [
+            (
+                tuple(self._slice(n, v, num_microbatches, m) for n, v in zip(names, args, strict=True)),
+                {n: self._slice(n, v, num_microbatches, m) for n, v in kwargs.items()},
+            )
+            for m in range(num_microbatches)
+        ]
+
+    def _names(self, args: tuple[Any, ...]) -> list[str]:
+        names = []
+        positional = list(self._signature.parameters.values())
+        for index in range(len(args)):
+            parameter = positional[min(index, len(positional) - 1)] if positional else None
+            names.append(parameter.name if parameter is not None else f"argument {index}")
+        return names
+
+    def _measure(self, path: str, value: Any, axis: int, num_microbatches: int, sizes: dict[str, int]) -> None:
+        if isinstance(value, torch.Tensor):
+            if value.dim() == 0:
+                return
+            if not -value.dim() <= axis < value.dim():
+                raise ConfigError(
+                    f"smp.step: {path} of {self._name} has {value.dim()} axes, so it cannot be split along axis {axis}"
+                )
+            sizes[path] = value.shape[axis]
+        elif hasattr(value, "smp_slice") or isinstance(value, torch.nn.Module):
+            return
+        elif isinstance(value, (dict, UserDict)):
+            for key, item in value.items():
+                self._measure(f"{path}[{key!r}]", item, axis, num_microbatches, sizes)
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            for index, item in enumerate(value):
+                self._measure(f"{path}[{index}]", item, axis, num_microbatches, sizes)
+
+    def _check(self, sizes: dict[str, int], num_microbatches: int) -> None:
+        for path, size in sizes.items():
+            if size % num_microbatches:
+                raise ConfigError(
+                    f"smp.step: {path} of {self._name} has {size} samples, which {num_microbatches} microbatches do not "
+                    "divide evenly; drop the last batch (drop_last=True), change `microbatches`, or name the argument "
+                    "in non_split_inputs to pass it whole"
+                )
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{path} has {size}" for path, size in sizes.items())
+            raise ConfigError(
+                f"smp.step: tensors to be split into microbatches disagree in size: {listed}; name those that belong to "
+                "every microbatch in non_split_inputs, or give the axis of the batch in input_split_axes"
+            )
+
+    def _slice(self, name: str, value: Any, num_microbatches: int, microbatch: int) -> Any:
+        if name in self._whole:
+            return value
+        return _slice(value, self._axes.get(name, 0), num_microbatches, microbatch)
+
+
+def _slice(value: Any, axis: int, num_microbatches: int, microbatch: int) -> Any:
+    def inner(item: Any) -> Any:
+        return _slice(item, axis, num_microbatches, microbatch)
+
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0:
+            return value
+        size = value.shape[axis] // num_microbatches
+        return value.narrow(axis, microbatch * size, size)
+    if hasattr(value, "smp_slice"):
+        return value.smp_slice(num_microbatches, microbatch, axis)
+    if isinstance(value, torch.nn.Module):
+        return value
+    if isinstance(value, (dict, UserDict)):
+        items = {key: inner(item) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        copied = value.copy()
+        copied.update(items)
+        return copied
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(inner(item) for item in value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(inner(item) for item in value)
+    return value
+
+
+def _has_slicer(value: Any) -> bool:
+    if hasattr(value, "smp_slice"):
+        return True
+    if isinstance(value, (dict, UserDict)):
+        return any(_has_slicer(item) for item in value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(_has_slicer(item) for item in value)
+    return False
