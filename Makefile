@@ -78,8 +78,9 @@ bench-overhead: setup ## what one rank costs over plain PyTorch
 	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
 
 gpu-test: setup ## the tests and measurements that need a CUDA device
+	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
 	@$(PYTHON) -m pytest --quiet -m gpu
-	@$(PYTHON) benches/gpu.py $(ARGS)
+	@$(PYTHON) benches/overhead.py --device cuda $(ARGS)
 
 wheel: setup ## build the wheel, install it into an empty environment and train with it
 	@tools/wheel.sh

@@ -1,0 +1,128 @@
+"""Times steps of one rank against plain PyTorch that runs the same microbatches in an accumulation loop."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import shardwright as smp
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+MICROBATCHES = 4
+Step = Callable[[], None]
+
+
+def gpt2_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids).loss
+
+
+def mlp_loss(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    return model(inputs).square().mean()
+
+
+def make_gpt2(device: str) -> tuple[nn.Module, torch.Tensor]:
+    wide = 768 if device == "cuda" else 160
+    config = GPT2Config(
+        vocab_size=256, n_positions=64, n_embd=wide, n_layer=4, n_head=wide // 32, use_cache=False
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval(), torch.randint(256, (16, 64))
+
+
+def make_mlp(device: str) -> tuple[nn.Module, torch.Tensor]:
+    wide = 2048 if device == "cuda" else 160
+    layers = [layer for _ in range(3) for layer in (nn.Linear(wide, wide), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(64, wide)
+
+
+def plain_step(model: nn.Module, loss_of: Callable[..., torch.Tensor], batch: torch.Tensor) -> Step:
+    parameters = list(model.parameters())
+
+    def run() -> None:
+        for microbatch in batch.chunk(MICROBATCHES):
+            loss_of(model, microbatch).backward()
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(MICROBATCHES)
+
+    return run
+
+
+def library_step(model: nn.Module, loss_of: Callable[..., torch.Tensor], batch: torch.Tensor) -> Step:
+    distributed = smp.DistributedModel(model)
+
+    @smp.step
+    def train_step(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        model.backward(loss)
+        return loss
+
+    return lambda: train_step(distributed, batch)
+
+
+def timed(step: Step, model: nn.Module, device: str) -> float:
+    """Seconds of one step, from zeroed gradients to finished ones."""
+    model.zero_grad()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def compare(make: Callable[[str], Any], loss_of: Callable[..., torch.Tensor], pairs: int, device: str) -> list[Any]:
+    """Pairs (plain seconds, library seconds), timed in turns."""
+    torch.manual_seed(0)
+    model, batch = make(device)
+    plain_model, library_model, batch = model.to(device), copy.deepcopy(model).to(device), batch.to(device)
+    plain, library = plain_step(plain_model, loss_of, batch), library_step(library_model, loss_of, batch)
+    for _ in range(5):
+        timed(plain, plain_model, device)
+        timed(library, library_model, device)
+    for ours, theirs in zip(library_model.parameters(), plain_model.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    seconds = []
+    for pair in range(pairs):
+        if pair % 2:
+            ours = timed(library, library_model, device)
+            seconds.append((timed(plain, plain_model, device), ours))
+        else:
+            theirs = timed(plain, plain_model, device)
+            seconds.append((theirs, timed(library, library_model, device)))
+        print(f"\rpair {pair + 1}/{pairs}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    args = parser.parse_args()
+    smp.init({"microbatches": MICROBATCHES})
+    gpt2 = compare(make_gpt2, gpt2_loss, args.pairs, args.device)
+    mlp = compare(make_mlp, mlp_loss, args.pairs * 5, args.device)
+    print(f"{'model':8}{'plain ms':>10}{'library ms':>12}{'ratio':>8}{'added us':>10}")
+    added = {}
+    for name, pairs in (("GPT-2", gpt2), ("MLP", mlp)):
+        plain, library = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratio = statistics.median(ours / theirs for theirs, ours in pairs)
+        added[name] = 1e6 * statistics.median(ours - theirs for theirs, ours in pairs)
+        print(f"{name:8}{1e3 * plain:10.3f}{1e3 * library:12.3f}{ratio:8.4f}{added[name]:10.1f}")
+    ratio = statistics.median(ours / theirs for theirs, ours in gpt2)
+    print(json.dumps({"median_ratio": ratio, "pairs": args.pairs, "mlp_added_us": added["MLP"]}))
+
+
+if __name__ == "__main__":
+    main()
