@@ -1,1 +1,24 @@
-//! Shardwright runtime.
+//! The execution server: who runs when on a rank, and how steps begin, end and fail.
+//!
+//! A pure state machine, [`Machine`], takes events (a worker asks, a message arrives, time
+//! passes) and decides; a thin shell, [`Server`], puts it behind one short lock that Python's
+//! threads and the transport's threads enter, wakes whoever got the turn, and sends.
+//! Nothing here knows torch or Python. The reasons and the numbered invariants (EX-1 and on)
+//! stand in `docs/design/execution.md`.
+
+mod counters;
+mod failure;
+mod machine;
+mod server;
+mod trace;
+
+#[cfg(test)]
+mod tests;
+
+pub use counters::{Counters, Stats, WorkCounts};
+pub use failure::{Failure, FailureKind, LocalError, ServerError};
+pub use machine::{
+    Action, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan, Task, Waiting,
+};
+pub use server::Server;
+pub use trace::{TraceKind, TraceRecord};

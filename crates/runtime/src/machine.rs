@@ -1,0 +1,298 @@
+//! The pure state machine of a rank's execution server: no clock, no threads, no I/O.
+//!
+//! Every method that is an event takes the time as `now`, counted from any fixed start. What the
+//! shell has to do afterwards (send, wake) collects as [`Action`]s. Invariants, cited where they
+//! are upheld and explained in `docs/design/execution.md`:
+//!
+//! - EX-1: at most one holder of the turn: a worker that is EXECUTING, or the main thread in a control request.
+//! - EX-2: a worker is started only when none is IDLE, and one at a time.
+//! - EX-3: a worker that asks for its next task keeps the turn when the choice is a fresh task.
+//! - EX-4: a message of an older step is dropped and counted; of a newer step, kept until it is entered.
+//! - EX-5: an abort reaches every rank of the job; the first failure of a step wins.
+//! - EX-6: a failed step's suspended workers unwind one at a time, and its end is reported when all are IDLE.
+//! - EX-7: a step ends only when no request is live.
+//! - EX-8: only a lack of progress anywhere in the job is a stall.
+//! - EX-9: after a failed step the next one starts from nothing.
+//! - EX-10: a peer's departure is an error only once a step needs that peer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_schedule::{RootProgress, Schedule};
+use shardwright_wire::{Body, Message, Place, Request, TaskContext, Work};
+
+use crate::counters::{Counters, Stats};
+use crate::failure::{Failure, ServerError};
+use crate::trace::{TraceRecord, TraceRing};
+
+mod arrivals;
+mod dispatch;
+mod failing;
+mod life;
+mod main_thread;
+mod peers;
+mod requests;
+mod stall;
+mod workers;
+
+pub use main_thread::MainEvent;
+pub use workers::{Grant, Task, Waiting};
+
+use arrivals::Kept;
+use dispatch::{ReadyItem, Start, Turn};
+use failing::FailedSteps;
+use peers::Peers;
+use requests::{Outstanding, Served};
+use stall::StallWatch;
+use workers::Worker;
+
+/// What a machine knows about its place in the job.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// This rank.
+    pub rank: Rank,
+    /// The ranks of its pipeline in pipeline order; the first is the root.
+    pub pipeline: Vec<Rank>,
+    /// The host of every rank of the job, by rank.
+    pub hosts: Vec<String>,
+    /// After how long without progress on this rank a wait is reported.
+    pub stall_report: Duration,
+    /// After how long without progress anywhere a step fails.
+    pub stall_timeout: Duration,
+    /// How many trace records are kept.
+    pub trace_capacity: usize,
+}
+
+/// What a rank is about to do in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepPlan {
+    /// The step's number; every rank counts alike.
+    pub step: StepEpoch,
+    /// The step function's qualified name.
+    pub function: String,
+    /// How many microbatches.
+    pub num_microbatches: u32,
+    /// The schedule.
+    pub schedule: Schedule,
+}
+
+/// What the caller of `send_request` decides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewRequest {
+    /// The model.
+    pub model: ModelId,
+    /// What is asked for.
+    pub work: Work,
+    /// The microbatch.
+    pub microbatch: MicrobatchId,
+    /// Where in the graph.
+    pub place: Place,
+    /// Under which torch state.
+    pub context: TaskContext,
+    /// Arguments, or gradients.
+    pub body: Body,
+}
+
+/// What the shell has to do after an event.
+#[derive(Debug, PartialEq)]
+pub enum Action {
+    /// Hand a message to the transport.
+    Send {
+        /// The receiver.
+        to: Rank,
+        /// The message.
+        message: Message,
+    },
+    /// A worker has a grant.
+    WakeWorker(WorkerId),
+    /// The main thread has something to do.
+    WakeMain,
+}
+
+/// Where a step stands on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Between steps.
+    Outside,
+    /// Tasks run.
+    Running,
+    /// The root's functions have returned; the step's result is being made.
+    Ending,
+    /// The step's tasks are over everywhere; gradients are being averaged.
+    Committing,
+    /// Stacks unwind.
+    Aborting(Failure),
+    /// The step has failed, and all stacks are gone.
+    Failed(Failure),
+}
+
+/// The state machine. See the module's documentation.
+#[derive(Debug)]
+pub struct Machine {
+    config: MachineConfig,
+    stage: Stage,
+    plan: StepPlan,
+    begun: bool,
+    root: RootProgress,
+    workers: Vec<Worker>,
+    busy_workers: u32,
+    turn: Turn,
+    last_worker: Option<WorkerId>,
+    start: Start,
+    ready: Vec<ReadyItem>,
+    arrivals: u64,
+    next_request: u64,
+    outstanding: BTreeMap<RequestId, Outstanding>,
+    serving: BTreeMap<(Rank, RequestId), Served>,
+    controls: VecDeque<Box<Request>>,
+    main_missing: Option<u32>,
+    end_body: Option<Body>,
+    kept: Kept,
+    failed_steps: FailedSteps,
+    late: Option<Failure>,
+    peers: Peers,
+    stall: StallWatch,
+    names: BTreeMap<ModelId, Vec<String>>,
+    total: Counters,
+    step: Counters,
+    stats: Stats,
+    trace: TraceRing,
+    actions: Vec<Action>,
+    main_blocked: bool,
+    closed: bool,
+}
+
+impl Machine {
+    /// A machine between steps, with no workers.
+    pub fn new(config: MachineConfig) -> Self {
+        let trace = TraceRing::new(config.trace_capacity);
+        Self {
+            config,
+            stage: Stage::Outside,
+            plan: StepPlan {
+                step: StepEpoch(0),
+                function: String::new(),
+                num_microbatches: 0,
+                schedule: Schedule::Simple,
+            },
+            begun: false,
+            root: RootProgress::default(),
+            workers: Vec::new(),
+            busy_workers: 0,
+            turn: Turn::Free,
+            last_worker: None,
+            start: Start::NotWanted,
+            ready: Vec::new(),
+            arrivals: 0,
+            next_request: 0,
+            outstanding: BTreeMap::new(),
+            serving: BTreeMap::new(),
+            controls: VecDeque::new(),
+            main_missing: None,
+            end_body: None,
+            kept: Kept::default(),
+            failed_steps: FailedSteps::default(),
+            late: None,
+            peers: Peers::default(),
+            stall: StallWatch::default(),
+            names: BTreeMap::new(),
+            total: Counters::default(),
+            step: Counters::default(),
+            stats: Stats::default(),
+            trace,
+            actions: Vec::new(),
+            main_blocked: false,
+            closed: false,
+        }
+    }
+
+    /// What the shell has to do, in order, since the last call.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Gives a model's modules their names, for reports.
+    pub fn name_modules(&mut self, model: ModelId, names: Vec<String>) {
+        self.names.insert(model, names);
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            total: self.total,
+            step: self.step,
+            live_requests: (self.outstanding.len() + self.serving.len() + self.ready.len()) as u64,
+            kept_messages: self.kept.len() as u64,
+            trace_lost: self.trace.lost(),
+            ..self.stats
+        }
+    }
+
+    /// The trace's records, oldest first; the ring is empty afterwards.
+    pub fn take_trace(&mut self) -> Vec<TraceRecord> {
+        self.trace.take()
+    }
+
+    /// Whether a thread of this rank computes, as far as the server can tell (EX-8).
+    ///
+    /// The main thread computes whenever it does not wait in the server: it then runs the
+    /// user's own code between steps, or averages gradients.
+    pub fn is_executing(&self) -> bool {
+        matches!(self.turn, Turn::Worker(_)) || !self.main_blocked
+    }
+
+    /// A number that grows with everything that this rank does.
+    pub fn progress_count(&self) -> u64 {
+        self.total.tasks + self.total.suspensions + self.stats.steps
+    }
+
+    /// The newest step entered.
+    pub fn newest_step(&self) -> StepEpoch {
+        self.plan.step
+    }
+
+    fn is_root(&self) -> bool {
+        self.config.pipeline.first() == Some(&self.config.rank)
+    }
+
+    fn root_rank(&self) -> Rank {
+        *self
+            .config
+            .pipeline
+            .first()
+            .expect("a pipeline has at least its root")
+    }
+
+    fn pipeline_peers(&self) -> Vec<Rank> {
+        self.config
+            .pipeline
+            .iter()
+            .copied()
+            .filter(|rank| *rank != self.config.rank)
+            .collect()
+    }
+
+    fn host(&self, rank: Rank) -> String {
+        self.config
+            .hosts
+            .get(rank.0 as usize)
+            .cloned()
+            .unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    fn in_step(&self) -> bool {
+        !matches!(self.stage, Stage::Outside | Stage::Failed(_))
+    }
+
+    /// Refuses a call outside a step, and unwinds its caller in a failing one.
+    fn require_running(&self, call: &'static str) -> Result<(), ServerError> {
+        match &self.stage {
+            _ if self.closed => Err(ServerError::Aborted),
+            Stage::Running | Stage::Ending => Ok(()),
+            Stage::Aborting(_) => Err(ServerError::Aborted),
+            Stage::Failed(failure) => Err(ServerError::Failed(Box::new(failure.clone()))),
+            Stage::Outside | Stage::Committing => Err(ServerError::NotInStep { call }),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Handing over the turn: what is ready, and who runs it.
+
+use std::time::Duration;
+
+use shardwright_core::{MicrobatchId, WorkerId};
+use shardwright_schedule::{Ready, ReadyKind};
+use shardwright_wire::Request;
+
+use super::workers::{Grant, Task, Worker, WorkerState};
+use super::{Action, Machine, Stage};
+use crate::failure::FailureKind;
+
+/// Who computes on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nobody.
+    Free,
+    /// A worker.
+    Worker(WorkerId),
+    /// The main thread, in a control request.
+    Main,
+}
+
+/// Whether a worker is being started (EX-2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// No.
+    NotWanted,
+    /// The main thread is to start one.
+    Wanted,
+    /// The main thread has been told to start this one, which has not come up yet.
+    UnderWay(WorkerId),
+}
+
+/// What a ready item would run.
+#[derive(Debug)]
+pub(super) enum Subject {
+    /// A step function that has not started.
+    Root,
+    /// A request that has not started.
+    Request(Box<Request>),
+    /// A suspended worker.
+    Worker(WorkerId),
+}
+
+#[derive(Debug)]
+pub(super) struct ReadyItem {
+    pub(super) ready: Ready,
+    pub(super) subject: Subject,
+}
+
+impl Machine {
+    pub(super) fn push_ready(
+        &mut self,
+        kind: ReadyKind,
+        microbatch: MicrobatchId,
+        subject: Subject,
+    ) {
+        self.arrivals += 1;
+        let ready = Ready {
+            kind,
+            microbatch,
+            arrival: self.arrivals,
+        };
+        self.ready.push(ReadyItem { ready, subject });
+    }
+
+    /// Gives the turn away if it is free. `asking` is a worker that has just become IDLE and
+    /// so runs a fresh task without a change of threads (EX-3).
+    pub(super) fn dispatch(&mut self, asking: Option<WorkerId>, now: Duration) {
+        if self.turn == Turn::Free && !self.closed {
+            match self.stage {
+                Stage::Running | Stage::Ending => self.dispatch_ready(asking, now),
+                Stage::Aborting(_) => self.dispatch_unwinding(now),
+                Stage::Outside | Stage::Committing | Stage::Failed(_) => {}
+            }
+        }
+        if self.main_has_work() {
+            self.actions.push(Action::WakeMain);
+        }
+    }
+
+    fn dispatch_ready(&mut self, asking: Option<WorkerId>, now: Duration) {
+        let chosen = self
+            .plan
+            .schedule
+            .choose(self.ready.iter().map(|item| &item.ready), &self.root);
+        let Some(index) = chosen else {
+            self.check_deadlock(now);
+            return;
+        };
+        if let Subject::Worker(worker) = self.ready[index].subject {
+            self.ready.swap_remove(index);
+            self.grant(worker, Grant::Resume, now);
+            return;
+        }
+        let Some(worker) = asking.or_else(|| self.first_idle()) else {
+            // EX-2: the start is asked for once, and only because nobody is idle.
+            if self.start == Start::NotWanted {
+                self.start = Start::Wanted;
+            }
+            return;
+        };
+        if self.start == Start::Wanted {
+            self.start = Start::NotWanted;
+        }
+        let item = self.ready.swap_remove(index);
+        let task = match item.subject {
+            Subject::Root => {
+                self.root.started += 1;
+                Task::Root {
+                    microbatch: item.ready.microbatch,
+                }
+            }
+            Subject::Request(request) => Task::Request(request),
+            Subject::Worker(_) => unreachable!("a suspended worker was resumed above"),
+        };
+        self.grant(worker, Grant::Task(task), now);
+    }
+
+    /// EX-6: one suspended stack at a time.
+    fn dispatch_unwinding(&mut self, now: Duration) {
+        if let Some(index) = self.workers.iter().position(Worker::is_pending) {
+            self.grant(WorkerId(index as u32), Grant::Aborted, now);
+        }
+    }
+
+    fn first_idle(&self) -> Option<WorkerId> {
+        let index = self
+            .workers
+            .iter()
+            .position(|worker| worker.state == WorkerState::Idle && worker.grant.is_none())?;
+        Some(WorkerId(index as u32))
+    }
+
+    /// A root whose tasks all wait, with no request under way, waits for ever.
+    fn check_deadlock(&mut self, now: Duration) {
+        let unfinished = self.root.returned < self.root.num_microbatches;
+        if self.is_root()
+            && self.stage == Stage::Running
+            && unfinished
+            && self
+                .outstanding
+                .values()
+                .all(|request| request.response.is_some())
+            && self.serving.is_empty()
+            && self.controls.is_empty()
+            && !matches!(self.start, Start::UnderWay(_))
+        {
+            let message = format!(
+                "{} is deadlocked: no task runs or may run under {}, and no request is under way; {}",
+                self.step_text(),
+                self.plan.schedule,
+                self.waits_text(now),
+            );
+            let failure = self.own_failure(FailureKind::Stall, "StallError", message, None);
+            self.fail_with(failure, true, now);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A step's life: begin, end, commit.
+
+use std::time::Duration;
+
+use shardwright_core::{MicrobatchId, Rank, StepEpoch};
+use shardwright_schedule::{ReadyKind, RootProgress};
+use shardwright_wire::{Body, Message, StepBegin, StepEnd};
+
+use super::dispatch::{Subject, Turn};
+use super::{Action, Machine, Stage, StepPlan};
+use crate::counters::Counters;
+use crate::failure::{Failure, ServerError};
+
+impl Machine {
+    /// Enters a step. The root tells its peers; they compare with what they were called with.
+    ///
+    /// An error of kind [`ServerError::Failed`] means that the step has failed already: it was
+    /// aborted elsewhere, or a rank that it needs has left.
+    pub fn begin_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
+        if self.in_step() {
+            return Err(self.in_step_error("begin_step"));
+        }
+        if plan.step <= self.plan.step {
+            return Err(ServerError::StaleStep {
+                asked: plan.step,
+                newest: self.plan.step,
+            });
+        }
+        if plan.num_microbatches == 0 {
+            return Err(ServerError::NoMicrobatches { step: plan.step });
+        }
+        self.forget_step();
+        self.plan = plan;
+        self.begun = self.is_root();
+        self.root = RootProgress::default();
+        self.step = Counters::default();
+        self.stats.steps += 1;
+        self.stall.begin(now);
+        if let Some(report) = self.kept.take_abort(self.plan.step) {
+            self.late = None;
+            return Err(self.fail_at_entry(Failure::remote(report), false));
+        }
+        if let Some(failure) = self.late.take().or_else(|| self.departed_at_entry()) {
+            return Err(self.fail_at_entry(failure, true));
+        }
+        self.stage = Stage::Running;
+        if self.is_root() {
+            self.open_root();
+        }
+        self.take_kept(now);
+        self.dispatch(None, now);
+        Ok(())
+    }
+
+    fn open_root(&mut self) {
+        self.root.num_microbatches = self.plan.num_microbatches;
+        for to in self.pipeline_peers() {
+            let begin = StepBegin {
+                step: self.plan.step,
+                function: self.plan.function.clone(),
+                num_microbatches: self.plan.num_microbatches,
+            };
+            self.actions.push(Action::Send {
+                to,
+                message: Message::StepBegin(begin),
+            });
+        }
+        for microbatch in 0..self.plan.num_microbatches {
+            self.push_ready(
+                ReadyKind::RootForward,
+                MicrobatchId(microbatch),
+                Subject::Root,
+            );
+        }
+    }
+
+    /// The root has the step's result: its peers' part ends, and the commit begins.
+    pub fn end_step(&mut self, body: Body) -> Result<(), ServerError> {
+        if !self.is_root() {
+            return Err(ServerError::NotRoot {
+                call: "end_step",
+                rank: self.config.rank,
+            });
+        }
+        self.require_running("end_step")?;
+        if self.stage != Stage::Ending {
+            return Err(self.in_step_error("end_step"));
+        }
+        self.stage = Stage::Committing;
+        let step = self.plan.step;
+        let peers = self.pipeline_peers();
+        let mut body = Some(body);
+        for (index, to) in peers.iter().enumerate() {
+            // The tensors are shared; the last peer's message takes the tree itself.
+            let copy = if index + 1 == peers.len() {
+                body.take()
+            } else {
+                body.clone()
+            };
+            let body = copy.expect("taken only for the last peer");
+            self.actions.push(Action::Send {
+                to: *to,
+                message: Message::StepEnd(Box::new(StepEnd { step, body })),
+            });
+        }
+        Ok(())
+    }
+
+    /// The commit is done; between steps again.
+    pub fn leave_step(&mut self) -> Result<(), ServerError> {
+        match &self.stage {
+            Stage::Committing => {
+                self.stage = Stage::Outside;
+                Ok(())
+            }
+            // The commit was done when the failure arrived: it is the next step's to report.
+            Stage::Aborting(failure) if self.all_quiet() => {
+                self.late.get_or_insert(failure.clone());
+                self.stage = Stage::Outside;
+                Ok(())
+            }
+            Stage::Failed(_) => Ok(()),
+            Stage::Outside => Err(ServerError::NotInStep { call: "leave_step" }),
+            Stage::Running | Stage::Ending | Stage::Aborting(_) => {
+                Err(self.in_step_error("leave_step"))
+            }
+        }
+    }
+
+    /// Raises the failure of a step whose tasks are over; for those who wait in a collective of
+    /// `needed` ranks. A rank that has left in good order fails it only after a while, since it
+    /// may have left because its own part was done.
+    pub fn check_abort(
+        &mut self,
+        step: StepEpoch,
+        needed: &[Rank],
+        now: Duration,
+    ) -> Result<(), ServerError> {
+        if self.stage == Stage::Committing
+            && step == self.plan.step
+            && let Some(failure) = self.departed_from_collective(needed, now)
+        {
+            self.fail_with(failure, true, now);
+        }
+        match &self.stage {
+            Stage::Aborting(failure) if step == self.plan.step => {
+                if !self.all_quiet() {
+                    return Err(ServerError::Aborted);
+                }
+                let failure = failure.clone();
+                self.finish_failing(failure.clone());
+                Err(ServerError::Failed(Box::new(failure)))
+            }
+            Stage::Failed(failure) if step == self.plan.step => {
+                Err(ServerError::Failed(Box::new(failure.clone())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether no stack and no request of the step is left on this rank (EX-7).
+    pub(super) fn all_quiet(&self) -> bool {
+        self.turn != Turn::Main && self.workers_idle()
+    }
+
+    pub(super) fn workers_idle(&self) -> bool {
+        self.busy_workers == 0
+    }
+
+    pub(super) fn in_step_error(&self, call: &'static str) -> ServerError {
+        ServerError::InStep {
+            call,
+            step: self.plan.step,
+            function: self.plan.function.clone(),
+        }
+    }
+}

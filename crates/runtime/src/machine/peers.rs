@@ -1,0 +1,146 @@
+//! Peers that die, fall silent or leave, and when that matters (EX-10).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use shardwright_comm::{Loss, describe_loss};
+use shardwright_core::Rank;
+use shardwright_wire::{Beat, ErrorReport};
+
+use super::{Machine, Stage};
+use crate::failure::{Failure, FailureKind};
+
+/// How long a rank that has left in good order may still be part of a collective under way:
+/// what it had to send lies in the network, so its partners end soon if it did its part.
+const COLLECTIVE_GRACE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    lost: BTreeMap<Rank, (Loss, Duration)>,
+    beats: BTreeMap<Rank, Beat>,
+}
+
+impl Peers {
+    pub(super) fn is_lost(&self, rank: Rank) -> bool {
+        self.lost.contains_key(&rank)
+    }
+
+    pub(super) fn beat_of(&self, rank: Rank) -> Option<&Beat> {
+        self.beats.get(&rank)
+    }
+}
+
+impl Machine {
+    /// A peer is gone.
+    pub fn peer_lost(&mut self, rank: Rank, loss: Loss, now: Duration) {
+        let needed = match self.stage {
+            Stage::Running | Stage::Ending => {
+                !matches!(loss, Loss::Left(None)) || self.still_needs(rank)
+            }
+            Stage::Committing => !matches!(loss, Loss::Left(None)),
+            Stage::Outside | Stage::Aborting(_) | Stage::Failed(_) => false,
+        };
+        let failure = self.lost_failure(rank, &loss);
+        self.peers.lost.entry(rank).or_insert((loss, now));
+        if needed {
+            self.fail_with(failure, true, now);
+        }
+    }
+
+    /// A peer's heartbeat: its work is progress for everybody (EX-8).
+    pub fn beat(&mut self, rank: Rank, beat: Beat, now: Duration) {
+        let moved = self
+            .peers
+            .beats
+            .get(&rank)
+            .is_none_or(|last| last.progress != beat.progress || last.step != beat.step);
+        if moved || beat.executing || beat.sending {
+            self.stall.job_progress(now);
+        }
+        self.peers.beats.insert(rank, beat);
+    }
+
+    /// Whether a rank that leaves in good order leaves too early for the step that runs.
+    ///
+    /// The root needs its peers until it has ended the step, and they need it until they know
+    /// that it has; a peer that left after the root's word is not missed by the other peers.
+    fn still_needs(&self, rank: Rank) -> bool {
+        self.config.pipeline.contains(&rank)
+            && (self.is_root()
+                || (rank == self.root_rank() && self.end_body.is_none())
+                || self
+                    .outstanding
+                    .values()
+                    .any(|request| request.to == rank && request.response.is_none()))
+    }
+
+    /// The failure of a step that asks something of a rank that is gone.
+    pub(super) fn departed_peer(&self, rank: Rank) -> Option<Failure> {
+        self.peers
+            .lost
+            .get(&rank)
+            .map(|(loss, _)| self.lost_failure(rank, loss))
+    }
+
+    /// The failure of a step that needs, from its beginning, a rank that is gone: any of its
+    /// pipeline, or any of the job that did not leave in good order.
+    pub(super) fn departed_at_entry(&self) -> Option<Failure> {
+        let (rank, (loss, _)) = self.peers.lost.iter().find(|(rank, (loss, _))| {
+            self.config.pipeline.contains(rank) || !matches!(loss, Loss::Left(None))
+        })?;
+        Some(self.lost_failure(*rank, loss))
+    }
+
+    pub(super) fn departed_from_collective(
+        &self,
+        needed: &[Rank],
+        now: Duration,
+    ) -> Option<Failure> {
+        needed.iter().find_map(|rank| {
+            let (loss, since) = self.peers.lost.get(rank)?;
+            (now.saturating_sub(*since) >= COLLECTIVE_GRACE).then(|| self.lost_failure(*rank, loss))
+        })
+    }
+
+    fn lost_failure(&self, rank: Rank, loss: &Loss) -> Failure {
+        let awaited = self
+            .outstanding
+            .values()
+            .find(|request| request.to == rank && request.response.is_none());
+        let farewell = match loss {
+            Loss::Left(Some(report)) => Some(report.as_ref()),
+            Loss::Left(None) | Loss::Died | Loss::Silent { .. } | Loss::Broken { .. } => None,
+        };
+        let message = format!(
+            "rank {rank} {}; {} needs it",
+            describe_loss(loss),
+            self.step_text()
+        );
+        let kind = FailureKind::PeerLost;
+        let report = ErrorReport {
+            rank,
+            host: self.host(rank),
+            module: farewell
+                .and_then(|report| report.module.clone())
+                .or_else(|| {
+                    let request = awaited?;
+                    Some(self.module_name(request.model, request.module?))
+                }),
+            microbatch: farewell
+                .and_then(|report| report.microbatch)
+                .or(awaited.map(|request| request.microbatch)),
+            phase: farewell
+                .and_then(|report| report.phase)
+                .or(awaited.and_then(|request| request.phase)),
+            kind: kind
+                .wire_name()
+                .expect("a lost peer's failure has a name")
+                .to_owned(),
+            message,
+            traceback: farewell
+                .map(|report| report.traceback.clone())
+                .unwrap_or_default(),
+        };
+        Failure { kind, report }
+    }
+}

@@ -1,0 +1,372 @@
+//! Workers: threads that hold suspended stacks. One EXECUTES, others are PENDING or IDLE (EX-1).
+
+use std::time::Duration;
+
+use shardwright_core::{MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
+use shardwright_schedule::ReadyKind;
+use shardwright_wire::{Phase, Request, Work};
+
+use super::dispatch::{Start, Turn};
+use super::{Machine, Stage};
+use crate::failure::{Failure, FailureKind, ServerError};
+use crate::trace::{TraceKind, TraceRecord};
+
+/// What a worker is to run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Task {
+    /// The step function of a microbatch.
+    Root {
+        /// The microbatch.
+        microbatch: MicrobatchId,
+    },
+    /// A request of another rank (or of this one).
+    Request(Box<Request>),
+}
+
+/// What a worker finds when it has the turn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grant {
+    /// A new task.
+    Task(Task),
+    /// What it waited for is there.
+    Resume,
+    /// Its stack has to go.
+    Aborted,
+    /// The server is closed; the thread may end.
+    Closed,
+}
+
+/// Whether a wait is over at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// It is; the worker keeps the turn.
+    Over,
+    /// The worker is PENDING until it finds a grant.
+    Suspended,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WorkerState {
+    Starting,
+    Idle,
+    Executing,
+    /// Waits for responses of which this many are missing, in a phase.
+    AwaitsResponses {
+        missing: u32,
+        phase: Phase,
+    },
+    /// A root task that has reached its backward.
+    AwaitsBackward,
+}
+
+/// What a worker's task is about, kept while the task itself is with Python.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CurrentTask {
+    pub(super) kind: TraceKind,
+    pub(super) phase: Phase,
+    pub(super) microbatch: MicrobatchId,
+    pub(super) request: Option<(Rank, RequestId)>,
+    pub(super) model: Option<ModelId>,
+    pub(super) module: Option<ModuleId>,
+    /// Whether a root task has reached a backward.
+    pub(super) reached_backward: bool,
+}
+
+impl CurrentTask {
+    pub(super) fn of(task: &Task) -> Self {
+        let (kind, phase, module) = match task {
+            Task::Root { .. } => (TraceKind::Root, Phase::Forward, None),
+            Task::Request(request) => match &request.work {
+                Work::Forward { module, .. } => (TraceKind::Forward, Phase::Forward, Some(*module)),
+                Work::Backward { module, .. } => {
+                    (TraceKind::Backward, Phase::Backward, Some(*module))
+                }
+                Work::Close { module, .. } => (TraceKind::Close, Phase::Backward, Some(*module)),
+                Work::Control { .. } => unreachable!("control requests go to the main thread"),
+            },
+        };
+        match task {
+            Task::Root { microbatch } => Self {
+                kind,
+                phase,
+                microbatch: *microbatch,
+                request: None,
+                model: None,
+                module,
+                reached_backward: false,
+            },
+            Task::Request(request) => Self {
+                kind,
+                phase,
+                microbatch: request.microbatch,
+                request: Some((request.requester, request.id)),
+                model: Some(request.model),
+                module,
+                reached_backward: false,
+            },
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) state: WorkerState,
+    pub(super) task: Option<CurrentTask>,
+    pub(super) grant: Option<Grant>,
+    /// Since when it is in its state.
+    pub(super) since: Duration,
+}
+
+impl Worker {
+    pub(super) fn is_pending(&self) -> bool {
+        matches!(
+            self.state,
+            WorkerState::AwaitsResponses { .. } | WorkerState::AwaitsBackward
+        )
+    }
+}
+
+impl Machine {
+    /// A worker has ended its task, or has just come up: it gives up the turn and is IDLE.
+    pub fn worker_returns(&mut self, worker: WorkerId, now: Duration) -> Result<(), ServerError> {
+        let Some(slot) = self.workers.get_mut(worker.0 as usize) else {
+            return Err(ServerError::UnknownWorker { worker });
+        };
+        if self.closed {
+            slot.state = WorkerState::Idle;
+            slot.grant = Some(Grant::Closed);
+            return Ok(());
+        }
+        let was = slot.state;
+        let task = slot.task.take();
+        match was {
+            WorkerState::Starting => {
+                slot.state = WorkerState::Idle;
+                slot.since = now;
+                if self.start == Start::UnderWay(worker) {
+                    self.start = Start::NotWanted;
+                }
+            }
+            WorkerState::Executing => {
+                if let Some(task) = task {
+                    self.finish_task(worker, &task, now);
+                }
+                self.release_turn(worker, WorkerState::Idle, now);
+                self.busy_workers -= 1;
+            }
+            WorkerState::Idle => {}
+            WorkerState::AwaitsResponses { .. } | WorkerState::AwaitsBackward => {
+                slot.task = task;
+                return Err(ServerError::NotExecuting {
+                    worker,
+                    call: "next_task",
+                });
+            }
+        }
+        self.dispatch(Some(worker), now);
+        Ok(())
+    }
+
+    /// What a worker that was told to wake finds; at most once per grant.
+    pub fn take_grant(&mut self, worker: WorkerId) -> Option<Grant> {
+        self.workers.get_mut(worker.0 as usize)?.grant.take()
+    }
+
+    /// A worker waits for responses: PENDING, unless all are there.
+    pub fn wait(
+        &mut self,
+        worker: WorkerId,
+        requests: &[RequestId],
+        phase: Phase,
+        now: Duration,
+    ) -> Result<Waiting, ServerError> {
+        self.require_running("wait")?;
+        self.require_turn(worker, "wait")?;
+        let missing = self.watch_requests(requests, Some(worker))?;
+        if missing == 0 {
+            return Ok(Waiting::Over);
+        }
+        self.suspend(worker, WorkerState::AwaitsResponses { missing, phase }, now);
+        Ok(Waiting::Suspended)
+    }
+
+    /// A root task has reached `model.backward`: it waits for the schedule's grant.
+    pub fn await_backward(&mut self, worker: WorkerId, now: Duration) -> Result<(), ServerError> {
+        self.require_running("await_backward")?;
+        self.require_turn(worker, "await_backward")?;
+        let task = self.workers[worker.0 as usize].task.as_mut();
+        let Some(task) = task.filter(|task| task.kind == TraceKind::Root) else {
+            return Err(ServerError::NotARootTask { worker });
+        };
+        let microbatch = task.microbatch;
+        if !std::mem::replace(&mut task.reached_backward, true) {
+            self.root.forwards_done += 1;
+        }
+        self.push_ready(
+            ReadyKind::RootBackward,
+            microbatch,
+            super::dispatch::Subject::Worker(worker),
+        );
+        self.suspend(worker, WorkerState::AwaitsBackward, now);
+        Ok(())
+    }
+
+    /// The server ends: idle workers may go, suspended ones unwind.
+    pub fn close(&mut self) {
+        self.closed = true;
+        for index in 0..self.workers.len() {
+            let worker = &mut self.workers[index];
+            match worker.state {
+                WorkerState::Idle => worker.grant = Some(Grant::Closed),
+                WorkerState::AwaitsResponses { .. } | WorkerState::AwaitsBackward => {
+                    worker.grant = Some(Grant::Aborted);
+                }
+                WorkerState::Starting | WorkerState::Executing => {}
+            }
+            self.actions
+                .push(super::Action::WakeWorker(WorkerId(index as u32)));
+        }
+        self.actions.push(super::Action::WakeMain);
+    }
+
+    pub(super) fn require_turn(
+        &self,
+        worker: WorkerId,
+        call: &'static str,
+    ) -> Result<(), ServerError> {
+        let slot = self
+            .workers
+            .get(worker.0 as usize)
+            .ok_or(ServerError::UnknownWorker { worker })?;
+        if slot.state == WorkerState::Executing && self.turn == Turn::Worker(worker) {
+            Ok(())
+        } else {
+            Err(ServerError::NotExecuting { worker, call })
+        }
+    }
+
+    fn suspend(&mut self, worker: WorkerId, state: WorkerState, now: Duration) {
+        self.release_turn(worker, state, now);
+        self.step.suspensions += 1;
+        self.total.suspensions += 1;
+        let pending = self
+            .workers
+            .iter()
+            .filter(|worker| worker.is_pending())
+            .count() as u64;
+        self.step.max_pending = self.step.max_pending.max(pending);
+        self.total.max_pending = self.total.max_pending.max(pending);
+        self.dispatch(None, now);
+    }
+
+    /// Takes the turn from the worker that has it, and records the slice that ends.
+    fn release_turn(&mut self, worker: WorkerId, state: WorkerState, now: Duration) {
+        let slot = &mut self.workers[worker.0 as usize];
+        let start = std::mem::replace(&mut slot.since, now);
+        slot.state = state;
+        if let Some(task) = slot.task {
+            self.record_task(worker, task.kind, &task, start, now);
+        }
+        self.turn = Turn::Free;
+        self.stall.progress(now);
+    }
+
+    /// Gives the turn to a worker, which finds `grant` when it wakes.
+    pub(super) fn grant(&mut self, worker: WorkerId, grant: Grant, now: Duration) {
+        debug_assert!(self.turn == Turn::Free, "EX-1: the turn has one holder");
+        let slot = &mut self.workers[worker.0 as usize];
+        let was = std::mem::replace(&mut slot.state, WorkerState::Executing);
+        let since = std::mem::replace(&mut slot.since, now);
+        match &grant {
+            Grant::Task(task) => {
+                slot.task = Some(CurrentTask::of(task));
+                self.busy_workers += 1;
+                self.step.tasks += 1;
+                self.total.tasks += 1;
+            }
+            Grant::Resume | Grant::Aborted => {
+                if let Some(mut task) = slot.task {
+                    let phase = task.phase;
+                    if was == WorkerState::AwaitsBackward {
+                        task.phase = Phase::Backward;
+                        slot.task = Some(task);
+                    }
+                    let waited = match was {
+                        WorkerState::AwaitsResponses { phase, .. } => phase,
+                        _ => phase,
+                    };
+                    self.record_task(
+                        worker,
+                        TraceKind::Wait,
+                        &CurrentTask {
+                            phase: waited,
+                            ..task
+                        },
+                        since,
+                        now,
+                    );
+                }
+            }
+            Grant::Closed => {}
+        }
+        self.workers[worker.0 as usize].grant = Some(grant);
+        self.turn = Turn::Worker(worker);
+        if self
+            .last_worker
+            .replace(worker)
+            .is_some_and(|last| last != worker)
+        {
+            self.step.switches += 1;
+            self.total.switches += 1;
+        }
+        self.actions.push(super::Action::WakeWorker(worker));
+    }
+
+    fn finish_task(&mut self, worker: WorkerId, task: &CurrentTask, now: Duration) {
+        if !matches!(self.stage, Stage::Running | Stage::Ending) {
+            return;
+        }
+        match task.request {
+            None => {
+                self.root.returned += 1;
+                if !task.reached_backward {
+                    self.root.forwards_done += 1;
+                }
+            }
+            Some(key) if self.serving.contains_key(&key) => {
+                let (requester, id) = key;
+                let message = format!(
+                    "worker {worker} ended the task of request {id} of rank {requester} without an answer"
+                );
+                let failure =
+                    self.own_failure(FailureKind::Remote, "ServerError", message, Some(task));
+                self.fail_with(Failure { ..failure }, true, now);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn record_task(
+        &mut self,
+        worker: WorkerId,
+        kind: TraceKind,
+        task: &CurrentTask,
+        start: Duration,
+        end: Duration,
+    ) {
+        self.trace.push(TraceRecord {
+            step: self.plan.step,
+            kind,
+            worker: Some(worker),
+            phase: Some(task.phase),
+            model: task.model,
+            module: task.module,
+            microbatch: Some(task.microbatch),
+            peer: task.request.map(|(requester, _)| requester),
+            request: task.request.map(|(_, id)| id),
+            bytes: 0,
+            start,
+            end,
+        });
+    }
+}

@@ -1,0 +1,363 @@
+//! The shell around the machine: one short lock, a bell per worker, a clock, and the transport.
+//!
+//! A monitor rather than a thread with an inbox: whoever brings an event (a Python thread, a
+//! thread of the transport) enters the lock, lets the machine decide, and wakes the chosen
+//! worker itself. Sends and wake-ups happen after the lock is released.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use shardwright_comm::{CommError, Loss, Receiver, Transport};
+use shardwright_core::{ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_wire::{Beat, Body, Message, Phase};
+
+use crate::counters::Stats;
+use crate::failure::{LocalError, ServerError};
+use crate::machine::{
+    Action, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan, Task, Waiting,
+};
+use crate::trace::TraceRecord;
+
+/// A suspended worker looks at the clock this often, so that a stall is noticed even while the
+/// main thread is elsewhere.
+const WORKER_SLICE: Duration = Duration::from_secs(1);
+
+/// A rank's execution server.
+pub struct Server {
+    state: Mutex<State>,
+    main_bell: Condvar,
+    transport: Option<Arc<dyn Transport>>,
+    started: Instant,
+    started_at: SystemTime,
+}
+
+struct State {
+    machine: Machine,
+    bells: Vec<Arc<Condvar>>,
+    /// What the heartbeats have been told of the machine's progress.
+    pulsed: u64,
+}
+
+impl State {
+    fn bell(&mut self, worker: WorkerId) -> Arc<Condvar> {
+        let index = worker.0 as usize;
+        if self.bells.len() <= index {
+            self.bells.resize_with(index + 1, Arc::default);
+        }
+        Arc::clone(&self.bells[index])
+    }
+}
+
+impl Server {
+    /// A server between steps. Without a transport it is the only rank.
+    pub fn attach(transport: Option<Arc<dyn Transport>>, config: MachineConfig) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                machine: Machine::new(config),
+                bells: Vec::new(),
+                pulsed: 0,
+            }),
+            main_bell: Condvar::new(),
+            transport,
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+        })
+    }
+
+    /// Enters a step; see [`Machine::begin_step`].
+    pub fn begin_step(&self, plan: StepPlan) -> Result<(), ServerError> {
+        if let Some(transport) = &self.transport {
+            transport.pulse().enter_step(plan.step.0);
+        }
+        self.enter(|machine, now| machine.begin_step(plan, now))
+    }
+
+    /// The main thread's next event, or `None` when there was none for `patience`.
+    pub fn supervise(&self, patience: Duration) -> Option<MainEvent> {
+        let deadline = Instant::now() + patience;
+        let mut state = self.lock();
+        state.machine.enter_main(self.now());
+        loop {
+            state.machine.tick(self.now());
+            let event = state.machine.poll_main(self.now());
+            if event.is_some() {
+                state.machine.leave_main();
+            }
+            state = self.settle(state);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if event.is_some() || left.is_zero() {
+                state.machine.leave_main();
+                return event;
+            }
+            state = wait_on(&self.main_bell, state, left);
+        }
+    }
+
+    /// A worker's next task; `None` when its thread may end.
+    pub fn next_task(&self, worker: WorkerId) -> Result<Option<Task>, ServerError> {
+        let mut state = self.lock();
+        state.machine.worker_returns(worker, self.now())?;
+        match self.await_grant(state, worker).0 {
+            Grant::Task(task) => Ok(Some(task)),
+            Grant::Closed => Ok(None),
+            Grant::Resume | Grant::Aborted => unreachable!("an idle worker has nothing to resume"),
+        }
+    }
+
+    /// Makes a request; see [`Machine::send_request`].
+    pub fn send_request(
+        &self,
+        worker: Option<WorkerId>,
+        to: Rank,
+        request: NewRequest,
+    ) -> Result<RequestId, ServerError> {
+        self.enter(|machine, now| machine.send_request(worker, to, request, now))
+    }
+
+    /// Suspends a worker until all responses are there.
+    pub fn wait(
+        &self,
+        worker: WorkerId,
+        requests: &[RequestId],
+        phase: Phase,
+    ) -> Result<Vec<Body>, ServerError> {
+        let mut state = self.lock();
+        if state.machine.wait(worker, requests, phase, self.now())? == Waiting::Suspended {
+            state = self.resumed(state, worker)?;
+        }
+        state.machine.take_responses(requests)
+    }
+
+    /// Begins a wait of the main thread; `None` from [`Self::main_wait`] means that it goes on.
+    pub fn begin_main_wait(&self, requests: &[RequestId]) -> Result<(), ServerError> {
+        self.enter(|machine, _| machine.main_waits(requests))
+            .map(|_| ())
+    }
+
+    /// Goes on with the main thread's wait for at most `patience`.
+    pub fn main_wait(
+        &self,
+        requests: &[RequestId],
+        patience: Duration,
+    ) -> Result<Option<Vec<Body>>, ServerError> {
+        let deadline = Instant::now() + patience;
+        let mut state = self.lock();
+        loop {
+            state.machine.tick(self.now());
+            state = self.settle(state);
+            if state.machine.poll_main_wait()? == Waiting::Over {
+                return state.machine.take_responses(requests).map(Some);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            state = wait_on(&self.main_bell, state, left);
+        }
+    }
+
+    /// Parks a root task until the schedule grants its backward.
+    pub fn await_backward(&self, worker: WorkerId) -> Result<(), ServerError> {
+        let mut state = self.lock();
+        state.machine.await_backward(worker, self.now())?;
+        self.resumed(state, worker).map(|_| ())
+    }
+
+    /// Answers a request.
+    pub fn respond(&self, requester: Rank, id: RequestId, body: Body) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.respond(requester, id, body, now))
+    }
+
+    /// Fails the step on every rank.
+    pub fn fail(&self, error: LocalError) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.fail(error, now))
+    }
+
+    /// Ends the step on the peers (root only).
+    pub fn end_step(&self, body: Body) -> Result<(), ServerError> {
+        self.enter(|machine, _| machine.end_step(body))
+    }
+
+    /// The commit is done.
+    pub fn leave_step(&self) -> Result<(), ServerError> {
+        self.enter(|machine, _| machine.leave_step())
+    }
+
+    /// Raises a failure that arrived after the tasks were over; see [`Machine::check_abort`].
+    pub fn check_abort(&self, step: StepEpoch, needed: &[Rank]) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.check_abort(step, needed, now))
+    }
+
+    /// Gives a model's modules their names, for reports.
+    pub fn name_modules(&self, model: ModelId, names: Vec<String>) {
+        self.lock().machine.name_modules(model, names);
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Stats {
+        self.lock().machine.stats()
+    }
+
+    /// The trace's records since the last call, and the moment from which their times count.
+    pub fn take_trace(&self) -> (SystemTime, Vec<TraceRecord>) {
+        (self.started_at, self.lock().machine.take_trace())
+    }
+
+    /// Lets idle workers' threads end and unwinds the others. A second call does nothing new.
+    pub fn close(&self) {
+        self.enter(|machine, _| machine.close());
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One event, and what follows from it.
+    fn enter<T>(&self, event: impl FnOnce(&mut Machine, Duration) -> T) -> T {
+        let mut state = self.lock();
+        let result = event(&mut state.machine, self.now());
+        drop(self.settle(state));
+        result
+    }
+
+    /// Waits for a grant that resumes a suspended worker.
+    fn resumed<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        worker: WorkerId,
+    ) -> Result<MutexGuard<'a, State>, ServerError> {
+        match self.await_grant(state, worker) {
+            (Grant::Resume, state) => Ok(state),
+            (Grant::Aborted | Grant::Closed, _) => Err(ServerError::Aborted),
+            (Grant::Task(_), _) => unreachable!("a suspended worker gets no new task"),
+        }
+    }
+
+    fn await_grant<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        worker: WorkerId,
+    ) -> (Grant, MutexGuard<'a, State>) {
+        let mut state = state;
+        let bell = state.bell(worker);
+        loop {
+            if let Some(grant) = state.machine.take_grant(worker) {
+                // Its own wake-up is no news to this worker.
+                state = self.settle_for(state, Some(worker));
+                return (grant, state);
+            }
+            state = self.settle(state);
+            if let Some(grant) = state.machine.take_grant(worker) {
+                return (grant, state);
+            }
+            state = wait_on(&bell, state, WORKER_SLICE);
+            state.machine.tick(self.now());
+        }
+    }
+
+    fn settle<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.settle_for(state, None)
+    }
+
+    /// Does what the machine asked for, outside the lock, until it asks for nothing more.
+    fn settle_for<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        caller: Option<WorkerId>,
+    ) -> MutexGuard<'a, State> {
+        loop {
+            self.update_pulse(&mut state);
+            let actions = state.machine.take_actions();
+            if actions.is_empty() {
+                return state;
+            }
+            if let [Action::WakeWorker(worker)] = actions[..]
+                && Some(worker) == caller
+            {
+                return state;
+            }
+            let bells: Vec<_> = actions
+                .iter()
+                .filter_map(|action| match action {
+                    Action::WakeWorker(worker) if Some(*worker) != caller => {
+                        Some(state.bell(*worker))
+                    }
+                    _ => None,
+                })
+                .collect();
+            let wake_main = actions
+                .iter()
+                .any(|action| matches!(action, Action::WakeMain));
+            drop(state);
+            let mut lost = Vec::new();
+            for action in actions {
+                if let Action::Send { to, message } = action
+                    && let Err(error) = self.send(to, message)
+                {
+                    lost.push((to, error));
+                }
+            }
+            for bell in bells {
+                bell.notify_one();
+            }
+            if wake_main {
+                self.main_bell.notify_one();
+            }
+            state = self.lock();
+            for (to, error) in lost {
+                let now = self.now();
+                match error {
+                    CommError::PeerLost { rank, loss } => state.machine.peer_lost(rank, loss, now),
+                    other => state.machine.send_failed(to, &other.to_string(), now),
+                }
+            }
+        }
+    }
+
+    fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        match &self.transport {
+            Some(transport) => transport.send(to, message),
+            None => Err(CommError::Closed),
+        }
+    }
+
+    fn update_pulse(&self, state: &mut State) {
+        if let Some(transport) = &self.transport {
+            let pulse = transport.pulse();
+            pulse.set_executing(state.machine.is_executing());
+            let progress = state.machine.progress_count();
+            for _ in state.pulsed..progress {
+                pulse.advance();
+            }
+            state.pulsed = progress;
+        }
+    }
+}
+
+fn wait_on<'a>(
+    bell: &Condvar,
+    state: MutexGuard<'a, State>,
+    patience: Duration,
+) -> MutexGuard<'a, State> {
+    bell.wait_timeout(state, patience)
+        .unwrap_or_else(PoisonError::into_inner)
+        .0
+}
+
+impl Receiver for Server {
+    fn deliver(&self, from: Rank, message: Message) {
+        self.enter(|machine, now| machine.deliver(from, message, now));
+    }
+
+    fn peer_lost(&self, from: Rank, loss: Loss) {
+        self.enter(|machine, now| machine.peer_lost(from, loss, now));
+    }
+
+    fn beat(&self, from: Rank, beat: Beat) {
+        self.enter(|machine, now| machine.beat(from, beat, now));
+    }
+}
