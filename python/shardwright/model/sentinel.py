@@ -121,8 +121,6 @@ class Sentinel(torch.Tensor):
         if func in _METADATA or func in _CONVERSIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func is torch.Tensor.data_ptr:
-            return 0
         if func is torch.Tensor.__hash__:
             return id(args[0])
         if func == _GRAD_GET:

@@ -1,0 +1,206 @@
+"""Which modules must share a rank because one reads what another holds or writes.
+
+Parameters and buffers live on one rank, and an attribute that a forward sets is seen only on the rank that set it. So
+a module that computes with another's weight, or reads an attribute another one wrote, is joined with it. Looking at a
+dtype or a shape needs nothing: sentinels answer that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from .decision import JoinReason
+from .observe import Execution, Stack
+from .tree import ModelTree, TensorEntry, join_path
+
+# What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
+_INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", "__dict__", "__class__"}
+_CONTAINERS = (list, dict, set, deque)
+
+
+class Audit:
+    """Collects joins during one forward of a model.
+
+    Make it once the model runs with the buffers of the trace in place, so that it knows them.
+    """
+
+    def __init__(self, tree: ModelTree, stack: Stack) -> None:
+        """Know every parameter and buffer of the model by identity."""
+        self._tree = tree
+        self._stack = stack
+        self._joins: dict[tuple[str, str], str] = {}
+        self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
+        self._buffers: dict[int, int] = {}
+        self._written_buffers: set[int] = set()
+        for module in tree.modules:
+            for name, index in module.buffers.items():
+                buffer = module.module._buffers[name]
+                if buffer is not None:
+                    self._known[id(buffer)] = tree.buffers[index]
+                    self._buffers[id(buffer)] = index
+        self._reads: set[tuple[int, str, str]] = set()
+        self._writes: dict[tuple[int, str], set[str]] = {}
+        self._contents = [
+            (id(entry.module), name, value, _flat(value))
+            for entry in tree.modules
+            for name, value in entry.module.__dict__.items()
+            if type(value) in _CONTAINERS and name not in _INTERNAL
+        ]
+
+    def called(self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor]) -> None:
+        """A module is called with these tensors: handing on a weight reads it where the call is made."""
+        for tensor in tensors:
+            entry = self._known.get(id(tensor))
+            if entry is not None:
+                self._read(tensor, entry, caller, "handed to a module")
+                execution.given.add(id(tensor))
+
+    def returned(self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor]) -> None:
+        """A module returns these tensors: a weight it returns crosses ranks like any other result."""
+        caller.given.update(id(tensor) for tensor in tensors if id(tensor) in self._known)
+
+    def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        """An operation runs on these tensors."""
+        for tensor in tensors:
+            entry = self._known.get(id(tensor))
+            if entry is not None:
+                self._read(tensor, entry, self._stack.top, str(func))
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """An operation writes to this tensor."""
+        index = self._buffers.get(id(tensor))
+        if index is not None:
+            self._written_buffers.add(index)
+
+    def _read(self, tensor: torch.Tensor, entry: TensorEntry, reader: Execution, how: str) -> None:
+        if reader.path in entry.holders or id(tensor) in reader.given:
+            return
+        self._join(reader.path, entry.holders[0], f"computes with {entry.name} ({how})")
+
+    def _join(self, first: str, second: str, reason: str) -> None:
+        if first != second:
+            self._joins.setdefault((first, second), reason)
+
+    @contextlib.contextmanager
+    def watching_attributes(self) -> Iterator[None]:
+        """Note reads and writes of module attributes, through the methods that all modules inherit."""
+        set_attribute = nn.Module.__setattr__
+        delete_attribute = nn.Module.__delattr__
+        executions = self._stack.executions
+        thread = self._stack.thread
+        reads = self._reads
+
+        def __getattribute__(module: nn.Module, name: str) -> Any:
+            value = object.__getattribute__(module, name)
+            if name not in _INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
+                reads.add((id(module), name, executions[-1].path))
+            return value
+
+        def __setattr__(module: nn.Module, name: str, value: Any) -> None:
+            set_attribute(module, name, value)
+            self._attribute_written(module, name)
+
+        def __delattr__(module: nn.Module, name: str) -> None:
+            delete_attribute(module, name)
+            self._attribute_written(module, name)
+
+        patches = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__}
+        previous = {name: nn.Module.__dict__[name] for name in patches if name in nn.Module.__dict__}
+        try:
+            for name, function in patches.items():
+                setattr(nn.Module, name, function)
+            yield
+        finally:
+            for name in patches:
+                if name in previous:
+                    setattr(nn.Module, name, previous[name])
+                else:
+                    delattr(nn.Module, name)
+
+    def _attribute_written(self, module: nn.Module, name: str) -> None:
+        path = self._tree.path_of.get(id(module))
+        if path is None or name in _INTERNAL or not self._stack.here():
+            return
+        writer = self._stack.top.path
+        entry = self._tree.by_path[path]
+        if name in entry.buffers or name in entry.parameters:
+            if name in entry.buffers:
+                self._written_buffers.add(entry.buffers[name])
+            self._join(writer, path, f"sets {join_path(path, name)}")
+            return
+        self._writes.setdefault((id(module), name), set()).add(writer)
+
+    def joins(self) -> tuple[JoinReason, ...]:
+        """What was seen, as pairs of modules with the first reason for each."""
+        for module, name, container, before in self._contents:
+            now = _flat(container)
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                users = sorted(reader for key, attribute, reader in self._reads if (key, attribute) == (module, name))
+                self._writes.setdefault((module, name), set()).update(users)
+        for (module, name), writers in self._writes.items():
+            readers = sorted(reader for key, attribute, reader in self._reads if (key, attribute) == (module, name))
+            for writer in sorted(writers):
+                for reader in readers:
+                    full_name = join_path(self._tree.path_of.get(module, "?"), name)
+                    self._join(reader, writer, f"reads {full_name}, which the other sets in its forward")
+        for index in sorted(self._written_buffers):
+            self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
+        return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+
+def _flat(container: Any) -> list[Any]:
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
+
+
+def _shared_buffer_joins(entry: TensorEntry) -> dict[tuple[str, str], str]:
+    first = entry.holders[0]
+    return {(first, other): f"share the buffer {entry.name}, which changes" for other in entry.holders[1:]}
+
+
+def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]:
+    """Joins that the kinds of modules tell without a trace.
+
+    Args:
+        tree: The model.
+        traced: Whether a trace tells of shared buffers that change; without one all shared buffers are taken to.
+    """
+    joins: dict[tuple[str, str], str] = {}
+    for entry in tree.modules:
+        module = entry.module
+        if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
+            joins.update({(parent, entry.path): "reads the parameters in it" for parent in entry.parents})
+        elif isinstance(module, nn.MultiheadAttention):
+            joins[(entry.path, join_path(entry.path, "out_proj"))] = "computes with its weights"
+        elif isinstance(module, ParametrizationList):
+            owner = entry.path.rsplit(".", 2)[0] if entry.path.count(".") > 1 else ""
+            for inside in _subtree(tree, entry.path):
+                joins[(owner, inside)] = "computes its parametrized weight from it"
+        elif isinstance(module, torch.jit.ScriptModule) or is_compiled(module):
+            kind = "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
+            for inside in _subtree(tree, entry.path):
+                joins[(entry.path, inside)] = f"is {kind}, so what it calls cannot be intercepted"
+    if not traced:
+        for buffer in tree.buffers:
+            joins.update(_shared_buffer_joins(buffer))
+    return tuple(
+        JoinReason(modules=pair, reason=reason) for pair, reason in sorted(joins.items()) if pair[0] != pair[1]
+    )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling this module runs code made by ``torch.compile``."""
+    return "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None
+
+
+def _subtree(tree: ModelTree, path: str) -> Iterator[str]:
+    prefix = join_path(path, "")
+    return (entry.path for entry in tree.modules if entry.path == path or entry.path.startswith(prefix))

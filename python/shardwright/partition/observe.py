@@ -1,0 +1,270 @@
+"""Watching one forward from outside: which module runs when, and every operation it executes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .tree import ModelTree
+
+
+@dataclass(eq=False)
+class Execution:
+    """A module that is running: one entry of the stack of calls.
+
+    Attributes:
+        path: The module's path.
+        given: Ids of the model's own tensors that reached it as arguments or results of modules it called.
+        entered: Whether its ``forward`` has begun (its hooks run before).
+        started: When it began, as the `Clock` told.
+    """
+
+    path: str
+    given: set[int] = field(default_factory=set)
+    entered: bool = False
+    started: Any = None
+
+
+class Observer(Protocol):
+    """What is told about a forward while it runs."""
+
+    def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
+        """`caller` calls a module."""
+
+    def returned(self, execution: Execution, caller: Execution, result: object) -> None:
+        """The module gave its result to its caller."""
+
+
+Runner = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs a module's function on its arguments; the module itself says whose it is."""
+
+
+def run_plainly(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The runner that only runs."""
+    return function(*args, **kwargs)
+
+
+class Stack:
+    """The modules that are running on the observed thread, the innermost last.
+
+    The outermost entry stands for the code around the model and counts as the root module.
+    """
+
+    def __init__(self) -> None:
+        """Start outside all modules, on the calling thread."""
+        self.thread = threading.get_ident()
+        self.executions = [Execution(path="", entered=True)]
+
+    @property
+    def top(self) -> Execution:
+        """The innermost running module."""
+        return self.executions[-1]
+
+    def here(self) -> bool:
+        """Whether the caller is the observed thread."""
+        return threading.get_ident() == self.thread
+
+
+@contextlib.contextmanager
+def intercepted(tree: ModelTree, stack: Stack, observer: Observer, runner: Runner = run_plainly) -> Iterator[None]:
+    """Tell `observer` of every call of a module of `tree`, however it is called.
+
+    Works per instance, on the call (so that hooks of a module run inside it) and on ``forward`` (for direct calls and
+    classes with a ``__call__`` of their own). Compiled modules run uncompiled. Everything is removed afterwards by
+    whoever restores the modules' attributes.
+    """
+    for entry in tree.modules:
+        wrapper = _Wrapper(entry.module, entry.path, stack, observer, runner)
+        entry.module.__dict__["_compiled_call_impl"] = wrapper.wrapped_call(entry.module._call_impl)
+        if not isinstance(entry.module, torch.jit.ScriptModule):
+            entry.module.__dict__["forward"] = wrapper.wrapped_forward(entry.module.forward)
+    with _eager():
+        yield
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    import sys
+
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+class _Wrapper:
+    def __init__(self, module: nn.Module, path: str, stack: Stack, observer: Observer, runner: Runner) -> None:
+        self._module = module
+        self._path = path
+        self._stack = stack
+        self._observer = observer
+        self._runner = runner
+
+    def wrapped_call(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._stack.here():
+                return inner(*args, **kwargs)
+            return self._execute(Execution(path=self._path), inner, args, kwargs)
+
+        return call
+
+    def wrapped_forward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(inner)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not self._stack.here():
+                return inner(*args, **kwargs)
+            top = self._stack.top
+            if top.path == self._path and not top.entered:
+                top.entered = True
+                return inner(*args, **kwargs)
+            return self._execute(Execution(path=self._path, entered=True), inner, args, kwargs)
+
+        return forward
+
+    def _execute(
+        self, execution: Execution, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        caller = self._stack.top
+        entered = execution.entered
+
+        def attempt(*args: Any, **kwargs: Any) -> Any:
+            execution.entered = entered
+            return inner(*args, **kwargs)
+
+        self._observer.called(execution, caller, (args, kwargs))
+        self._stack.executions.append(execution)
+        try:
+            result = self._runner(self._module, attempt, args, kwargs)
+        finally:
+            self._stack.executions.pop()
+        self._observer.returned(execution, caller, result)
+        return result
+
+
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands every operation that reaches PyTorch's dispatcher to a function, with what it computed.
+
+    Args:
+        before: Called with the operation and the flat list of its tensor arguments.
+        written: Called with each tensor the operation is about to write to.
+        after: Called with the operation, its arguments and its result.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        before: Callable[[Any, list[torch.Tensor]], None],
+        written: Callable[[torch.Tensor], None],
+        after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
+    ) -> None:
+        """Keep the three functions."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._before = before
+        self._written = written
+        self._after = after
+        self._write_positions: dict[Any, tuple[tuple[int, str], ...]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Report the operation and run it."""
+        kwargs = kwargs or {}
+        tensors: list[torch.Tensor] = []
+        for argument in args:
+            _collect(argument, tensors)
+        for argument in kwargs.values():
+            _collect(argument, tensors)
+        positions = self._write_positions.get(func)
+        if positions is None:
+            positions = self._write_positions[func] = _write_positions(func)
+        for index, name in positions:
+            destinations: list[torch.Tensor] = []
+            _collect(args[index] if index < len(args) else kwargs.get(name), destinations)
+            for destination in destinations:
+                self._written(destination)
+        self._before(func, tensors)
+        result = func(*args, **kwargs)
+        self._after(func, args, kwargs, result)
+        return result
+
+
+def _collect(argument: object, tensors: list[torch.Tensor]) -> None:
+    if isinstance(argument, torch.Tensor):
+        tensors.append(argument)
+    elif isinstance(argument, (list, tuple)):
+        for item in argument:
+            if isinstance(item, torch.Tensor):
+                tensors.append(item)
+
+
+def _write_positions(func: Any) -> tuple[tuple[int, str], ...]:
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+class Clock:
+    """Times stretches of work on one device, without stopping a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Choose between the host's clock and the device's events."""
+        self._on_gpu = device.type == "cuda"
+        self._device = device
+        self._stretches: list[tuple[str, Any, Any]] = []
+
+    def now(self) -> Any:
+        """A moment; only `add` understands it."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def add(self, path: str, started: Any) -> None:
+        """Note that the work of `path` lasted from `started` until now."""
+        self._stretches.append((path, started, self.now()))
+
+    def totals(self) -> dict[str, float]:
+        """Seconds for each path."""
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+        totals: dict[str, float] = {}
+        for path, started, ended in self._stretches:
+            seconds = started.elapsed_time(ended) / 1000 if self._on_gpu else ended - started
+            totals[path] = totals.get(path, 0.0) + seconds
+        return totals
+
+
+class Timing:
+    """An observer that only measures how long modules take, children included."""
+
+    def __init__(self, device: torch.device, stack: Stack) -> None:
+        """Measure on `device`."""
+        self.clock = Clock(device)
+        self._stack = stack
+
+    def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
+        """Start the clock, unless the module is running already further out."""
+        if all(running.path != execution.path for running in self._stack.executions[1:]):
+            execution.started = self.clock.now()
+
+    def returned(self, execution: Execution, caller: Execution, result: object) -> None:
+        """Stop the clock."""
+        if execution.started is not None:
+            self.clock.add(execution.path, execution.started)

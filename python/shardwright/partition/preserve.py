@@ -1,0 +1,215 @@
+"""Running a model without leaving a trace in it: what a forward may change is remembered and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from .tree import ModelTree
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+@contextlib.contextmanager
+def preserved(tree: ModelTree) -> Iterator[Writes]:
+    """Put back random numbers, buffers, parameters, gradients and attributes of the modules on the way out.
+
+    Buffers are replaced by copies meanwhile, so that the originals keep their identity, values and version. Parameters
+    are too large to copy beforehand: whoever runs the model reports each operation that writes to a tensor to the
+    `Writes` that this yields, before it runs.
+
+    Args:
+        tree: The model that will run.
+
+    Yields:
+        Where writes to parameters and gradients are to be reported.
+    """
+    writes = Writes(tree)
+    modules = [_ModuleState(entry.module) for entry in tree.modules]
+    gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
+    default_dtype = torch.get_default_dtype()
+    cache_enabled = torch.is_autocast_cache_enabled()
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, default_dtype)
+        stack.enter_context(_preserved_random_numbers(tree))
+        # A weight cast under no_grad would stay in autocast's cache and cut the gradient of the real forward.
+        torch.set_autocast_cache_enabled(False)
+        stack.callback(torch.set_autocast_cache_enabled, cache_enabled)
+        # The fused encoder layer reads its children's weights, which only an evaluation on one rank would do.
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        stack.callback(_put_back, modules, gradients, writes)
+        _copy_buffers(tree)
+        yield writes
+
+
+def _put_back(
+    modules: Sequence[_ModuleState], gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]], writes: Writes
+) -> None:
+    for module in modules:
+        module.restore()
+    for parameter, gradient in gradients:
+        if parameter.grad is not gradient:
+            parameter.grad = gradient
+    writes.restore()
+
+
+def _copy_buffers(tree: ModelTree) -> None:
+    copies = [entry.tensor.clone() for entry in tree.buffers]
+    for entry in tree.modules:
+        for name, index in entry.buffers.items():
+            entry.module._buffers[name] = copies[index]
+
+
+@contextlib.contextmanager
+def _preserved_random_numbers(tree: ModelTree) -> Iterator[None]:
+    tensors = [entry.tensor for entry in (*tree.parameters, *tree.buffers)]
+    devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices.add(torch.cuda.current_device())
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=sorted(index for index in devices if index is not None)):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+class Writes:
+    """Keeps the values of parameters and gradients that a forward is about to overwrite."""
+
+    def __init__(self, tree: ModelTree) -> None:
+        """Watch the storages of the parameters, their gradients, and the original buffers."""
+        self._watched: dict[int, list[torch.Tensor]] = {}
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
+        for entry in (*tree.parameters, *tree.buffers):
+            for tensor in (entry.tensor, entry.tensor.grad if entry.tensor.is_leaf else None):
+                if tensor is not None and tensor.layout is torch.strided:
+                    self._watched.setdefault(_storage_key(tensor), []).append(tensor)
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        """Keep what `tensor` shares memory with, if it belongs to the model."""
+        if tensor.layout is not torch.strided:
+            return
+        for watched in self._watched.get(_storage_key(tensor), ()):
+            if id(watched) not in self._saved:
+                keep_version = torch.autograd._unsafe_preserve_version_counter(watched)  # type: ignore[attr-defined]
+                self._saved[id(watched)] = (watched, watched.detach().clone(), keep_version)
+
+    def restore(self) -> None:
+        """Put the kept values back, without a change of version."""
+        with torch.no_grad():
+            for tensor, values, keep_version in self._saved.values():
+                with keep_version:
+                    tensor.copy_(values)
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+class _ModuleState:
+    """The attributes of one module, with the contents of plain containers one level deep."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._attributes = dict(module.__dict__)
+        self._contents = [
+            (value, _copy_of(value))
+            for value in self._attributes.values()
+            if type(value) in _CONTAINERS or isinstance(value, dict)
+        ]
+
+    def restore(self) -> None:
+        _restore_dict(self._module.__dict__, self._attributes)
+        for container, contents in self._contents:
+            _restore_container(container, contents)
+
+
+def _copy_of(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else type(container)(container)
+
+
+def _restore_container(container: Any, contents: Any) -> None:
+    if isinstance(container, dict):
+        _restore_dict(container, contents)
+    elif isinstance(container, set):
+        if container != contents:
+            container.clear()
+            container.update(contents)
+    elif len(container) != len(contents) or any(a is not b for a, b in zip(container, contents, strict=True)):
+        container.clear()
+        container.extend(contents)
+
+
+def _restore_dict(found: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
+    if list(found) != list(wanted):
+        found.clear()
+        found.update(wanted)
+        return
+    for key, value in wanted.items():
+        if found[key] is not value:
+            found[key] = value
+
+
+@contextlib.contextmanager
+def moved_to(tree: ModelTree, device: torch.device) -> Iterator[None]:
+    """Run with the parameters and buffers on `device`, and put the very same storages back afterwards.
+
+    Meant to be used inside `preserved`, whose copies of the buffers it moves.
+    """
+    parameters = [entry.tensor for entry in tree.parameters if entry.tensor.device != device]
+    originals = [parameter.data for parameter in parameters]
+    for entry in tree.modules:
+        for name, buffer in entry.module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                entry.module._buffers[name] = buffer.to(device)
+    try:
+        for parameter in parameters:
+            parameter.data = parameter.data.to(device)
+        yield
+    finally:
+        for parameter, original in zip(parameters, originals, strict=True):
+            parameter.data = original
+
+
+def copied_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device | None, keep: Callable[[torch.Tensor], bool]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Copies of the tensors in arguments, so that a forward that writes to its inputs leaves the caller's alone.
+
+    Args:
+        args: Positional arguments; tensors in lists, tuples, dicts and registered types are found.
+        kwargs: Keyword arguments.
+        device: Where the copies go; None leaves each where it is.
+        keep: Tensors to hand on as they are (the model's own parameters).
+
+    Returns:
+        The same arguments with one copy for each distinct tensor.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copied(item: object) -> object:
+        if not isinstance(item, torch.Tensor) or keep(item):
+            return item
+        if id(item) not in copies:
+            copy = item.detach().clone() if device is None else item.detach().to(device, copy=True)
+            copies[id(item)] = copy.requires_grad_(item.requires_grad)
+        return copies[id(item)]
+
+    copied_args, copied_kwargs = tree_map(copied, (tuple(args), dict(kwargs)))
+    return copied_args, copied_kwargs

@@ -1,0 +1,395 @@
+"""One forward of the whole model, watched, to learn what the partition needs to know (paper, appendix C.1)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from ..errors import PartitionError
+from .audit import Audit
+from .decision import JoinReason
+from .observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, run_plainly
+from .preserve import Writes, copied_arguments, moved_to, preserved
+from .tree import ModelTree
+
+_LOGGER = logging.getLogger("shardwright")
+_TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
+
+
+def is_tracing() -> bool:
+    """Whether the code that asks is run by the trace of the first step, whose results are thrown away."""
+    return _TRACING.get()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRecord:
+    """What the trace saw of one module.
+
+    Attributes:
+        execution_index: Its place in the order of first executions; None if it was not executed.
+        num_calls: How often it was called.
+        forward_seconds: Seconds in it, modules it calls included; None if not measured.
+        operations: Floating-point operations in it, modules it calls included, as far as PyTorch can count them.
+        activation_bytes: Bytes it keeps for its backward, modules it calls included: measured, or estimated as the
+            bytes of all results of modules.
+        output_bytes: Bytes of its own results.
+    """
+
+    execution_index: int | None
+    num_calls: int
+    forward_seconds: float | None
+    operations: int
+    activation_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What one forward told about a model.
+
+    Attributes:
+        device: Where it ran.
+        modules: A record for each module, by path, in ``named_modules()`` order.
+        calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
+            counts as the root, whose path is empty.
+        joins: Modules that must share a rank, with reasons.
+        measured_times: Whether `ModuleRecord.forward_seconds` was measured.
+        measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
+    """
+
+    device: torch.device
+    modules: Mapping[str, ModuleRecord]
+    calls: tuple[tuple[str, str, int], ...]
+    joins: tuple[JoinReason, ...]
+    measured_times: bool
+    measured_memory: bool
+
+    def order(self) -> list[str]:
+        """Paths of the executed modules in the order of their first execution."""
+        indices = {
+            path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
+        }
+        return sorted(indices, key=indices.__getitem__)
+
+
+def choose_device(module: nn.Module, trace_device: Literal["cpu", "gpu"]) -> torch.device | None:
+    """Where to trace `module`.
+
+    Args:
+        module: The model.
+        trace_device: What ``smp.DistributedModel(trace_device=...)`` says. ``"gpu"`` means the current CUDA device, or
+            the CPU where there is none.
+
+    Returns:
+        The device to move the model to for the trace; None to leave it where it is, which holds for a model on the
+        meta device and one whose parameters are on several devices.
+    """
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    if len(devices) != 1 or any(device.type == "meta" for device in devices):
+        return None
+    if trace_device == "gpu" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def trace_forward(
+    module: nn.Module,
+    call: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    device: torch.device | None = None,
+    measure_times: bool = False,
+    measure_memory: bool = False,
+) -> Trace:
+    """Run one forward of `module` and tell what happened; nothing of it can be seen afterwards.
+
+    Random number generators, buffers, parameters, gradients and attributes of modules are as before, and the caller's
+    tensors keep their values: the forward gets copies. With `measure_times` the forward runs twice, as the first run is
+    slowed down by the watching.
+
+    Args:
+        module: The whole model.
+        call: Runs the forward on copies of the arguments: the model itself, or any method of it.
+        args: Positional arguments of `call`.
+        kwargs: Keyword arguments of `call`.
+        device: Where to run (see `choose_device`); None leaves model and arguments where they are. On the CPU, a module
+            that needs an operation which only the GPU has runs there, if there is one.
+        measure_times: Measure seconds; not on the meta device.
+        measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
+
+    Returns:
+        The trace.
+
+    Raises:
+        PartitionError: If times are to be measured for a model on the meta device.
+    """
+    tree = ModelTree.of(module)
+    on_meta = any(entry.tensor.device.type == "meta" for entry in tree.parameters)
+    if measure_times and on_meta:
+        raise PartitionError("trace_execution_times=True needs a model with values, but this one is on the meta device")
+    where = device or _own_device(tree)
+    run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, _runner_for(where))
+    token = _TRACING.set(True)
+    try:
+        recording = run.watched(measure_memory)
+        seconds = run.timed(where) if measure_times else {}
+    finally:
+        _TRACING.reset(token)
+    return recording.trace(where, seconds if measure_times else None, measure_memory)
+
+
+def _own_device(tree: ModelTree) -> torch.device:
+    for entry in (*tree.parameters, *tree.buffers):
+        return entry.tensor.device
+    return torch.device("cpu")
+
+
+class _Run:
+    """Runs the same forward, each time from the same state."""
+
+    def __init__(
+        self,
+        tree: ModelTree,
+        call: Callable[..., object],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device | None,
+        runner: Runner,
+    ) -> None:
+        self._tree = tree
+        self._call = call
+        self._args = args
+        self._kwargs = kwargs
+        self._device = device
+        self._runner = runner
+
+    def watched(self, measure_memory: bool) -> _Recording:
+        try:
+            return self._watched(measure_memory, gradients=measure_memory)
+        except RuntimeError as problem:
+            # A forward that differentiates something itself (forces from an energy) cannot run without gradients.
+            if measure_memory or "grad" not in str(problem):
+                raise
+            _LOGGER.debug("the trace runs again with gradients: %s", problem)
+            return self._watched(measure_memory, gradients=True)
+
+    def _watched(self, measure_memory: bool, *, gradients: bool) -> _Recording:
+        with self._prepared(gradients) as (args, kwargs, writes):
+            stack = Stack()
+            recording = _Recording(self._tree, stack, Audit(self._tree, stack), writes, measure_memory)
+            with (
+                intercepted(self._tree, stack, recording, self._runner),
+                recording.audit.watching_attributes(),
+                recording.saving(),
+                OperationMode(recording.audit.operation, recording.written, recording.computed),
+            ):
+                self._call(*args, **kwargs)
+            recording.finish()
+        return recording
+
+    def timed(self, where: torch.device) -> dict[str, float]:
+        with self._prepared(gradients=False) as (args, kwargs, writes):
+            stack = Stack()
+            timing = Timing(where, stack)
+            with intercepted(self._tree, stack, timing, self._runner), _OnlyWrites(writes):
+                started = timing.clock.now()
+                self._call(*args, **kwargs)
+                timing.clock.add("", started)
+        return timing.clock.totals()
+
+    @contextlib.contextmanager
+    def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes]]:
+        own = {id(entry.tensor) for entry in self._tree.parameters}
+        with preserved(self._tree) as writes, contextlib.ExitStack() as stack:
+            if self._device is not None:
+                stack.enter_context(moved_to(self._tree, self._device))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            args, kwargs = copied_arguments(
+                self._args, self._kwargs, self._device, keep=lambda tensor: id(tensor) in own
+            )
+            yield args, kwargs, writes
+
+
+class _Recording:
+    """Everything the watched run notes, and the observer that notes it."""
+
+    def __init__(self, tree: ModelTree, stack: Stack, audit: Audit, writes: Writes, measure_memory: bool) -> None:
+        self.audit = audit
+        self._tree = tree
+        self._stack = stack
+        self._writes = writes
+        self._measure_memory = measure_memory
+        self._first: dict[str, int] = {}
+        self._calls: dict[tuple[str, str], int] = {}
+        self._output_bytes: dict[str, int] = {}
+        self._operations: dict[str, int] = {}
+        self._kept: dict[int, _Kept] = {id(stack.top): _Kept()}
+        self._kept_bytes: dict[str, int] = {}
+        self._own_storages = {
+            entry.tensor.untyped_storage()._cdata
+            for entry in (*tree.parameters, *tree.buffers)
+            if entry.tensor.layout is torch.strided
+        }
+        self._joins: tuple[JoinReason, ...] = ()
+
+    def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
+        self.audit.called(execution, caller, _tensors_in(arguments))
+        path = execution.path
+        self._first.setdefault(path, len(self._first))
+        self._calls[(caller.path, path)] = self._calls.get((caller.path, path), 0) + 1
+        self._kept[id(execution)] = _Kept()
+
+    def returned(self, execution: Execution, caller: Execution, result: object) -> None:
+        tensors = _tensors_in(result)
+        self.audit.returned(execution, caller, tensors)
+        path = execution.path
+        kept = self._kept.pop(id(execution))
+        for tensor in tensors:
+            self._output_bytes[path] = self._output_bytes.get(path, 0) + tensor.numel() * tensor.element_size()
+            if not self._measure_memory:
+                self._keep(kept, tensor)
+        if all(running.path != path for running in self._stack.executions[1:]):
+            self._kept_bytes[path] = self._kept_bytes.get(path, 0) + kept.nbytes()
+        outer = self._kept.get(id(caller))
+        if outer is not None:
+            outer.add(kept)
+
+    def written(self, tensor: torch.Tensor) -> None:
+        self._writes.before_write(tensor)
+        self.audit.written(tensor)
+
+    def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        counter = flop_registry.get(getattr(func, "overloadpacket", None))
+        if counter is None:
+            return
+        operations = int(counter(*args, **kwargs, out_val=result))
+        for path in {execution.path for execution in self._stack.executions}:
+            self._operations[path] = self._operations.get(path, 0) + operations
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure what autograd keeps, without keeping it."""
+        if not self._measure_memory:
+            yield
+            return
+
+        def pack(tensor: torch.Tensor) -> None:
+            if self._stack.here():
+                self._keep(self._kept[id(self._stack.top)], tensor)
+
+        def unpack(packed: None) -> torch.Tensor:
+            raise PartitionError("a backward was run inside the trace with trace_memory_usage=True")
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+
+    def _keep(self, kept: _Kept, tensor: torch.Tensor) -> None:
+        if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in self._own_storages:
+            kept.keep(tensor)
+
+    def finish(self) -> None:
+        self._joins = self.audit.joins()
+        self._kept_bytes[""] = self._kept[id(self._stack.executions[0])].nbytes()
+
+    def trace(self, device: torch.device, seconds: Mapping[str, float] | None, measured_memory: bool) -> Trace:
+        records = {
+            entry.path: ModuleRecord(
+                execution_index=self._first.get(entry.path),
+                num_calls=sum(count for (_, callee), count in self._calls.items() if callee == entry.path),
+                forward_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
+                operations=self._operations.get(entry.path, 0),
+                activation_bytes=self._kept_bytes.get(entry.path, 0),
+                output_bytes=self._output_bytes.get(entry.path, 0),
+            )
+            for entry in self._tree.modules
+        }
+        return Trace(
+            device=device,
+            modules=records,
+            calls=tuple((caller, callee, count) for (caller, callee), count in self._calls.items()),
+            joins=self._joins,
+            measured_times=seconds is not None,
+            measured_memory=measured_memory,
+        )
+
+
+@dataclass
+class _Kept:
+    """Distinct storages and their sizes; weak references keep their numbers from being used again."""
+
+    _storages: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        # A view keeps its whole storage alive.
+        self._storages.setdefault(reference.cdata, (storage.nbytes(), reference))
+
+    def add(self, other: _Kept) -> None:
+        for key, value in other._storages.items():
+            self._storages.setdefault(key, value)
+
+    def nbytes(self) -> int:
+        return sum(size for size, _ in self._storages.values())
+
+
+class _OnlyWrites(OperationMode):  # type: ignore[no-untyped-call]
+    """Reports writes alone, for the timed run."""
+
+    def __init__(self, writes: Writes) -> None:
+        super().__init__(lambda func, tensors: None, writes.before_write, lambda func, args, kwargs, result: None)
+
+
+def _tensors_in(value: object) -> list[torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            found[id(leaf)] = leaf
+        elif hasattr(leaf, "__dataclass_fields__"):
+            for item in tree_leaves(list(vars(leaf).values())):
+                if isinstance(item, torch.Tensor):
+                    found[id(item)] = item
+    return list(found.values())
+
+
+def _runner_for(device: torch.device) -> Runner:
+    if device.type == "cpu" and torch.cuda.is_available():
+        return retrying_on(device, torch.device("cuda", torch.cuda.current_device()))
+    return run_plainly
+
+
+def retrying_on(device: torch.device, other: torch.device) -> Runner:
+    """A runner that runs a module on `other` if an operation it needs does not exist on `device`."""
+
+    def runner(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as problem:
+            if not _is_unsupported(problem):
+                raise
+            _LOGGER.debug("%s is traced on %s: %s", type(module).__name__, other, problem)
+            with moved_to(ModelTree.of(module), other):
+                moved_args, moved_kwargs = tree_map(_mover(other), (args, kwargs))
+                result = function(*moved_args, **moved_kwargs)
+            return tree_map(_mover(device), result)
+
+    return runner
+
+
+def _mover(device: torch.device) -> Callable[[Any], Any]:
+    return lambda item: item.to(device) if isinstance(item, torch.Tensor) else item
+
+
+def _is_unsupported(problem: RuntimeError) -> bool:
+    return isinstance(problem, NotImplementedError) or "not implemented for" in str(problem)
