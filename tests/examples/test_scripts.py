@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = EXAMPLES / "train_gpt_plain.py"
 SPLIT = EXAMPLES / "train_gpt.py"
@@ -33,10 +35,11 @@ def imported_modules(script: Path) -> set[str]:
     return names
 
 
-def run_script(*command: str | Path, **environment: str) -> dict[str, Any]:
+def run_script(*command: str | Path, folder: Path | None = None, **environment: str) -> dict[str, Any]:
     """Run a script and return the JSON object on the last line of its output."""
     result = subprocess.run(
         [sys.executable, *command, *SMALL],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=100,
@@ -67,3 +70,21 @@ def test_the_scripts_share_no_helper_module() -> None:
 def test_the_plain_script_learns() -> None:
     report = run_script(PLAIN)
     assert report["loss_last"] < report["loss_first"] - 0.5
+
+
+@pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (4, 2)])
+def test_the_split_script_learns_on_any_number_of_ranks(ranks: int, degree: int, tmp_path: Path) -> None:
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    parameters = json.dumps({"pipeline_parallel_degree": degree})
+    report = run_script(*launch, SPLIT, folder=tmp_path, SM_HP_MP_PARAMETERS=parameters)
+    assert report["loss_last"] < report["loss_first"] - 0.5
+    assert (report["ranks"], report["pipeline_parallel_degree"]) == (ranks, degree)
+    assert len(report["parameter_bytes_per_rank"]) == ranks
+    assert (report["remote_requests"] > 0) == (degree > 1)
+    assert {"tokens_per_s", "seconds"} <= report.keys()
+    pictures = {path.name for path in (tmp_path / "out" / "timeline").iterdir()}
+    assert pictures == {"trace.json", "timeline.html"}
+
+
+def test_both_scripts_start_at_the_same_loss(tmp_path: Path) -> None:
+    assert run_script(SPLIT, folder=tmp_path)["loss_first"] == pytest.approx(run_script(PLAIN)["loss_first"], rel=1e-5)
