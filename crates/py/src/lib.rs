@@ -3,7 +3,10 @@
 mod config;
 mod error;
 mod partition;
+mod raw;
+mod tensors;
 mod topology;
+mod values;
 
 use pyo3::prelude::*;
 
@@ -16,6 +19,13 @@ mod _core {
     use crate::partition::{partition, partition_table};
     #[pymodule_export]
     use crate::topology::Topology;
+
+    #[pymodule_export]
+    use crate::raw::ReceivedBuffer;
+    #[pymodule_export]
+    use crate::tensors::TensorParts;
+    #[pymodule_export]
+    use crate::values::{Spec, flatten};
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python has for it")]

@@ -48,7 +48,7 @@ impl Topology {
     }
 
     /// The global ranks of a rank's group.
-    fn members(&self, group: &str, rank: u32) -> PyResult<Vec<u32>> {
+    fn group(&self, group: &str, rank: u32) -> PyResult<Vec<u32>> {
         raised(self.0.members(named(group)?, Rank(rank))).map(numbers)
     }
 

@@ -85,6 +85,11 @@ impl Buffer {
         })
     }
 
+    /// The memory itself, of whole words; copied only where somebody else shares it.
+    pub fn into_words(self) -> Vec<u128> {
+        Arc::unwrap_or_clone(self.words)
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.len]

@@ -1,0 +1,94 @@
+//! The only unsafe code of the extension: memory that Python and Rust hand to each other.
+#![expect(
+    unsafe_code,
+    reason = "memory of torch's tensors is reached by address"
+)]
+
+use std::ffi::c_int;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use shardwright_wire::Buffer;
+
+/// Fill `bytes` from memory that a live tensor owns.
+pub(crate) fn copy_from(address: usize, bytes: &mut [u8]) {
+    if !bytes.is_empty() {
+        // SAFETY: the caller of `TensorParts.append` passes the address and byte count of a dense
+        // tensor that it keeps alive during the call; `bytes` is freshly allocated, so the two
+        // ranges cannot overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+}
+
+/// Received bytes, writable through the buffer protocol, freed with their last tensor.
+#[pyclass(frozen, module = "shardwright._core")]
+pub(crate) struct ReceivedBuffer {
+    words: *mut u128,
+    num_words: usize,
+    len: usize,
+}
+
+// SAFETY: the memory is reached only through the buffer protocol, whose users (tensors) follow
+// torch's own rules for access from several threads; Rust never reads it again.
+unsafe impl Send for ReceivedBuffer {}
+// SAFETY: as above: no method of this type touches the memory through a shared reference.
+unsafe impl Sync for ReceivedBuffer {}
+
+impl ReceivedBuffer {
+    /// Take bytes over.
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        let len = buffer.len();
+        let words = Box::leak(buffer.into_words().into_boxed_slice());
+        Self {
+            num_words: words.len(),
+            words: words.as_mut_ptr(),
+            len,
+        }
+    }
+}
+
+impl Drop for ReceivedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: `new` leaked exactly this boxed slice, and every buffer view holds a reference
+        // to this object, so no view is left when it is dropped.
+        drop(unsafe {
+            Box::from_raw(std::ptr::slice_from_raw_parts_mut(
+                self.words,
+                self.num_words,
+            ))
+        });
+    }
+}
+
+#[pymethods]
+impl ReceivedBuffer {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// # Safety
+    /// Called by Python with a view to fill.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the signature that pyo3 asks for"
+    )]
+    unsafe fn __getbuffer__(
+        slf: PyRef<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let (start, len) = (slf.words, slf.len.cast_signed());
+        // SAFETY: `view` comes from Python; the memory lives as long as this object, to which
+        // `PyBuffer_FillInfo` stores a reference in the view.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) };
+        if filled == 0 {
+            return Ok(());
+        }
+        let failure = PyErr::take(slf.py());
+        Err(failure.unwrap_or_else(|| PyBufferError::new_err("no view of received bytes")))
+    }
+}

@@ -1,0 +1,122 @@
+//! Tensors' bytes on their way between Python and messages.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use shardwright_wire::{Buffer, TensorMeta, TensorPart};
+
+use crate::raw::{self, ReceivedBuffer};
+
+/// `(dtype, shape, strides, device, requires_grad)`.
+type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
+
+/// Larger copies than this let other Python threads run meanwhile.
+const DETACHED_COPY_BYTES: usize = 1 << 20;
+
+/// The tensors of one body, copied out of torch's memory or received.
+#[pyclass(frozen, module = "shardwright._core")]
+#[derive(Default)]
+pub(crate) struct TensorParts(Mutex<Vec<TensorPart>>);
+
+impl TensorParts {
+    pub(crate) fn received(parts: Vec<TensorPart>) -> Self {
+        Self(Mutex::new(parts))
+    }
+
+    /// The parts, which are then gone from here.
+    pub(crate) fn take(&self) -> Vec<TensorPart> {
+        std::mem::take(&mut *self.parts())
+    }
+
+    fn parts(&self) -> std::sync::MutexGuard<'_, Vec<TensorPart>> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    fn with<T>(&self, index: usize, look: impl FnOnce(&mut TensorPart) -> T) -> PyResult<T> {
+        let mut parts = self.parts();
+        let len = parts.len();
+        parts
+            .get_mut(index)
+            .map(look)
+            .ok_or_else(|| PyIndexError::new_err(format!("tensor {index} of a body of {len}")))
+    }
+}
+
+#[pymethods]
+impl TensorParts {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Add a tensor by copying `nbytes` bytes from `address`, where its storage order begins.
+    ///
+    /// The caller keeps the memory alive and unchanged during the call.
+    #[pyo3(signature = (address, nbytes, dtype, shape, strides, device, requires_grad))]
+    #[expect(clippy::too_many_arguments, reason = "one for each field of a tensor")]
+    fn append(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        nbytes: usize,
+        dtype: String,
+        shape: Vec<u64>,
+        strides: Vec<u64>,
+        device: String,
+        requires_grad: bool,
+    ) -> PyResult<()> {
+        let meta = TensorMeta {
+            dtype,
+            shape,
+            strides,
+            device,
+            requires_grad,
+        };
+        if !meta.fits(nbytes as u64) {
+            return Err(PyValueError::new_err(format!(
+                "{nbytes} bytes are not a dense tensor of dtype {}, shape {:?} and strides {:?}",
+                meta.dtype, meta.shape, meta.strides
+            )));
+        }
+        let copy = || {
+            Buffer::filled_by(nbytes, |bytes| {
+                raw::copy_from(address, bytes);
+                Ok::<(), Infallible>(())
+            })
+        };
+        let Ok(data) = if nbytes > DETACHED_COPY_BYTES {
+            py.detach(copy)
+        } else {
+            copy()
+        };
+        self.parts().push(TensorPart { meta, data });
+        Ok(())
+    }
+
+    fn __len__(&self) -> usize {
+        self.parts().len()
+    }
+
+    /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
+    fn meta(&self, index: usize) -> PyResult<Meta> {
+        self.with(index, |part| {
+            let meta = part.meta.clone();
+            (
+                meta.dtype,
+                meta.shape,
+                meta.strides,
+                meta.device,
+                meta.requires_grad,
+            )
+        })
+    }
+
+    /// Take a tensor's bytes, as a writable buffer that owns them; they can be taken once.
+    fn buffer(&self, index: usize) -> PyResult<ReceivedBuffer> {
+        self.with(index, |part| {
+            ReceivedBuffer::new(std::mem::take(&mut part.data))
+        })
+    }
+}
