@@ -1,0 +1,126 @@
+"""From what a script and its environment say to the effective configuration."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from shardwright import _core
+from shardwright.errors import ConfigError
+
+#: Holds a JSON object of keys that override those of the script.
+ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
+
+_ALIASES = ("partitions", "pipeline_parallel_degree")
+
+
+class Config:
+    """The effective configuration: every key as an attribute, its default where it was not given.
+
+    Attributes:
+        core: The same for the core.
+    """
+
+    core: _core.Config
+
+    def __init__(self, core: _core.Config) -> None:
+        """Spread the core's configuration out as attributes."""
+        self.__dict__["core"] = core
+        self.__dict__.update(json.loads(core.to_json()))
+
+    def __getattr__(self, name: str) -> Any:
+        """Only reached for what is no key."""
+        raise AttributeError(f"there is no configuration key {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        """Refused: the ranks have agreed on these values."""
+        raise AttributeError(f"the configuration cannot change after smp.init; {name!r} was not set to {value!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        """Refused, as a change is."""
+        raise AttributeError(f"the configuration cannot change after smp.init; {name!r} was not deleted")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all values are equal."""
+        return isinstance(other, Config) and self.core == other.core
+
+    def __hash__(self) -> int:
+        """Equal configurations have equal hashes."""
+        return hash(self.core.to_json())
+
+    def __repr__(self) -> str:
+        """All keys and values."""
+        values = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"Config({', '.join(values)})"
+
+    def __reduce__(self) -> tuple[type[Config], tuple[_core.Config]]:
+        """Rebuild from the core's configuration, which copies and pickles."""
+        return Config, (self.core,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key with its effective value, in the order of the documentation."""
+        values: dict[str, Any] = json.loads(self.core.to_json())
+        return values
+
+
+def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """The effective configuration from a script's keys and its environment.
+
+    Args:
+        config: Keys and values, or None.
+        keys: More of them; a key must not have another value here.
+        environ: The environment, whose `SM_HP_MP_PARAMETERS` overrides both, key by key.
+
+    Returns:
+        All keys, checked.
+
+    Raises:
+        ConfigError: Names the key, its value, and what is allowed.
+    """
+    given = _given("config", {} if config is None else config)
+    for name, value in _given("keyword arguments", keys).items():
+        if name in given and given[name] != value:
+            raise ConfigError(
+                f"the configuration key {name!r} is {given[name]!r} in config and {value!r} as a keyword argument; "
+                "give it once"
+            )
+        given[name] = value
+    overriding = _from_environment(environ)
+    if any(alias in overriding for alias in _ALIASES):
+        for alias in _ALIASES:  # two names of one key: either overrides both
+            given.pop(alias, None)
+    return Config(_core.Config.parse(json.dumps({**given, **overriding})))
+
+
+def _given(where: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where} is a {type(config).__name__}; allowed: a mapping of keys and values")
+    for name, value in config.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"a configuration key is {name!r}; allowed: text")
+        if not _is_json(value):
+            raise ConfigError(
+                f"the configuration key {name!r} is {value!r}, a {type(value).__name__}; allowed: a boolean, a finite "
+                "number, text, or None"
+            )
+    return dict(config)
+
+
+def _is_json(value: object) -> bool:
+    # Exact types: an IntEnum or a NumPy scalar would change its kind on the way through JSON.
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    text = environ.get(ENVIRONMENT_VARIABLE, "").strip()
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is {text}; allowed: a JSON object")
+    return _given(f"the environment variable {ENVIRONMENT_VARIABLE}", value)

@@ -1,0 +1,116 @@
+import copy
+import enum
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shardwright.config import Config, load_config
+from shardwright.errors import ConfigError
+
+
+def refused(config: object, environ: dict[str, str] | None = None, **keys: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config, keys, environ or {})  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def environment(**keys: object) -> dict[str, str]:
+    return {"SM_HP_MP_PARAMETERS": json.dumps(keys)}
+
+
+def test_every_key_is_an_attribute_also_when_it_is_not_given() -> None:
+    config = load_config(None, {}, {})
+    assert hasattr(config, "fp16")
+    assert (config.fp16, config.microbatches, config.memory_weight) == (False, 1, 0.8)
+    assert config._match_weights is False
+    assert all(getattr(config, name) == value for name, value in config.to_dict().items())
+
+
+def test_keyword_arguments_add_to_the_dict() -> None:
+    config = load_config({"partitions": 2}, {"microbatches": 4}, {})
+    assert (config.partitions, config.pipeline_parallel_degree, config.microbatches) == (2, 2, 4)
+
+
+def test_a_key_given_twice_must_have_one_value() -> None:
+    assert load_config({"seed": 1}, {"seed": 1}, {}).seed == 1
+    assert "'seed' is 1 in config and 2 as a keyword argument" in refused({"seed": 1}, seed=2)
+
+
+def test_the_environment_overrides_the_script_key_by_key() -> None:
+    config = load_config({"microbatches": 2, "seed": 3}, {"pipeline": "simple"}, environment(microbatches=8))
+    assert (config.microbatches, config.seed, config.pipeline) == (8, 3, "simple")
+
+
+def test_the_environment_overrides_a_key_under_either_of_its_names() -> None:
+    config = load_config({"pipeline_parallel_degree": 2}, {}, environment(partitions=4))
+    assert (config.partitions, config.pipeline_parallel_degree) == (4, 4)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "{}"])
+def test_an_empty_environment_changes_nothing(text: str) -> None:
+    assert load_config({"seed": 3}, {}, {"SM_HP_MP_PARAMETERS": text}) == load_config({"seed": 3}, {}, {})
+
+
+@pytest.mark.parametrize("text", ["[1]", "4", "{'seed': 1}"])
+def test_an_environment_that_is_no_json_object_is_refused(text: str) -> None:
+    assert "SM_HP_MP_PARAMETERS" in refused({}, {"SM_HP_MP_PARAMETERS": text})
+
+
+class Number(enum.IntEnum):
+    TWO = 2
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), {1}, b"2", Number.TWO, [2], {"a": 1}])
+def test_a_value_that_json_does_not_have_is_refused_with_its_key_and_type(value: object) -> None:
+    text = refused({"microbatches": value})
+    assert "'microbatches'" in text
+    assert type(value).__name__ in text
+
+
+def test_a_key_that_is_no_text_and_a_config_that_is_no_mapping_are_refused() -> None:
+    assert "a configuration key is 3" in refused({3: 1})
+    assert "config is a list" in refused([("seed", 1)])
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
+    assert 'the nearest one is "microbatches"' in refused({"microbatch": 4})
+
+
+def test_refusals_are_configuration_errors_that_name_key_value_and_what_is_allowed() -> None:
+    text = refused({"memory_weight": 2})
+    assert text == 'the configuration key "memory_weight" is 2; allowed: a number from 0 to 1, or null'
+
+
+def test_the_effective_configuration_cannot_be_changed() -> None:
+    config = load_config(None, {}, {})
+    with pytest.raises(AttributeError, match="cannot change after"):
+        config.seed = 1
+    with pytest.raises(AttributeError, match="cannot change after"):
+        del config.seed
+    with pytest.raises(AttributeError, match="no configuration key 'fp8'"):
+        _ = config.fp8
+    assert not hasattr(config, "fp8")
+
+
+def test_the_effective_configuration_copies_pickles_and_compares() -> None:
+    config = load_config({"seed": 5}, {}, {})
+    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
+    assert hash(copy.copy(config)) == hash(config)
+    assert config != load_config(None, {}, {})
+    assert "seed=5" in repr(config)
+    assert Config(config.core) == config
+
+
+def test_the_scripts_dict_is_left_alone() -> None:
+    given = {"partitions": 2, "seed": 1}
+    load_config(given, {"microbatches": 2}, environment(pipeline_parallel_degree=3))
+    assert given == {"partitions": 2, "seed": 1}
+
+
+def test_the_guide_shows_the_librarys_own_table_of_keys() -> None:
+    tool = Path(__file__).parents[2] / "tools" / "configuration_table.py"
+    checked = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stderr
