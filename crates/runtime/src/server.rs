@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use shardwright_comm::{CommError, Loss, Receiver, Transport};
-use shardwright_core::{ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_core::{ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId};
 use shardwright_wire::{Beat, Body, Message, Phase};
 
 use crate::counters::Stats;
@@ -168,9 +168,17 @@ impl Server {
         self.enter(|machine, now| machine.respond(requester, id, body, now))
     }
 
-    /// Fails the step on every rank.
-    pub fn fail(&self, error: LocalError) -> Result<(), ServerError> {
-        self.enter(|machine, now| machine.fail(error, now))
+    /// Fails the step on every rank; see [`Machine::fail`].
+    pub fn fail(&self, step: Option<StepEpoch>, error: LocalError) {
+        self.enter(|machine, now| machine.fail(step, error, now));
+    }
+
+    /// Enters a step without tasks; see [`Machine::begin_alone`].
+    pub fn begin_alone(&self, step: StepEpoch, function: String) -> Result<(), ServerError> {
+        if let Some(transport) = &self.transport {
+            transport.pulse().enter_step(step.0);
+        }
+        self.enter(|machine, now| machine.begin_alone(step, function, now))
     }
 
     /// Ends the step on the peers (root only).
@@ -191,6 +199,11 @@ impl Server {
     /// Gives a model's modules their names, for reports.
     pub fn name_modules(&self, model: ModelId, names: Vec<String>) {
         self.lock().machine.name_modules(model, names);
+    }
+
+    /// A module's name, or its number where it has none.
+    pub fn module_name(&self, model: ModelId, module: ModuleId) -> String {
+        self.lock().machine.module_name(model, module)
     }
 
     /// The counters.

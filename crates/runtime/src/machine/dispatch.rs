@@ -81,6 +81,10 @@ impl Machine {
     }
 
     fn dispatch_ready(&mut self, asking: Option<WorkerId>, now: Duration) {
+        if !self.controls.is_empty() {
+            // Tasks that were sent after a control request may rely on it.
+            return;
+        }
         let chosen = self
             .plan
             .schedule
@@ -144,7 +148,6 @@ impl Machine {
                 .values()
                 .all(|request| request.response.is_some())
             && self.serving.is_empty()
-            && self.controls.is_empty()
             && !matches!(self.start, Start::UnderWay(_))
         {
             let message = format!(

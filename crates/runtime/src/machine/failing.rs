@@ -33,13 +33,10 @@ impl FailedSteps {
 
 impl Machine {
     /// This rank's own code raised: the step fails everywhere. The first failure wins.
-    pub fn fail(&mut self, error: LocalError, now: Duration) -> Result<(), ServerError> {
-        if !self.in_step() {
-            return match self.stage {
-                Stage::Failed(_) => Ok(()),
-                _ => Err(ServerError::NotInStep { call: "fail" }),
-            };
-        }
+    ///
+    /// A `step` that this rank has not entered is failed before it begins: the others, which
+    /// may wait in it already, learn so. Outside a step, without a newer one, nothing happens.
+    pub fn fail(&mut self, step: Option<StepEpoch>, error: LocalError, now: Duration) {
         let report = ErrorReport {
             rank: self.config.rank,
             host: self.host(self.config.rank),
@@ -50,15 +47,18 @@ impl Machine {
             message: error.message,
             traceback: error.traceback,
         };
-        self.fail_with(
-            Failure {
-                kind: FailureKind::Local,
-                report,
-            },
-            true,
-            now,
-        );
-        Ok(())
+        let failure = Failure {
+            kind: FailureKind::Local,
+            report,
+        };
+        match step {
+            Some(step) if !self.in_step() && step > self.plan.step => {
+                self.plan.step = step;
+                self.stats.steps += 1;
+                self.fail_at_entry(failure, true);
+            }
+            _ => self.fail_with(failure, true, now),
+        }
     }
 
     /// A message could not be handed to the transport for a reason other than a lost peer.
@@ -101,6 +101,7 @@ impl Machine {
 
     /// The step that is being entered fails before it has begun.
     pub(super) fn fail_at_entry(&mut self, failure: Failure, broadcast: bool) -> ServerError {
+        self.kept.take_abort(self.plan.step);
         if broadcast {
             self.broadcast_abort(&failure.report);
         }

@@ -20,6 +20,42 @@ impl Machine {
         if self.in_step() {
             return Err(self.in_step_error("begin_step"));
         }
+        self.enter_step(plan, now)?;
+        self.stage = Stage::Running;
+        if self.is_root() {
+            self.open_root();
+        }
+        self.take_kept(now);
+        self.dispatch(None, now);
+        Ok(())
+    }
+
+    /// Enters a step that has no tasks here, because the pipeline has one rank and the main
+    /// thread runs the step function itself: what remains is to fail together with the job.
+    pub fn begin_alone(
+        &mut self,
+        step: StepEpoch,
+        function: String,
+        now: Duration,
+    ) -> Result<(), ServerError> {
+        if self.in_step() {
+            return Err(self.in_step_error("begin_alone"));
+        }
+        let schedule = self.plan.schedule;
+        self.enter_step(
+            StepPlan {
+                step,
+                function,
+                num_microbatches: 1,
+                schedule,
+            },
+            now,
+        )?;
+        self.stage = Stage::Committing;
+        Ok(())
+    }
+
+    fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
         if plan.step <= self.plan.step {
             return Err(ServerError::StaleStep {
                 asked: plan.step,
@@ -43,12 +79,6 @@ impl Machine {
         if let Some(failure) = self.late.take().or_else(|| self.departed_at_entry()) {
             return Err(self.fail_at_entry(failure, true));
         }
-        self.stage = Stage::Running;
-        if self.is_root() {
-            self.open_root();
-        }
-        self.take_kept(now);
-        self.dispatch(None, now);
         Ok(())
     }
 

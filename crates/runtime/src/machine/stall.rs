@@ -83,7 +83,7 @@ impl Machine {
     }
 
     /// A module's name, or its number where Python has not named it.
-    pub(super) fn module_name(&self, model: ModelId, module: ModuleId) -> String {
+    pub fn module_name(&self, model: ModelId, module: ModuleId) -> String {
         self.names
             .get(&model)
             .and_then(|names| names.get(module.0 as usize))
