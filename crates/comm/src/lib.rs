@@ -1,12 +1,17 @@
 //! Messages between the ranks of a job: transports, rendezvous, the job's
 //! secret, liveness, and the plane on which plain objects travel.
 
+#[cfg(test)]
+mod conformance;
 pub mod error;
 pub mod in_process;
 pub mod objects;
 pub mod owner;
 pub mod patience;
 pub mod router;
+pub mod secret;
+pub mod start_error;
+pub mod tcp;
 pub mod transport;
 
 use std::time::Duration;
@@ -17,7 +22,10 @@ pub use objects::{ObjectPlane, barrier};
 pub use owner::Owner;
 pub use patience::{Patience, SLICE};
 pub use router::Router;
+pub use secret::Secret;
 pub use shardwright_wire::Beat;
+pub use start_error::{Agreement, StartError};
+pub use tcp::{JobOptions, Listener, Tcp, connect};
 pub use transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
 
 /// Messages that may wait for one peer's connection. Far above what a step has

@@ -1,0 +1,303 @@
+//! What only sockets can show: silence, strangers, and jobs that do not start.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shardwright_core::Rank;
+
+use super::{Kind, Recorder, heavy, numbered};
+use crate::secret::Secret;
+use crate::start_error::StartError;
+use crate::tcp::testing::{all_options, join, join_frozen, options};
+use crate::tcp::{JobOptions, Listener};
+use crate::transport::{Loss, Transport};
+
+fn fail(all: Vec<JobOptions>) -> Vec<StartError> {
+    let threads: Vec<_> = all
+        .into_iter()
+        .map(|options| join(options, Arc::new(Recorder::default())))
+        .collect();
+    let outcomes = threads.into_iter().map(|thread| thread.join().unwrap());
+    outcomes
+        .map(|outcome| outcome.err().expect("the job must not start"))
+        .collect()
+}
+
+#[test]
+fn a_frozen_peer_is_noticed_although_it_takes_nothing() {
+    let recorder = Arc::new(Recorder::default());
+    let mut all = all_options(2);
+    all[0].liveness_timeout = Duration::from_secs(1);
+    let frozen = join_frozen(all.pop().unwrap());
+    let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
+        .join()
+        .unwrap()
+        .unwrap();
+    let frozen = frozen.join().unwrap().unwrap();
+    let began = Instant::now();
+    for _ in 0..64 {
+        rank.send(Rank(1), heavy(1 << 20, 0)).unwrap();
+    }
+    assert_eq!(recorder.wait_loss(Rank(1)), Loss::Silent { seconds: 1 });
+    assert!(began.elapsed() < Duration::from_secs(5));
+    rank.close(None);
+    assert!(began.elapsed() < Duration::from_secs(8));
+    drop(frozen);
+}
+
+#[test]
+fn an_idle_job_is_not_silent() {
+    let recorders: Vec<Arc<Recorder>> = (0..2).map(|_| Arc::default()).collect();
+    let threads: Vec<_> = all_options(2)
+        .into_iter()
+        .zip(&recorders)
+        .map(|(mut options, recorder)| {
+            options.liveness_timeout = Duration::from_millis(400);
+            join(options, Arc::clone(recorder) as _)
+        })
+        .collect();
+    let ranks: Vec<_> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap().unwrap())
+        .collect();
+    for recorder in &recorders {
+        // Twenty beats take five times the timeout.
+        let told = recorder.wait("beats", |told| told.len() >= 20);
+        assert!(
+            told.iter()
+                .all(|event| matches!(event, super::Told::Beat(..))),
+            "{told:?}"
+        );
+    }
+    ranks[0].send(Rank(1), numbered(3)).unwrap();
+    assert_eq!(recorders[1].wait_messages(1), vec![(Rank(0), numbered(3))]);
+}
+
+/// Everything until the other side hangs up.
+fn read_to_end(mut stream: &TcpStream) -> Vec<u8> {
+    stream
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "the stranger was kept"
+        ),
+    }
+    bytes
+}
+
+#[test]
+fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
+    let mut all = all_options(2);
+    let port = all[0].port;
+    let recorder = Arc::new(Recorder::default());
+    let other = all.pop().unwrap();
+    let leader = join(all.pop().unwrap(), Arc::clone(&recorder) as _);
+    let stranger = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(bytes).unwrap();
+        read_to_end(&stream)
+    };
+    // Before the job is complete ...
+    assert!(stranger(b"GET / HTTP/1.1\r\nHost: shardwright\r\n\r\n").is_empty());
+    assert!(stranger(&[0xff; 4096]).is_empty());
+    let follower = join(other, Arc::new(Recorder::default()));
+    let leader = leader.join().unwrap().unwrap();
+    let follower = follower.join().unwrap().unwrap();
+    // ... and while it runs.
+    assert!(stranger(&[0; 1 << 16]).is_empty());
+    let mut hello = b"SHARDWRT\x01\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00".to_vec();
+    hello.resize(52 + 33, 7);
+    let answer = stranger(&hello);
+    assert_eq!(answer.len(), 80 + 1, "a challenge and a refusal");
+    follower.send(Rank(0), numbered(1)).unwrap();
+    assert_eq!(recorder.wait_messages(1), vec![(Rank(1), numbered(1))]);
+    assert_eq!(leader.stats().strangers_dropped, 4);
+}
+
+#[test]
+fn a_silent_stranger_keeps_nobody_out() {
+    let all = all_options(3);
+    let silent: Vec<TcpStream> = (0..8)
+        .map(|_| TcpStream::connect(("127.0.0.1", all[0].port)).unwrap())
+        .collect();
+    let began = Instant::now();
+    let threads: Vec<_> = all
+        .into_iter()
+        .map(|options| join(options, Arc::new(Recorder::default())))
+        .collect();
+    for thread in threads {
+        thread.join().unwrap().unwrap();
+    }
+    assert!(began.elapsed() < Duration::from_secs(9));
+    drop(silent);
+}
+
+#[test]
+fn a_rank_that_comes_late_is_told_so() {
+    let mut all = all_options(2);
+    let port = all[0].port;
+    let ranks: Vec<_> = all
+        .drain(..)
+        .map(|options| join(options, Arc::new(Recorder::default())))
+        .collect();
+    let ranks: Vec<_> = ranks
+        .into_iter()
+        .map(|thread| thread.join().unwrap().unwrap())
+        .collect();
+    let late = fail(vec![options(1, 2, port)]).pop().unwrap();
+    assert!(late.to_string().contains("has already started"), "{late}");
+    drop(ranks);
+}
+
+#[test]
+fn a_rank_with_a_wrong_secret_ends_the_start_of_all() {
+    let mut all = all_options(3);
+    all[1].secret = Secret::new(b"another".to_vec());
+    let began = Instant::now();
+    let errors: Vec<String> = fail(all).iter().map(ToString::to_string).collect();
+    assert_eq!(errors[0], "rank 1 presented a wrong secret");
+    assert_eq!(
+        errors[1],
+        "rank 0 did not prove the job's secret to rank 1: the two were started with different secrets"
+    );
+    assert_eq!(errors[2], errors[0]);
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_genuine_rank_takes_the_place_of_an_impostor() {
+    let mut all = all_options(2);
+    let mut impostor = options(1, 2, all[0].port);
+    impostor.secret = Secret::new(b"another".to_vec());
+    let genuine = all.pop().unwrap();
+    let leader = join(all.pop().unwrap(), Arc::new(Recorder::default()));
+    assert!(matches!(
+        fail(vec![impostor])[0],
+        StartError::WrongSecret { .. }
+    ));
+    let follower = join(genuine, Arc::new(Recorder::default()));
+    assert_eq!(leader.join().unwrap().unwrap().stats().strangers_dropped, 1);
+    follower.join().unwrap().unwrap();
+}
+
+#[test]
+fn ranks_that_differ_all_hear_in_what() {
+    let mut all = all_options(3);
+    all[2].fingerprint = "seed=2".to_owned();
+    for error in fail(all) {
+        assert_eq!(
+            error.to_string(),
+            "rank 0 and rank 2 differ in configuration: rank 0 has seed=1, rank 2 has seed=2"
+        );
+    }
+    let mut all = all_options(2);
+    all[1].version = "0.2.0".to_owned();
+    for error in fail(all) {
+        assert_eq!(
+            error.to_string(),
+            "rank 0 and rank 1 differ in library version: rank 0 has 0.1.0, rank 1 has 0.2.0"
+        );
+    }
+    let mut all = all_options(2);
+    all[1].world = 3;
+    for error in fail(all) {
+        assert_eq!(
+            error.to_string(),
+            "rank 0 and rank 1 differ in number of ranks: rank 0 has 2, rank 1 has 3"
+        );
+    }
+}
+
+#[test]
+fn two_processes_of_one_rank_are_refused() {
+    let mut all = all_options(3);
+    let twin = options(1, 3, all[0].port);
+    all.pop();
+    all.push(twin);
+    for error in fail(all) {
+        assert!(
+            error
+                .to_string()
+                .starts_with("two processes joined as rank 1: process "),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn missing_ranks_are_named_to_those_who_came() {
+    let mut all = all_options(4);
+    all.truncate(3);
+    all.remove(1);
+    for options in &mut all {
+        options.connect_timeout = Duration::from_secs(2);
+    }
+    for error in fail(all) {
+        assert!(
+            error
+                .to_string()
+                .starts_with("ranks 1, 3 did not join the job within 2"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn nobody_at_the_rendezvous_is_an_error_with_its_address() {
+    let port = Listener::bind("127.0.0.1", 0).unwrap().port();
+    let mut alone = options(1, 2, port);
+    alone.connect_timeout = Duration::from_millis(300);
+    let error = fail(vec![alone]).pop().unwrap().to_string();
+    assert!(
+        error.starts_with(&format!(
+            "rank 1 did not reach rank 0 at 127.0.0.1:{port} within 0.3"
+        )),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = Listener::bind("127.0.0.1", 0).unwrap();
+    let error = fail(vec![options(0, 2, taken.port())])
+        .pop()
+        .unwrap()
+        .to_string();
+    let address = taken.address();
+    assert_eq!(
+        error,
+        format!("rank 0 cannot listen on {address}: the port is in use by another process")
+    );
+}
+
+#[test]
+fn a_start_can_be_cancelled() {
+    let mut all = all_options(2);
+    let mut asked = 0;
+    let outcome = crate::tcp::connect(all.remove(0), Arc::new(Recorder::default()), &mut || {
+        asked += 1;
+        asked < 3
+    });
+    assert!(matches!(outcome.err(), Some(StartError::Cancelled)));
+}
+
+#[test]
+fn peers_know_where_the_others_live() {
+    let job = Kind::Tcp.recorded(3);
+    for (transport, _) in &job {
+        for rank in 0..3 {
+            let peer = transport.peer(Rank(rank)).unwrap();
+            assert_eq!(
+                (peer.host.as_str(), peer.pid),
+                (format!("host-{rank}").as_str(), std::process::id())
+            );
+        }
+    }
+}

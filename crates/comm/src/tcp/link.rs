@@ -1,0 +1,140 @@
+//! One peer's connection: a thread that reads, a thread that writes.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, Sender};
+use shardwright_core::Rank;
+use shardwright_wire::codec::beat_frame;
+use shardwright_wire::{Frame, Limits, Message};
+
+use super::acceptor::shut;
+use super::stream::{Counted, ReadError, Received, read_frame, write_frame};
+use crate::transport::{Loss, Pulse, Receiver};
+
+/// What the links of a rank share.
+pub(super) struct Hub {
+    pub(super) receiver: Arc<dyn Receiver>,
+    pub(super) pulse: Pulse,
+    pub(super) limits: Limits,
+    pub(super) liveness: Duration,
+    pub(super) closing: AtomicBool,
+    pub(super) messages_sent: AtomicU64,
+    pub(super) messages_received: AtomicU64,
+    pub(super) bytes_sent: AtomicU64,
+    pub(super) bytes_received: AtomicU64,
+}
+
+/// A connection to one peer.
+pub(super) struct Link {
+    pub(super) peer: Rank,
+    pub(super) stream: TcpStream,
+    queue: Mutex<Option<Sender<Frame>>>,
+    loss: Mutex<Option<Loss>>,
+}
+
+impl Link {
+    pub(super) fn new(peer: Rank, stream: TcpStream, queue: Sender<Frame>) -> Self {
+        Self {
+            peer,
+            stream,
+            queue: Mutex::new(Some(queue)),
+            loss: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn queue(&self) -> Option<Sender<Frame>> {
+        lock(&self.queue).clone()
+    }
+
+    /// Nothing more is queued; the writer ends when it has written the rest.
+    pub(super) fn close_queue(&self) {
+        lock(&self.queue).take();
+    }
+
+    pub(super) fn loss(&self) -> Option<Loss> {
+        lock(&self.loss).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The reader's loop: ends when the peer is lost (CM-3).
+pub(super) fn read_all(hub: &Hub, link: &Link) {
+    let mut stream = Counted {
+        stream: &link.stream,
+        read: &hub.bytes_received,
+    };
+    let loss = loop {
+        match read_frame(&mut stream, &hub.limits) {
+            Ok(Received::Message(Message::Goodbye(report))) => break Loss::Left(report),
+            Ok(Received::Message(message)) => {
+                hub.messages_received.fetch_add(1, Ordering::Relaxed);
+                if !hub.closing.load(Ordering::SeqCst) {
+                    hub.receiver.deliver(link.peer, message);
+                }
+            }
+            Ok(Received::Beat(beat)) => {
+                if !hub.closing.load(Ordering::SeqCst) {
+                    hub.receiver.beat(link.peer, beat);
+                }
+            }
+            Err(error) => break loss_of(error, hub.liveness),
+        }
+    };
+    *lock(&link.loss) = Some(loss.clone());
+    link.close_queue();
+    shut(&link.stream);
+    if !hub.closing.load(Ordering::SeqCst) {
+        hub.receiver.peer_lost(link.peer, loss);
+    }
+}
+
+fn loss_of(error: ReadError, liveness: Duration) -> Loss {
+    match error {
+        ReadError::Io(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Loss::Silent {
+                seconds: liveness.as_secs(),
+            },
+            _ => Loss::Died,
+        },
+        ReadError::Codec(error) => Loss::Broken {
+            reason: error.to_string(),
+        },
+    }
+}
+
+/// The writer's loop: ends when the queue is closed and empty, or the connection breaks.
+pub(super) fn write_all(hub: &Hub, link: &Link, queue: &crossbeam_channel::Receiver<Frame>) {
+    // A peer must hear from this rank four times within the time after which it gives it up (TCP-2).
+    let interval = (hub.liveness / 4).min(Duration::from_secs(1));
+    let mut next_beat = Instant::now();
+    loop {
+        let written = match queue.recv_deadline(next_beat) {
+            Ok(frame) => {
+                hub.messages_sent.fetch_add(1, Ordering::Relaxed);
+                write_frame(&link.stream, &frame, &hub.bytes_sent)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                next_beat = Instant::now() + interval;
+                let beat = hub.pulse.beat(!queue.is_empty());
+                write_frame(&link.stream, &beat_frame(beat), &hub.bytes_sent)
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        if let Err(error) = written {
+            // What the peer had sent before can still be read; then the reader finds the end.
+            tracing::debug!(peer = %link.peer, %error, "cannot write to a peer");
+            shut(&link.stream);
+            return;
+        }
+    }
+    if let Err(error) = link.stream.shutdown(Shutdown::Write) {
+        tracing::trace!(peer = %link.peer, %error, "the connection had ended");
+    }
+}

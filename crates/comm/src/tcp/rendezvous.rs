@@ -1,0 +1,330 @@
+//! How ranks find each other: all register at rank 0, get the table of
+//! addresses, connect to each other (the higher rank calls), and start together.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, bounded};
+use shardwright_core::Rank;
+use shardwright_wire::{Limits, Value};
+
+use super::GRACE;
+use super::acceptor::{Acceptor, Arrival};
+use super::address::Listener;
+use super::dial::{Attempt, Cancel, call_rank, reach};
+use super::handshake::Purpose;
+use super::roll::Roll;
+use super::stream::{receive_value, send_value};
+use super::table::{Registration, Row};
+use super::transport::{Connected, Tcp};
+use crate::patience::SLICE;
+use crate::secret::Secret;
+use crate::start_error::StartError;
+use crate::transport::{PeerInfo, Receiver};
+
+/// How a rank joins its job.
+#[derive(Debug)]
+pub struct JobOptions {
+    /// This rank.
+    pub rank: Rank,
+    /// The number of ranks.
+    pub world: u32,
+    /// Rank 0's host; on rank 0 the interface it listens on.
+    pub host: String,
+    /// Rank 0's port.
+    pub port: u16,
+    /// Rank 0's listener, when it was bound before in order to publish its port.
+    pub listener: Option<Listener>,
+    /// The interface the other ranks listen on; by default the one that leads to rank 0.
+    pub bind_address: Option<IpAddr>,
+    /// This host's name, for messages.
+    pub host_name: String,
+    /// The job's secret.
+    pub secret: Secret,
+    /// The library's version; equal on all ranks.
+    pub version: String,
+    /// The configuration; equal on all ranks. Of several lines, an error shows those that differ.
+    pub fingerprint: String,
+    /// How long ranks may take to come.
+    pub connect_timeout: Duration,
+    /// How long a rank may be silent.
+    pub liveness_timeout: Duration,
+    /// What a message may hold.
+    pub limits: Limits,
+}
+
+/// Joins the job, and returns when all ranks have; asks `go_on` many times a second.
+pub fn connect(
+    options: JobOptions,
+    receiver: Arc<dyn Receiver>,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Arc<Tcp>, StartError> {
+    let cancel = Arc::new(Cancel::default());
+    let (done, outcome) = bounded(1);
+    let thread_cancel = Arc::clone(&cancel);
+    let thread = std::thread::Builder::new()
+        .name("sw-start".to_owned())
+        .spawn(move || {
+            let connected = start(options, &thread_cancel);
+            if done.send(connected).is_err() {
+                tracing::debug!("the start was cancelled");
+            }
+        });
+    let thread = thread.map_err(|error| system("cannot start a thread", &error))?;
+    let connected = loop {
+        match outcome.recv_timeout(SLICE) {
+            Ok(connected) => break connected,
+            Err(RecvTimeoutError::Timeout) if go_on() => {}
+            Err(RecvTimeoutError::Timeout) => {
+                cancel.set();
+                break Err(StartError::Cancelled);
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                break Err(system("the starting thread panicked", "see its message"));
+            }
+        }
+    };
+    if !matches!(connected, Err(StartError::Cancelled)) && thread.join().is_err() {
+        tracing::error!("the starting thread panicked");
+    }
+    let job = Tcp::run(connected?, receiver)
+        .map_err(|error| system("cannot start a connection's threads", &error))?;
+    Ok(Arc::new(job))
+}
+
+fn system(what: &'static str, reason: &(impl ToString + ?Sized)) -> StartError {
+    StartError::System {
+        what,
+        reason: reason.to_string(),
+    }
+}
+
+pub(super) fn start(options: JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
+    if options.rank.0 >= options.world {
+        return Err(StartError::NoSuchRank {
+            rank: options.rank,
+            world: options.world,
+        });
+    }
+    if options.rank == Rank(0) {
+        lead(options, cancel)
+    } else {
+        follow(&options, cancel)
+    }
+}
+
+fn registration(options: &JobOptions, address: SocketAddr) -> Registration {
+    let peer = PeerInfo {
+        rank: options.rank,
+        host: options.host_name.clone(),
+        pid: std::process::id(),
+    };
+    Registration {
+        version: options.version.clone(),
+        fingerprint: options.fingerprint.clone(),
+        row: Row { peer, address },
+    }
+}
+
+fn connected(
+    options: &JobOptions,
+    acceptor: Acceptor,
+    table: Vec<Row>,
+    streams: BTreeMap<Rank, TcpStream>,
+) -> Result<Connected, StartError> {
+    for stream in streams.values() {
+        stream
+            .set_nodelay(true)
+            .map_err(|error| system("cannot set a connection's options", &error))?;
+    }
+    acceptor.job_started();
+    Ok(Connected {
+        rank: options.rank,
+        peers: table.into_iter().map(|row| row.peer).collect(),
+        streams,
+        acceptor,
+        limits: options.limits,
+        liveness: options.liveness_timeout,
+    })
+}
+
+/// Rank 0's part.
+fn lead(mut options: JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
+    let listener = match options.listener.take() {
+        Some(listener) => listener,
+        None => Listener::bind(&options.host, options.port)?,
+    };
+    let own = registration(&options, listener.address());
+    let (acceptor, arrivals) = Acceptor::start(
+        listener,
+        options.rank,
+        options.world,
+        options.secret.clone(),
+    )
+    .map_err(|error| system("cannot start a thread", &error))?;
+    let began = Instant::now();
+    let deadline = began + options.connect_timeout;
+    let mut doubtful_since = None;
+    let mut roll = Roll::new(options.world, own.clone());
+    while !roll.is_settled() {
+        cancel.check()?;
+        let now = Instant::now();
+        doubtful_since = roll.is_doubtful().then(|| doubtful_since.unwrap_or(now));
+        let deadline = doubtful_since.map_or(deadline, |since| deadline.min(since + roll.grace()));
+        let left = deadline.saturating_duration_since(now);
+        if left.is_zero() {
+            break;
+        }
+        if let Ok(arrival) = arrivals.recv_timeout(left.min(SLICE)) {
+            roll.enter(arrival);
+        }
+    }
+    let (mut streams, error) = roll.close(began.elapsed());
+    let Err(error) = error
+        .map_or(Ok(()), Err)
+        .and_then(|()| launch(&options, &own, &mut streams))
+    else {
+        let (table, streams) = streams.into_table(own.row);
+        return connected(&options, acceptor, table, streams);
+    };
+    streams.tell_all(&error);
+    Err(error)
+}
+
+/// Gives the table out, and lets everybody start once all are connected.
+fn launch(
+    options: &JobOptions,
+    own: &Registration,
+    present: &mut super::roll::Present,
+) -> Result<(), StartError> {
+    let rows = std::iter::once(own.row.to_value())
+        .chain(present.rows().map(Row::to_value))
+        .collect();
+    present.send_all("table", &Value::List(rows))?;
+    for (rank, stream) in present.streams() {
+        let lost = |reason: String| StartError::Lost { rank, reason };
+        match receive_value(stream, options.connect_timeout) {
+            Ok((name, _)) if name == "ready" => {}
+            Ok((_, Value::Str(message))) => return Err(StartError::Refused { message }),
+            Ok((name, _)) => return Err(lost(format!("it sent {name:?} where \"ready\" was due"))),
+            Err(error) => return Err(lost(error.to_string())),
+        }
+    }
+    present.send_all("go", &Value::None)
+}
+
+/// The part of all others.
+fn follow(options: &JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
+    let leader = reach(options, cancel)?;
+    cancel.watch(&leader);
+    let local = leader
+        .local_addr()
+        .map_err(|error| system("rank 0's connection has no address", &error))?;
+    let listener = Listener::bind_ip(options.bind_address.unwrap_or(local.ip()))?;
+    let own = registration(options, listener.address());
+    let (acceptor, arrivals) = Acceptor::start(
+        listener,
+        options.rank,
+        options.world,
+        options.secret.clone(),
+    )
+    .map_err(|error| system("cannot start a thread", &error))?;
+    let patience = options.connect_timeout + 2 * GRACE;
+    tell(&leader, "register", own.to_value())?;
+    let table = hear(&leader, "table", patience)?;
+    let table = Row::table_from_value(&table, options.world)
+        .ok_or_else(|| lost_leader("its table of ranks cannot be read"))?;
+    let mut streams = match mesh(options, &table, &arrivals, cancel) {
+        Ok(streams) => streams,
+        Err(error) => {
+            tell(&leader, "refused", Value::Str(error.to_string()))?;
+            return Err(error);
+        }
+    };
+    tell(&leader, "ready", Value::None)?;
+    hear(&leader, "go", patience)?;
+    cancel.check()?;
+    streams.insert(Rank(0), leader);
+    connected(options, acceptor, table, streams)
+}
+
+fn lost_leader(reason: &(impl ToString + ?Sized)) -> StartError {
+    StartError::Lost {
+        rank: Rank(0),
+        reason: reason.to_string(),
+    }
+}
+
+fn tell(leader: &TcpStream, name: &str, value: Value) -> Result<(), StartError> {
+    send_value(leader, GRACE, name, value).map_err(|error| lost_leader(&error))
+}
+
+fn hear(leader: &TcpStream, expected: &str, limit: Duration) -> Result<Value, StartError> {
+    match receive_value(leader, limit) {
+        Ok((name, value)) if name == expected => Ok(value),
+        Ok((_, Value::Str(message))) => Err(StartError::Refused { message }),
+        Ok((name, _)) => Err(lost_leader(&format!(
+            "it sent {name:?} where {expected:?} was due"
+        ))),
+        Err(error) => Err(lost_leader(&error)),
+    }
+}
+
+/// Connects to the ranks below this one, and waits for those above.
+fn mesh(
+    options: &JobOptions,
+    table: &[Row],
+    arrivals: &Outlet<Arrival>,
+    cancel: &Cancel,
+) -> Result<BTreeMap<Rank, TcpStream>, StartError> {
+    let deadline = Instant::now() + options.connect_timeout;
+    let own = options.rank;
+    let mut streams = BTreeMap::new();
+    for Row { peer, address } in table
+        .iter()
+        .filter(|row| (1..own.0).contains(&row.peer.rank.0))
+    {
+        let stream = call_rank(
+            options,
+            *address,
+            peer.rank,
+            Purpose::Mesh,
+            options.connect_timeout,
+        );
+        let stream = stream.map_err(|error| match error {
+            Attempt::Hopeless(error) => error,
+            Attempt::Again(reason) => StartError::Lost {
+                rank: peer.rank,
+                reason: format!("rank {own} did not reach it at {address}: {reason}"),
+            },
+        })?;
+        streams.insert(peer.rank, stream);
+    }
+    let expected = options.world as usize - 2;
+    while streams.len() < expected {
+        cancel.check()?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let ranks = (own.0 + 1..options.world)
+                .map(Rank)
+                .filter(|rank| !streams.contains_key(rank))
+                .collect();
+            return Err(StartError::Missing {
+                ranks,
+                waited: options.connect_timeout,
+            });
+        }
+        match arrivals.recv_timeout(left.min(SLICE)) {
+            Ok(Arrival::Caller { caller, stream, .. })
+                if caller.purpose == Purpose::Mesh
+                    && (own.0 + 1..options.world).contains(&caller.rank.0) =>
+            {
+                streams.insert(caller.rank, stream);
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(streams)
+}

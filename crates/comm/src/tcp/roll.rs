@@ -1,0 +1,253 @@
+//! Rank 0's list of who has come, and of what is wrong with whom.
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use shardwright_core::Rank;
+use shardwright_wire::Value;
+
+use super::acceptor::Arrival;
+use super::handshake::{Caller, HANDSHAKE_VERSION, HandshakeError, Purpose};
+use super::stream::send_value;
+use super::table::{Registration, Row};
+use super::{GENUINE_GRACE, GRACE};
+use crate::start_error::{Agreement, StartError};
+
+/// The list while ranks are still coming.
+pub(super) struct Roll {
+    world: u32,
+    own: Registration,
+    present: BTreeMap<Rank, (TcpStream, Row)>,
+    /// Processes that cannot take part, and still have to hear why.
+    turned_away: Vec<TcpStream>,
+    doubts: BTreeMap<Rank, HandshakeError>,
+    fault: Option<StartError>,
+}
+
+impl Roll {
+    pub(super) fn new(world: u32, own: Registration) -> Self {
+        Self {
+            world,
+            own,
+            present: BTreeMap::new(),
+            turned_away: Vec::new(),
+            doubts: BTreeMap::new(),
+            fault: None,
+        }
+    }
+
+    /// Whether every rank has come.
+    pub(super) fn is_settled(&self) -> bool {
+        self.present.len() + 1 == self.world as usize
+    }
+
+    /// Whether the job can hardly start any more.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.fault.is_some() || !self.doubts.is_empty()
+    }
+
+    /// How much longer to wait for those still missing, since the doubt arose.
+    pub(super) fn grace(&self) -> Duration {
+        if self.fault.is_some() {
+            GRACE
+        } else {
+            GENUINE_GRACE
+        }
+    }
+
+    pub(super) fn enter(&mut self, arrival: Arrival) {
+        match arrival {
+            Arrival::Doubtful { rank, error } => {
+                if (1..self.world).contains(&rank.0) && !self.present.contains_key(&rank) {
+                    self.doubts.insert(rank, error);
+                }
+            }
+            Arrival::Caller {
+                caller:
+                    Caller {
+                        rank,
+                        world,
+                        purpose: Purpose::Register,
+                    },
+                stream,
+                registration,
+            } => {
+                self.register(rank, world, stream, registration.as_ref());
+            }
+            Arrival::Caller { caller, .. } => {
+                tracing::debug!(rank = %caller.rank, "a connection to rank 0 that joins nothing");
+            }
+        }
+    }
+
+    fn register(
+        &mut self,
+        rank: Rank,
+        world: u32,
+        stream: TcpStream,
+        registration: Option<&Value>,
+    ) {
+        let Some(registration) = registration.and_then(Registration::from_value) else {
+            let reason = "its registration cannot be read".to_owned();
+            return self.turn_away(stream, StartError::Lost { rank, reason });
+        };
+        if let Some(error) = self.disagreement(rank, world, &registration) {
+            self.note(error);
+        }
+        if !(1..self.world).contains(&rank.0) {
+            return self.turn_away(
+                stream,
+                StartError::NoSuchRank {
+                    rank,
+                    world: self.world,
+                },
+            );
+        }
+        if let Some((first, row)) = self.present.get(&rank)
+            && !has_ended(first)
+        {
+            let name = |row: &Row| format!("process {} on host {}", row.peer.pid, row.peer.host);
+            let error = StartError::Duplicate {
+                rank,
+                first: name(row),
+                second: name(&registration.row),
+            };
+            return self.turn_away(stream, error);
+        }
+        self.doubts.remove(&rank);
+        self.present.insert(rank, (stream, registration.row));
+    }
+
+    fn disagreement(&self, other: Rank, world: u32, theirs: &Registration) -> Option<StartError> {
+        let pairs = [
+            (
+                Agreement::Version,
+                self.own.version.clone(),
+                theirs.version.clone(),
+            ),
+            (Agreement::World, self.world.to_string(), world.to_string()),
+            (
+                Agreement::Configuration,
+                self.own.fingerprint.clone(),
+                theirs.fingerprint.clone(),
+            ),
+        ];
+        let (what, ours, theirs) = pairs.into_iter().find(|(_, ours, theirs)| ours != theirs)?;
+        Some(StartError::Mismatch {
+            what,
+            other,
+            ours,
+            theirs,
+        })
+    }
+
+    fn turn_away(&mut self, stream: TcpStream, error: StartError) {
+        self.turned_away.push(stream);
+        self.note(error);
+    }
+
+    /// The first fault is the one to report.
+    fn note(&mut self, error: StartError) {
+        self.fault.get_or_insert(error);
+    }
+
+    /// Ends the roll: who came, and what keeps the job from starting.
+    pub(super) fn close(self, waited: Duration) -> (Present, Option<StartError>) {
+        let missing: Vec<Rank> = (1..self.world)
+            .map(Rank)
+            .filter(|rank| !self.present.contains_key(rank))
+            .collect();
+        let error = self.fault.or_else(|| {
+            let ranks: Vec<Rank> = self.doubts.keys().copied().collect();
+            if let Some((&other, HandshakeError::Version { theirs, .. })) =
+                self.doubts.first_key_value()
+            {
+                return Some(StartError::Handshake {
+                    own: Rank(0),
+                    other,
+                    ours: HANDSHAKE_VERSION,
+                    theirs: *theirs,
+                });
+            }
+            if !ranks.is_empty() {
+                return Some(StartError::WrongSecretPresented { ranks });
+            }
+            (!missing.is_empty()).then_some(StartError::Missing {
+                ranks: missing,
+                waited,
+            })
+        });
+        (
+            Present {
+                ranks: self.present,
+                turned_away: self.turned_away,
+            },
+            error,
+        )
+    }
+}
+
+/// Whether the other side has gone away meanwhile.
+fn has_ended(stream: &TcpStream) -> bool {
+    let probe = || {
+        stream.set_nonblocking(true)?;
+        let seen = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        seen
+    };
+    match probe() {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+/// The ranks that have come.
+pub(super) struct Present {
+    ranks: BTreeMap<Rank, (TcpStream, Row)>,
+    turned_away: Vec<TcpStream>,
+}
+
+impl Present {
+    pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.ranks.values().map(|(_, row)| row)
+    }
+
+    pub(super) fn streams(&self) -> impl Iterator<Item = (Rank, &TcpStream)> {
+        self.ranks.iter().map(|(rank, (stream, _))| (*rank, stream))
+    }
+
+    pub(super) fn send_all(&self, name: &str, value: &Value) -> Result<(), StartError> {
+        for (rank, stream) in self.streams() {
+            send_value(stream, GRACE, name, value.clone()).map_err(|error| StartError::Lost {
+                rank,
+                reason: error.to_string(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Tells everybody why the job does not start.
+    pub(super) fn tell_all(&self, error: &StartError) {
+        let streams = self
+            .ranks
+            .values()
+            .map(|(stream, _)| stream)
+            .chain(&self.turned_away);
+        for stream in streams {
+            if let Err(lost) = send_value(stream, GRACE, "refused", Value::Str(error.to_string())) {
+                tracing::debug!(%lost, "a rank was gone before it heard why the job does not start");
+            }
+        }
+    }
+
+    pub(super) fn into_table(self, own: Row) -> (Vec<Row>, BTreeMap<Rank, TcpStream>) {
+        let mut table = vec![own];
+        let mut streams = BTreeMap::new();
+        for (rank, (stream, row)) in self.ranks {
+            table.push(row);
+            streams.insert(rank, stream);
+        }
+        (table, streams)
+    }
+}

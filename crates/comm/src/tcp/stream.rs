@@ -1,0 +1,192 @@
+//! Reading and writing whole frames.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use shardwright_wire::codec::{decode_beat, decode_control, encode};
+use shardwright_wire::{
+    Beat, Body, Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message,
+    ObjectMessage, Value,
+};
+use socket2::SockRef;
+
+/// A control part grows as it arrives, by at most this much at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Not defined by std; a peer's death must not become a signal here.
+const MSG_NOSIGNAL: i32 = 0x4000;
+
+/// A frame's content.
+pub(super) enum Received {
+    Message(Message),
+    Beat(Beat),
+}
+
+/// Why no frame could be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+}
+
+/// Reads one frame, tensors straight into their buffers.
+pub(super) fn read_frame(from: &mut impl Read, limits: &Limits) -> Result<Received, ReadError> {
+    let mut header = [0; HEADER_BYTES];
+    from.read_exact(&mut header)?;
+    let header = Header::parse(&header, limits)?;
+    let mut control = Vec::new();
+    let control_bytes = header.control_bytes as usize;
+    while control.len() < control_bytes {
+        let begin = control.len();
+        control.resize(control_bytes.min(begin + CHUNK), 0);
+        from.read_exact(&mut control[begin..])?;
+    }
+    if header.kind == FrameKind::Beat {
+        return Ok(Received::Beat(decode_beat(&control)?));
+    }
+    let incoming = decode_control(&control, header.tensor_bytes, limits)?;
+    let mut buffers = Vec::with_capacity(incoming.tensor_sizes().len());
+    for size in incoming.tensor_sizes() {
+        buffers.push(Buffer::filled_by(*size, |bytes| from.read_exact(bytes))?);
+    }
+    Ok(Received::Message(incoming.complete(buffers)))
+}
+
+/// Writes one frame, all its parts gathered into as few calls as possible.
+pub(super) fn write_frame(to: &TcpStream, frame: &Frame, written: &AtomicU64) -> io::Result<()> {
+    let mut parts: Vec<IoSlice<'_>> = Vec::with_capacity(frame.tensors.len() + 1);
+    parts.push(IoSlice::new(&frame.head));
+    parts.extend(
+        frame
+            .tensors
+            .iter()
+            .map(|tensor| IoSlice::new(tensor.as_bytes())),
+    );
+    let mut parts = parts.as_mut_slice();
+    IoSlice::advance_slices(&mut parts, 0);
+    let socket = SockRef::from(to);
+    while !parts.is_empty() {
+        // The system takes at most 1024 parts at once.
+        let batch = &parts[..parts.len().min(1024)];
+        match socket.send_vectored_with_flags(batch, MSG_NOSIGNAL) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                written.fetch_add(count as u64, Ordering::Relaxed);
+                IoSlice::advance_slices(&mut parts, count);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A stream that counts what is read from it.
+pub(super) struct Counted<'a> {
+    pub(super) stream: &'a TcpStream,
+    pub(super) read: &'a AtomicU64,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.stream.read(into)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// A stream all of whose reads and writes together end by a deadline.
+pub(super) struct Hurried<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+}
+
+impl<'a> Hurried<'a> {
+    pub(super) fn new(stream: &'a TcpStream, limit: Duration) -> Self {
+        Self {
+            stream,
+            deadline: Instant::now() + limit,
+        }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            Ok(left)
+        }
+    }
+}
+
+/// Linux calls a timeout of a socket "would block".
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return io::Error::new(io::ErrorKind::TimedOut, "no answer in time");
+    }
+    error
+}
+
+impl Read for Hurried<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(into).map_err(timed_out)
+    }
+}
+
+impl Write for Hurried<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write(bytes).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// While a job starts, ranks exchange small values and nothing else.
+const START_LIMITS: Limits = Limits {
+    control_bytes: 16 << 20,
+    tensor_bytes: 0,
+    tensors: 0,
+    depth: 8,
+    nodes: 1 << 20,
+    dimensions: 0,
+};
+
+/// Sends a small value under a name.
+pub(super) fn send_value(
+    to: &TcpStream,
+    limit: Duration,
+    name: &str,
+    value: Value,
+) -> io::Result<()> {
+    let body = Body {
+        value,
+        tensors: Vec::new(),
+    };
+    let message = Message::Object(Box::new(ObjectMessage {
+        channel: name.to_owned(),
+        body,
+    }));
+    let frame = encode(&message, &START_LIMITS).map_err(io::Error::other)?;
+    Hurried::new(to, limit).write_all(&frame.head)
+}
+
+/// Receives a small value and its name.
+pub(super) fn receive_value(
+    from: &TcpStream,
+    limit: Duration,
+) -> Result<(String, Value), ReadError> {
+    match read_frame(&mut Hurried::new(from, limit), &START_LIMITS)? {
+        Received::Message(Message::Object(object)) => Ok((object.channel, object.body.value)),
+        Received::Message(_) | Received::Beat(_) => {
+            Err(ReadError::Io(io::ErrorKind::InvalidData.into()))
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What ranks tell rank 0 about themselves, and what it tells all of them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use shardwright_core::Rank;
+use shardwright_wire::Value;
+
+use crate::transport::PeerInfo;
+
+/// What a rank says when it joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Registration {
+    pub(super) version: String,
+    pub(super) fingerprint: String,
+    pub(super) row: Row,
+}
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) peer: PeerInfo,
+    pub(super) address: SocketAddr,
+}
+
+impl Registration {
+    pub(super) fn to_value(&self) -> Value {
+        let texts = [&self.version, &self.fingerprint];
+        let mut fields: Vec<Value> = texts.into_iter().cloned().map(Value::Str).collect();
+        fields.push(self.row.to_value());
+        Value::Tuple(fields)
+    }
+
+    pub(super) fn from_value(value: &Value) -> Option<Self> {
+        let Value::Tuple(fields) = value else {
+            return None;
+        };
+        let [Value::Str(version), Value::Str(fingerprint), row] = fields.as_slice() else {
+            return None;
+        };
+        Some(Self {
+            version: version.clone(),
+            fingerprint: fingerprint.clone(),
+            row: Row::from_value(row)?,
+        })
+    }
+}
+
+impl Row {
+    pub(super) fn to_value(&self) -> Value {
+        Value::Tuple(vec![
+            Value::Int(i64::from(self.peer.rank.0)),
+            Value::Str(self.peer.host.clone()),
+            Value::Int(i64::from(self.peer.pid)),
+            Value::Str(self.address.ip().to_string()),
+            Value::Int(i64::from(self.address.port())),
+        ])
+    }
+
+    pub(super) fn from_value(value: &Value) -> Option<Self> {
+        let Value::Tuple(fields) = value else {
+            return None;
+        };
+        let [
+            Value::Int(rank),
+            Value::Str(host),
+            Value::Int(pid),
+            Value::Str(ip),
+            Value::Int(port),
+        ] = fields.as_slice()
+        else {
+            return None;
+        };
+        let ip: IpAddr = ip.parse().ok()?;
+        let peer = PeerInfo {
+            rank: Rank(u32::try_from(*rank).ok()?),
+            host: host.clone(),
+            pid: u32::try_from(*pid).ok()?,
+        };
+        Some(Self {
+            peer,
+            address: SocketAddr::new(ip, u16::try_from(*port).ok()?),
+        })
+    }
+
+    /// A table with a row for every rank in order, and nothing else.
+    pub(super) fn table_from_value(value: &Value, world: u32) -> Option<Vec<Self>> {
+        let Value::List(rows) = value else {
+            return None;
+        };
+        let rows: Vec<Self> = rows.iter().map(Self::from_value).collect::<Option<_>>()?;
+        let ranks = rows.iter().map(|row| row.peer.rank.0);
+        ranks.eq(0..world).then_some(rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(rank: u32) -> Row {
+        let peer = PeerInfo {
+            rank: Rank(rank),
+            host: "node-a".to_owned(),
+            pid: 77,
+        };
+        Row {
+            peer,
+            address: "[::1]:4242".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn registrations_and_tables_come_back_equal() {
+        let registration = Registration {
+            version: "0.1.0".to_owned(),
+            fingerprint: "seed=1".to_owned(),
+            row: row(3),
+        };
+        assert_eq!(
+            Registration::from_value(&registration.to_value()),
+            Some(registration)
+        );
+        let table = Value::List(vec![row(0).to_value(), row(1).to_value()]);
+        assert_eq!(Row::table_from_value(&table, 2), Some(vec![row(0), row(1)]));
+        assert_eq!(Row::table_from_value(&table, 3), None);
+        assert_eq!(
+            Row::table_from_value(&Value::List(vec![row(1).to_value()]), 1),
+            None
+        );
+    }
+}

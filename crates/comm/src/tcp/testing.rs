@@ -1,0 +1,73 @@
+//! TCP jobs whose ranks are threads of a test.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use shardwright_core::Rank;
+use shardwright_wire::Limits;
+
+use super::address::Listener;
+use super::dial::Cancel;
+use super::rendezvous::{JobOptions, connect, start};
+use super::transport::{Connected, Tcp};
+use crate::secret::Secret;
+use crate::start_error::StartError;
+use crate::transport::Receiver;
+
+/// The options of a rank of a job on this host.
+pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
+    JobOptions {
+        rank: Rank(rank),
+        world,
+        host: "127.0.0.1".to_owned(),
+        port,
+        listener: None,
+        bind_address: None,
+        host_name: format!("host-{rank}"),
+        secret: Secret::new(b"the secret of the tests".to_vec()),
+        version: "0.1.0".to_owned(),
+        fingerprint: "seed=1".to_owned(),
+        connect_timeout: Duration::from_secs(20),
+        liveness_timeout: Duration::from_secs(15),
+        limits: Limits::default(),
+    }
+}
+
+/// Options for all ranks; rank 0 has its listener already.
+pub(crate) fn all_options(world: u32) -> Vec<JobOptions> {
+    let listener = Listener::bind("127.0.0.1", 0).unwrap();
+    let port = listener.port();
+    let mut all: Vec<JobOptions> = (0..world).map(|rank| options(rank, world, port)).collect();
+    all[0].listener = Some(listener);
+    all
+}
+
+/// Joins in a thread.
+pub(crate) fn join(
+    options: JobOptions,
+    receiver: Arc<dyn Receiver>,
+) -> JoinHandle<Result<Arc<Tcp>, StartError>> {
+    let name = format!("test-rank-{}", options.rank);
+    let thread = std::thread::Builder::new().name(name);
+    thread
+        .spawn(move || connect(options, receiver, &mut || true))
+        .unwrap()
+}
+
+/// A rank without threads; dropping it is its death.
+pub(crate) struct Frozen {
+    _connected: Connected,
+}
+
+/// Joins in a thread, and then neither reads nor writes: a frozen process.
+pub(crate) fn join_frozen(options: JobOptions) -> JoinHandle<Result<Frozen, StartError>> {
+    let thread = std::thread::Builder::new().name("test-frozen".to_owned());
+    thread
+        .spawn(move || {
+            start(options, &Cancel::default()).map(|connected| Frozen {
+                _connected: connected,
+            })
+        })
+        .unwrap()
+}

@@ -1,0 +1,237 @@
+//! The connected job.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use shardwright_core::Rank;
+use shardwright_wire::codec::encode;
+use shardwright_wire::{ErrorReport, Limits, Message};
+
+use super::acceptor::{Acceptor, shut};
+use super::link::{Hub, Link, read_all, write_all};
+use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
+use crate::error::CommError;
+use crate::owner::Owner;
+use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
+
+/// A rank's TCP connections to all others.
+pub struct Tcp {
+    rank: Rank,
+    owner: Owner,
+    peers: Vec<PeerInfo>,
+    links: BTreeMap<Rank, Arc<Link>>,
+    hub: Arc<Hub>,
+    acceptor: Acceptor,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    writers_ended: Outlet<()>,
+    readers_ended: Outlet<()>,
+}
+
+/// A started job, before its threads run.
+pub(super) struct Connected {
+    pub(super) rank: Rank,
+    pub(super) peers: Vec<PeerInfo>,
+    pub(super) streams: BTreeMap<Rank, TcpStream>,
+    pub(super) acceptor: Acceptor,
+    pub(super) limits: Limits,
+    pub(super) liveness: Duration,
+}
+
+impl Tcp {
+    pub(super) fn run(connected: Connected, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
+        let Connected {
+            rank,
+            peers,
+            streams,
+            acceptor,
+            limits,
+            liveness,
+        } = connected;
+        let hub = Arc::new(Hub {
+            receiver,
+            pulse: Pulse::default(),
+            limits,
+            liveness,
+            closing: AtomicBool::new(false),
+            messages_sent: AtomicU64::new(0),
+            messages_received: AtomicU64::new(0),
+            bytes_sent: AtomicU64::new(0),
+            bytes_received: AtomicU64::new(0),
+        });
+        let (writer_alive, writers_ended) = bounded(0);
+        let (reader_alive, readers_ended) = bounded(0);
+        let mut job = Self {
+            rank,
+            owner: Owner::this_process(),
+            peers,
+            links: BTreeMap::new(),
+            hub,
+            acceptor,
+            threads: Mutex::default(),
+            writers_ended,
+            readers_ended,
+        };
+        for (peer, stream) in streams {
+            job.add_link(peer, stream, writer_alive.clone(), reader_alive.clone())?;
+        }
+        Ok(job)
+    }
+
+    fn add_link(
+        &mut self,
+        peer: Rank,
+        stream: TcpStream,
+        writer_alive: Sender<()>,
+        reader_alive: Sender<()>,
+    ) -> io::Result<()> {
+        stream.set_read_timeout(Some(self.hub.liveness))?;
+        stream.set_write_timeout(None)?;
+        let (queue, outlet) = bounded(QUEUE_CAPACITY);
+        let link = Arc::new(Link::new(peer, stream, queue));
+        self.links.insert(peer, Arc::clone(&link));
+        let (hub, writer_link) = (Arc::clone(&self.hub), Arc::clone(&link));
+        let writer = std::thread::Builder::new()
+            .name(format!("sw-write-{peer}"))
+            .spawn(move || {
+                write_all(&hub, &writer_link, &outlet);
+                drop(writer_alive);
+            })?;
+        let hub = Arc::clone(&self.hub);
+        let reader = std::thread::Builder::new()
+            .name(format!("sw-read-{peer}"))
+            .spawn(move || {
+                read_all(&hub, &link);
+                drop(reader_alive);
+            })?;
+        self.threads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend([writer, reader]);
+        Ok(())
+    }
+
+    fn lost(&self, link: &Link) -> CommError {
+        if self.hub.closing.load(Ordering::SeqCst) {
+            return CommError::Closed;
+        }
+        CommError::PeerLost {
+            rank: link.peer,
+            loss: link.loss().unwrap_or(Loss::Died),
+        }
+    }
+
+    fn say_goodbye(&self, farewell: Option<ErrorReport>) {
+        let goodbye = encode(&Message::Goodbye(farewell.map(Box::new)), &self.hub.limits);
+        for link in self.links.values() {
+            if let (Ok(goodbye), Some(queue)) = (&goodbye, link.queue())
+                && queue.try_send(goodbye.clone()).is_err()
+            {
+                tracing::debug!(peer = %link.peer, "no room for a goodbye");
+            }
+            link.close_queue();
+        }
+    }
+}
+
+fn all_ended(ended: &Outlet<()>, limit: Duration) -> bool {
+    matches!(
+        ended.recv_timeout(limit),
+        Err(RecvTimeoutError::Disconnected)
+    )
+}
+
+impl Transport for Tcp {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world(&self) -> u32 {
+        u32::try_from(self.peers.len()).expect("ranks are counted in 32 bits")
+    }
+
+    fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        self.owner.check()?;
+        let Some(link) = self.links.get(&to) else {
+            return Err(CommError::NotAPeer {
+                rank: to,
+                own: self.rank,
+                world: self.world(),
+            });
+        };
+        let Some(queue) = link.queue() else {
+            return Err(self.lost(link));
+        };
+        let frame = encode(&message, &self.hub.limits).map_err(|error| CommError::Unsendable {
+            rank: to,
+            reason: error.to_string(),
+        })?;
+        match queue.send_timeout(frame, BACKLOG_DEADLINE) {
+            Ok(()) => Ok(()),
+            Err(SendTimeoutError::Disconnected(_)) => Err(self.lost(link)),
+            Err(SendTimeoutError::Timeout(_)) => Err(CommError::Backlog {
+                rank: to,
+                queued: queue.len(),
+                waited: BACKLOG_DEADLINE,
+            }),
+        }
+    }
+
+    fn peer(&self, rank: Rank) -> Option<&PeerInfo> {
+        self.peers.get(rank.0 as usize)
+    }
+
+    fn pulse(&self) -> &Pulse {
+        &self.hub.pulse
+    }
+
+    fn close(&self, farewell: Option<ErrorReport>) {
+        if !self.owner.is_here() || self.hub.closing.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.acceptor.close();
+        self.say_goodbye(farewell);
+        // A connection closed with unread bytes would take the goodbye with it: the peers end it instead.
+        if !(all_ended(&self.writers_ended, CLOSE_DEADLINE)
+            && all_ended(&self.readers_ended, FAREWELL_DEADLINE))
+        {
+            tracing::debug!(rank = %self.rank, "not every peer took the goodbye");
+        }
+        for link in self.links.values() {
+            shut(&link.stream);
+        }
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let own = std::thread::current().id();
+        for thread in threads
+            .into_iter()
+            .filter(|thread| thread.thread().id() != own)
+        {
+            if thread.join().is_err() {
+                tracing::error!(rank = %self.rank, "a connection's thread panicked");
+            }
+        }
+    }
+
+    fn stats(&self) -> CommStats {
+        CommStats {
+            messages_sent: self.hub.messages_sent.load(Ordering::Relaxed),
+            messages_received: self.hub.messages_received.load(Ordering::Relaxed),
+            bytes_sent: self.hub.bytes_sent.load(Ordering::Relaxed),
+            bytes_received: self.hub.bytes_received.load(Ordering::Relaxed),
+            strangers_dropped: self.acceptor.strangers(),
+        }
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.close(None);
+    }
+}
