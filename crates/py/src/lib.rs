@@ -4,6 +4,8 @@ mod config;
 mod error;
 mod partition;
 mod raw;
+mod server;
+mod server_types;
 mod tensors;
 mod topology;
 mod values;
@@ -22,6 +24,10 @@ mod _core {
 
     #[pymodule_export]
     use crate::raw::ReceivedBuffer;
+    #[pymodule_export]
+    use crate::server::Server;
+    #[pymodule_export]
+    use crate::server_types::{Event, Request, Task};
     #[pymodule_export]
     use crate::tensors::TensorParts;
     #[pymodule_export]

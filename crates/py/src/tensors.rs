@@ -30,6 +30,11 @@ impl TensorParts {
         std::mem::take(&mut *self.parts())
     }
 
+    /// What is left of the parts, for showing them.
+    pub(crate) fn copies(&self) -> Vec<TensorPart> {
+        self.parts().clone()
+    }
+
     fn parts(&self) -> std::sync::MutexGuard<'_, Vec<TensorPart>> {
         self.0.lock().expect("no holder of this lock panics")
     }
