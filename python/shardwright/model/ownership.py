@@ -8,10 +8,10 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from ..errors import NotOwnedError
-from ..partition.decision import Decision
-from ..partition.tree import ModelTree, join_path, tensor_bytes
-from .sentinel import Sentinel, is_sentinel, release
+from shardwright.errors import NotOwnedError
+from shardwright.model.sentinel import Sentinel, is_sentinel, release
+from shardwright.partition.decision import Decision
+from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
 
 _Slots = tuple[tuple[dict[str, torch.Tensor | None], str, Sentinel, str], ...]
 
@@ -38,21 +38,22 @@ class Ownership:
         parameters: dict[int, Sentinel] = {}
         buffers: dict[int, Sentinel] = {}
         for entry in tree.modules:
-            owner = self.decision.modules[entry.path]
-            if owner == self.pp_rank:
-                continue
             for name, index in entry.parameters.items():
+                owner = self.decision.parameters[index].ranks[0]
+                if owner == self.pp_rank:
+                    continue
                 if index not in parameters:
                     held = tree.parameters[index]
                     parameters[index] = Sentinel(held.tensor, name=held.name, owner=owner, is_parameter=True)
                 entry.module._parameters[name] = parameters[index]  # type: ignore[assignment]
                 self._sentinels[join_path(entry.path, name)] = parameters[index]
             for name, index in entry.buffers.items():
+                ranks = self.decision.buffers[index].ranks
+                if self.pp_rank in ranks:
+                    continue
                 if index not in buffers:
-                    full_name = join_path(entry.path, name)
-                    buffers[index] = Sentinel(
-                        tree.buffers[index].tensor, name=full_name, owner=owner, is_parameter=False
-                    )
+                    held = tree.buffers[index]
+                    buffers[index] = Sentinel(held.tensor, name=held.name, owner=ranks[0], is_parameter=False)
                 entry.module._buffers[name] = buffers[index]
                 self._sentinels[join_path(entry.path, name)] = buffers[index]
         for index, sentinel in parameters.items():

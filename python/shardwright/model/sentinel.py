@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from ..errors import NotOwnedError
+from shardwright.errors import NotOwnedError
 
 _Function = Callable[..., Any]
 

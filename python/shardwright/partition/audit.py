@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from .decision import JoinReason
-from .observe import Execution, Stack
-from .tree import ModelTree, TensorEntry, join_path
+from shardwright.partition.decision import JoinReason
+from shardwright.partition.observe import Execution, Stack
+from shardwright.partition.tree import ModelTree, TensorEntry, join_path
 
 # What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
 _INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", "__dict__", "__class__"}
@@ -139,6 +139,10 @@ class Audit:
             return
         self._writes.setdefault((id(module), name), set()).add(writer)
 
+    def written_buffers(self) -> frozenset[str]:
+        """Names of the buffers that were written to or set."""
+        return frozenset(self._tree.buffers[index].name for index in self._written_buffers)
+
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""
         for module, name, container, before in self._contents:
@@ -163,7 +167,7 @@ def _flat(container: Any) -> list[Any]:
 
 def _shared_buffer_joins(entry: TensorEntry) -> dict[tuple[str, str], str]:
     first = entry.holders[0]
-    return {(first, other): f"share the buffer {entry.name}, which changes" for other in entry.holders[1:]}
+    return {(first, other): f"shares the buffer {entry.name} with it, which changes" for other in entry.holders[1:]}
 
 
 def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from ..errors import PartitionError
-from .tree import ModelTree, TensorEntry, tensor_bytes
+from shardwright.errors import PartitionError
+from shardwright.partition.tree import ModelTree, TensorEntry, tensor_bytes
 
 FORMAT_VERSION = 1
 
@@ -63,6 +63,8 @@ class Decision:
         classes: The class name of each module, by its path.
         parameters: Every parameter once.
         buffers: Every buffer once.
+        follows: Modules without parameters or a place of their own, which run on whichever rank calls them, with the
+            pp_ranks that did in the trace; `modules` says where their buffers are first of all.
         joins: Why modules were kept together.
         report: What the partitioner said about costs and crossings, for people and tools.
     """
@@ -72,6 +74,7 @@ class Decision:
     classes: Mapping[str, str]
     parameters: tuple[TensorRow, ...]
     buffers: tuple[TensorRow, ...]
+    follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     joins: tuple[JoinReason, ...] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,6 +84,7 @@ class Decision:
         ranks: Mapping[str, int],
         num_devices: int,
         *,
+        follows: Mapping[str, Iterable[int]] | None = None,
         joins: tuple[JoinReason, ...] = (),
         report: Mapping[str, Any] | None = None,
     ) -> Decision:
@@ -90,6 +94,7 @@ class Decision:
             PartitionError: If modules that share a parameter are on different ranks, a module has no rank, or a rank
                 does not exist.
         """
+        running = {path: tuple(sorted(found)) for path, found in (follows or {}).items()}
         for entry in tree.modules:
             rank = ranks.get(entry.path)
             if rank is None or not 0 <= rank < num_devices:
@@ -109,8 +114,9 @@ class Decision:
             num_devices=num_devices,
             modules={entry.path: ranks[entry.path] for entry in tree.modules},
             classes={entry.path: type(entry.module).__name__ for entry in tree.modules},
-            parameters=tuple(_row(entry, ranks) for entry in tree.parameters),
-            buffers=tuple(_row(entry, ranks) for entry in tree.buffers),
+            parameters=tuple(_row(entry, ranks, {}) for entry in tree.parameters),
+            buffers=tuple(_row(entry, ranks, running) for entry in tree.buffers),
+            follows=running,
             joins=joins,
             report=dict(report or {}),
         )
@@ -165,6 +171,7 @@ class Decision:
                 classes=data["classes"],
                 parameters=tuple(_row_from(row) for row in data["parameters"]),
                 buffers=tuple(_row_from(row) for row in data["buffers"]),
+                follows={path: tuple(ranks) for path, ranks in data["follows"].items()},
                 joins=tuple(
                     JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
                     for join in data["joins"]
@@ -204,13 +211,13 @@ class Decision:
                     )
 
 
-def _row(entry: TensorEntry, ranks: Mapping[str, int]) -> TensorRow:
+def _row(entry: TensorEntry, ranks: Mapping[str, int], follows: Mapping[str, tuple[int, ...]]) -> TensorRow:
     return TensorRow(
         names=entry.names,
         shape=tuple(entry.tensor.shape),
         dtype=str(entry.tensor.dtype),
         nbytes=tensor_bytes(entry.tensor),
-        ranks=tuple(sorted({ranks[holder] for holder in entry.holders})),
+        ranks=tuple(sorted({rank for holder in entry.holders for rank in (ranks[holder], *follows.get(holder, ()))})),
     )
 
 

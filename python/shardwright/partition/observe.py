@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .tree import ModelTree
+from shardwright.partition.tree import ModelTree
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from .tree import ModelTree
+from shardwright.partition.tree import ModelTree
 
 _CONTAINERS = (list, dict, set, deque)
 

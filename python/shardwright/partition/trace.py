@@ -15,12 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from ..errors import PartitionError
-from .audit import Audit
-from .decision import JoinReason
-from .observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, run_plainly
-from .preserve import Writes, copied_arguments, moved_to, preserved
-from .tree import ModelTree
+from shardwright.errors import PartitionError
+from shardwright.partition.audit import Audit
+from shardwright.partition.decision import JoinReason
+from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, run_plainly
+from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
+from shardwright.partition.tree import ModelTree
 
 _LOGGER = logging.getLogger("shardwright")
 _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
@@ -63,6 +63,7 @@ class Trace:
         calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
             counts as the root, whose path is empty.
         joins: Modules that must share a rank, with reasons.
+        written_buffers: Names of the buffers that the forward changed.
         measured_times: Whether `ModuleRecord.forward_seconds` was measured.
         measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
     """
@@ -71,6 +72,7 @@ class Trace:
     modules: Mapping[str, ModuleRecord]
     calls: tuple[tuple[str, str, int], ...]
     joins: tuple[JoinReason, ...]
+    written_buffers: frozenset[str]
     measured_times: bool
     measured_memory: bool
 
@@ -319,6 +321,7 @@ class _Recording:
             modules=records,
             calls=tuple((caller, callee, count) for (caller, callee), count in self._calls.items()),
             joins=self._joins,
+            written_buffers=self.audit.written_buffers(),
             measured_times=seconds is not None,
             measured_memory=measured_memory,
         )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ..errors import PartitionError
+from shardwright.errors import PartitionError
 
 
 def join_path(path: str, name: str) -> str:

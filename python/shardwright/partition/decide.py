@@ -1,0 +1,231 @@
+"""From a model and one call of it to a decision: trace, audit, and the partitioner of the core."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from shardwright import _core
+from shardwright.errors import PartitionError
+from shardwright.partition.audit import is_compiled, structural_joins
+from shardwright.partition.decision import Decision, JoinReason
+from shardwright.partition.manual import PlacedByHand, places_by_hand
+from shardwright.partition.trace import Trace, choose_device, trace_forward
+from shardwright.partition.tree import ModelTree, tensor_bytes
+
+_REQUEST_VERSION = 1
+
+
+class PartitionSettings(Protocol):
+    """The configuration keys that the partition depends on."""
+
+    @property
+    def auto_partition(self) -> bool:
+        """Whether modules are placed by cost."""
+
+    @property
+    def default_partition(self) -> int:
+        """Where modules without a place go when `auto_partition` is off."""
+
+    @property
+    def memory_weight(self) -> float:
+        """The weight of memory against computation, from 0 to 1."""
+
+    @property
+    def skip_tracing(self) -> bool:
+        """Whether to decide without a trace."""
+
+
+def decide(
+    module: nn.Module,
+    call: Callable[[], Any],
+    cfg: PartitionSettings,
+    num_devices: int,
+    options: Mapping[str, Any] | None = None,
+) -> Decision:
+    """Trace one call of a model and divide it over the ranks of a pipeline.
+
+    Args:
+        module: The whole model.
+        call: Runs one forward. Arguments bound with ``functools.partial`` are copied before the trace uses them.
+        cfg: The configuration.
+        num_devices: The pipeline degree.
+        options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
+            ``smp.DistributedModel``.
+
+    Returns:
+        The decision, to be sent to every rank.
+
+    Raises:
+        PartitionError: If the model cannot be divided as asked.
+    """
+    options = options or {}
+    trace = None
+    if not cfg.skip_tracing:
+        function, args, kwargs = _taken_apart(call)
+        trace = trace_forward(
+            module,
+            function,
+            args,
+            kwargs,
+            device=choose_device(module, options.get("trace_device", "gpu")),
+            measure_times=bool(options.get("trace_execution_times", False)),
+            measure_memory=bool(options.get("trace_memory_usage", False)),
+        )
+    return divide(module, trace, cfg, num_devices)
+
+
+def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_devices: int) -> Decision:
+    """Divide a model that was traced, or was not.
+
+    Args:
+        module: The whole model.
+        trace: What `trace_forward` saw; None decides by parameters and numbers of modules alone.
+        cfg: The configuration.
+        num_devices: The pipeline degree.
+
+    Raises:
+        PartitionError: If the model cannot be divided as asked.
+    """
+    if num_devices > 1 and is_compiled(module):
+        raise PartitionError(
+            f"{type(module).__name__} is compiled as a whole and cannot be divided: compile the modules that stay "
+            "whole instead (its layers, say), before smp.DistributedModel"
+        )
+    tree = ModelTree.of(module)
+    follows = _followers(tree)
+    joins = (
+        *structural_joins(tree, traced=trace is not None),
+        *(trace.joins if trace is not None else ()),
+        *_buffer_joins(tree, trace, follows),
+    )
+    placed = places_by_hand(tree, auto=cfg.auto_partition)
+    for place in placed:
+        if place.pp_rank >= num_devices:
+            raise PartitionError(
+                f"module {place.path!r} was placed on partition {place.pp_rank}, but pipeline_parallel_degree is "
+                f"{num_devices}; allowed are 0 to {num_devices - 1}"
+            )
+    request = partition_request(tree, trace, joins, placed, cfg, num_devices)
+    result = json.loads(_core.partition(json.dumps(request)))
+    fixed = {path for join in joins for path in join.modules} | {place.path for place in placed}
+    return _decision(tree, trace, result, joins, follows - fixed, num_devices)
+
+
+def partition_request(
+    tree: ModelTree,
+    trace: Trace | None,
+    joins: Iterable[JoinReason],
+    placed: Iterable[PlacedByHand],
+    cfg: PartitionSettings,
+    num_devices: int,
+) -> dict[str, Any]:
+    """What the core's partitioner is asked, as plain data: modules and parameters by number."""
+    number = {entry.path: index for index, entry in enumerate(tree.modules)}
+    modules = []
+    for entry in tree.modules:
+        row: dict[str, Any] = {
+            "name": entry.path,
+            "class_name": type(entry.module).__name__,
+            "parents": [number[parent] for parent in entry.parents],
+            "parameters": list(dict.fromkeys(entry.parameters.values())),
+            "buffer_bytes": sum(tensor_bytes(tree.buffers[i].tensor) for i in dict.fromkeys(entry.buffers.values())),
+        }
+        record = trace.modules.get(entry.path) if trace is not None else None
+        if record is not None:
+            row["execution_index"] = record.execution_index
+            row["forward_seconds"] = record.forward_seconds
+            row["activation_bytes"] = record.activation_bytes
+        modules.append(row)
+    calls = trace.calls if trace is not None else ()
+    return {
+        "format_version": _REQUEST_VERSION,
+        "num_devices": num_devices,
+        "alpha": cfg.memory_weight,
+        "auto": cfg.auto_partition,
+        "default_partition": cfg.default_partition,
+        "modules": modules,
+        "parameters": [
+            {"names": list(entry.names), "bytes": tensor_bytes(entry.tensor), "numel": entry.tensor.numel()}
+            for entry in tree.parameters
+        ],
+        "joins": sorted({tuple(sorted((number[a], number[b]))) for a, b in (join.modules for join in joins)}),
+        "pins": [{"module": number[place.path], "pp_rank": place.pp_rank} for place in placed],
+        "calls": [
+            {"caller": number[caller], "callee": number[callee], "count": count}
+            for caller, callee, count in calls
+            if caller != callee
+        ],
+    }
+
+
+def _taken_apart(call: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    if isinstance(call, functools.partial):
+        return call.func, call.args, dict(call.keywords)
+    return call, (), {}
+
+
+def _followers(tree: ModelTree) -> set[str]:
+    """Modules without parameters at any depth: they run on whichever rank calls them."""
+    return {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
+
+
+def _buffer_joins(tree: ModelTree, trace: Trace | None, follows: set[str]) -> tuple[JoinReason, ...]:
+    """Keep a module without parameters, whose buffers change, with those who call it."""
+    joins = []
+    for entry in tree.modules:
+        if entry.path not in follows or not entry.buffers:
+            continue
+        if trace is None:
+            callers = list(entry.parents) if len(entry.parents) > 1 else []
+        elif any(tree.buffers[index].name in trace.written_buffers for index in entry.buffers.values()):
+            callers = sorted(_callers(entry.path, trace, follows))
+        else:
+            callers = []
+        joins += [
+            JoinReason(modules=(caller, entry.path), reason="calls it, and its buffers change") for caller in callers
+        ]
+    return tuple(joins)
+
+
+def _callers(path: str, trace: Trace, follows: set[str]) -> set[str]:
+    """The modules with parameters from which `path` is called, through followers."""
+    found: set[str] = set()
+    seen = {path}
+    open_paths = [path]
+    while open_paths:
+        callee = open_paths.pop()
+        for caller, called, _ in trace.calls:
+            if called == callee and caller not in seen:
+                seen.add(caller)
+                if caller in follows:
+                    open_paths.append(caller)
+                else:
+                    found.add(caller)
+    return found
+
+
+def _decision(
+    tree: ModelTree,
+    trace: Trace | None,
+    result: dict[str, Any],
+    joins: tuple[JoinReason, ...],
+    follows: set[str],
+    num_devices: int,
+) -> Decision:
+    ranks: dict[str, int] = {row["name"]: row["pp_rank"] for row in result["modules"]}
+    # A module that follows its callers is with them, and its constant buffers with each of them.
+    running: dict[str, set[int]] = {}
+    for path in sorted(follows):
+        callers = _callers(path, trace, follows) if trace is not None else set()
+        running[path] = {ranks[caller] for caller in callers} or {ranks[path]}
+        if len(running[path]) == 1:
+            ranks[path] = next(iter(running[path]))
+    report = {
+        key: value for key, value in result.items() if key not in ("modules", "parameter_ranks", "format_version")
+    }
+    return Decision.of(tree, ranks, num_devices, follows=running, joins=joins, report=report)

@@ -1,0 +1,153 @@
+"""Placing modules by hand: ``smp.partition(i)`` and ``smp.set_partition(module, i)``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from shardwright.errors import PartitionError
+from shardwright.partition.tree import ModelTree
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+# Kept in the module itself, so that a pin goes with copies of it and away with it.
+_CREATED_IN = "_smp_created_in_partition"
+_SET_TO = "_smp_set_to_partition"
+
+_OPEN: ContextVar[tuple[int, ...]] = ContextVar("shardwright_partition", default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedByHand:
+    """A module with a place of its own.
+
+    Attributes:
+        path: The module's path.
+        pp_rank: Where it goes, with all below it that is not placed itself.
+    """
+
+    path: str
+    pp_rank: int
+
+
+class _Patch:
+    """Replaces ``nn.Module.__init__`` while any context is open, on whichever thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._original: Any = None
+
+    def enter(self) -> None:
+        with self._lock:
+            self._open += 1
+            if self._open > 1:
+                return
+            original = self._original = nn.Module.__init__
+
+            @functools.wraps(original)
+            def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+                original(module, *args, **kwargs)
+                places = _OPEN.get()
+                if places:
+                    module.__dict__[_CREATED_IN] = places[-1]
+
+            setattr(nn.Module, "__init__", __init__)  # noqa: B010
+
+    def leave(self) -> None:
+        with self._lock:
+            self._open -= 1
+            if self._open == 0:
+                setattr(nn.Module, "__init__", self._original)  # noqa: B010
+
+
+_PATCH = _Patch()
+
+
+@contextlib.contextmanager
+def partition(i: int) -> Iterator[None]:
+    """Place the modules created inside on pipeline rank `i`; the innermost context wins.
+
+    With ``auto_partition`` on, contexts are ignored (modules placed with `set_partition` keep their place, and the rest
+    is placed around them). With it off, a module without a place goes where its parent goes, and at last to
+    ``default_partition``.
+
+    Args:
+        i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
+
+    Raises:
+        PartitionError: If there is no such rank.
+    """
+    _check_place(i, "smp.partition")
+    token = _OPEN.set((*_OPEN.get(), i))
+    _PATCH.enter()
+    try:
+        yield
+    finally:
+        _PATCH.leave()
+        _OPEN.reset(token)
+
+
+def set_partition(module: nn.Module, i: int) -> None:
+    """Place `module`, and all in it that has no place of its own, on pipeline rank `i`.
+
+    Holds with ``auto_partition`` on or off. Call it on every rank alike before the first step.
+
+    Args:
+        module: A module of the model, or the ``smp.DistributedModel`` itself.
+        i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
+
+    Raises:
+        PartitionError: If there is no such rank, or the model is divided already.
+    """
+    _check_place(i, "smp.set_partition")
+    runtime = _runtime()
+    for placement in runtime.placements if runtime is not None and runtime.pp_size > 1 else ():
+        if module is placement.model:
+            module = placement.module
+        if placement.partitioned and any(part is module for part in placement.module.modules()):
+            raise PartitionError("smp.set_partition came too late: the model was divided in its first step")
+    module.__dict__[_SET_TO] = i
+
+
+def places_by_hand(tree: ModelTree, *, auto: bool) -> list[PlacedByHand]:
+    """The modules of a model that were placed by hand.
+
+    Args:
+        tree: The model.
+        auto: Whether the rest is placed by cost; contexts are then ignored.
+    """
+    placed = []
+    for entry in tree.modules:
+        place = entry.module.__dict__.get(_SET_TO)
+        if place is None and not auto:
+            place = entry.module.__dict__.get(_CREATED_IN)
+        if place is not None:
+            placed.append(PlacedByHand(path=entry.path, pp_rank=place))
+    return placed
+
+
+def _runtime() -> Runtime | None:
+    # Imported late: the runtime needs the model, and the model needs this package.
+    from shardwright.runtime import find_runtime
+
+    return find_runtime()
+
+
+def _check_place(i: object, function: str) -> None:
+    runtime = _runtime()
+    if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+        raise PartitionError(f"{function} was given {i!r}; allowed are the pp_ranks, from 0")
+    if runtime is not None and i >= runtime.pp_size:
+        raise PartitionError(
+            f"{function} was given {i}, but pipeline_parallel_degree is {runtime.pp_size}; allowed are 0 to "
+            f"{runtime.pp_size - 1}"
+        )

@@ -1,0 +1,100 @@
+"""Showing a decision to people."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from shardwright.partition.decision import Decision
+
+_LOGGER = logging.getLogger("shardwright")
+_MOST_JOINS = 12
+_COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
+
+
+def announce(decision: Decision, module: nn.Module) -> None:
+    """Print a decision for `module` to the standard error stream, and log it."""
+    render(decision, Console(stderr=True))
+    _LOGGER.info("Partition assignments: %s", assignments(decision))
+
+
+def render(decision: Decision, console: Console) -> None:
+    """Print a decision as a table: what each rank holds, and where the modules went.
+
+    Args:
+        decision: The decision.
+        console: Where to print.
+    """
+    name = decision.classes.get("", "the model")
+    table = Table(
+        title=f"Partition assignments: {name} over {decision.num_devices} pipeline ranks", title_justify="left"
+    )
+    for heading in ("pp_rank", "cost", "parameters", "parameter bytes", "buffer bytes"):
+        table.add_column(heading, justify="right")
+    table.add_column("modules", overflow="fold")
+    costs = {load["pp_rank"]: load["cost"] for load in decision.report.get("devices", ())}
+    placed = assignments(decision)
+    for rank in range(decision.num_devices):
+        numel = sum(_numel(row.shape) for row in decision.parameters if rank in row.ranks)
+        table.add_row(
+            str(rank),
+            f"{costs[rank]:.1%}" if rank in costs else "",
+            f"{numel:,}",
+            f"{decision.parameter_bytes(rank):,}",
+            f"{decision.buffer_bytes(rank):,}",
+            ", ".join(path or name for path in placed.get(rank, ())) or "none",
+        )
+    console.print(table)
+    for line in _notes(decision):
+        console.print(line, highlight=False)
+
+
+def assignments(decision: Decision) -> dict[int, list[str]]:
+    """For each pp_rank, the topmost modules that went there; what is below them and not listed is with them."""
+    placed: dict[int, list[str]] = {rank: [] for rank in range(decision.num_devices)}
+    for path, rank in decision.modules.items():
+        if path in decision.follows:
+            continue
+        parent = path.rpartition(".")[0]
+        if not path or decision.modules.get(parent) != rank:
+            placed[rank].append(path)
+    return placed
+
+
+def _notes(decision: Decision) -> list[str]:
+    report: dict[str, Any] = dict(decision.report)
+    notes = []
+    crossings = report.get("boundary_crossings_per_microbatch")
+    if crossings is not None:
+        notes.append(f"requests to other ranks per microbatch: {crossings} forward, as many backward")
+    if report.get("auto"):
+        computation = str(report.get("computation", ""))
+        notes.append(
+            f"placed by cost: memory_weight {report.get('alpha')}, computation by "
+            f"{_COMPUTATION.get(computation, computation)}"
+        )
+    unused = report.get("unused_devices") or []
+    if unused:
+        notes.append(f"without a module, since the model has too few parts: pp_rank {', '.join(map(str, unused))}")
+    notes += [
+        f"kept together: {_shown(join.modules[0])} and {_shown(join.modules[1])}: the first {join.reason}"
+        for join in decision.joins[:_MOST_JOINS]
+    ]
+    if len(decision.joins) > _MOST_JOINS:
+        notes.append(f"kept together: {len(decision.joins) - _MOST_JOINS} more pairs of modules")
+    return notes
+
+
+def _shown(path: str) -> str:
+    return path or "the model itself"
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    numel = 1
+    for size in shape:
+        numel *= size
+    return numel
