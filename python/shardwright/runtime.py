@@ -45,10 +45,10 @@ class Runtime:
         self.node = node
         self.server = server
         self.rank: int = launch.rank
-        self.pp_ranks: list[int] = topology.group("PP_GROUP", self.rank)
+        self.pp_ranks: list[int] = topology.members("PP_GROUP", self.rank)
         self.pp_size = len(self.pp_ranks)
         self.pp_rank = self.pp_ranks.index(self.rank)
-        self.dp_ranks: list[int] = topology.group("DP_GROUP", self.rank)
+        self.dp_ranks: list[int] = topology.members("DP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
         self.placements: list[Placement] = []
         self.optimizers: list[Any] = []
@@ -84,16 +84,20 @@ class Runtime:
     def begin_step_alone(self, name: str) -> None:
         """Begin a step of a pipeline of one rank."""
         self.next_step()
-        if self.node is not None:
-            self.server.check_abort(self.step)
+        if self.launch.world_size > 1:
+            self.server.begin_alone(step=self.step, function=name)
 
     def commit(self, transaction: StepTransaction) -> None:
         """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
-        transaction.commit(self.num_microbatches)
+        transaction.commit(self.num_microbatches, final=len(self.dp_ranks) == 1)
         for placement in self.placements:
-            placement.reduce_gradients()
-        if self.pp_size > 1:
+            placement.replicas.reduce_gradients()
+        if self.launch.world_size > 1:
             self.server.leave_step()
+        transaction.close()
+
+    def after_step(self) -> None:
+        """Run what waits for the end of the first step."""
         for placement in self.placements:
             placement.after_step()
 
@@ -111,20 +115,34 @@ class Runtime:
             received = self.node.recv_object(rank, channel, 0.1)
             if received is not None:
                 return received
-            self.server.check_abort(self.step)
+            self.server.check_abort(self.step, [rank])
 
     def wait_collective(self, work: Any) -> None:
         """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere."""
         pause = 1e-5
         while not work.is_completed():
-            self.server.check_abort(self.step)
+            self.server.check_abort(self.step, self.dp_ranks)
             time.sleep(pause)
             pause = min(pause * 1.5, 1e-3)
-        work.wait()
+        try:
+            work.wait()
+        except RuntimeError:
+            self._raise_loss()
+            raise
 
-    def report_failure(self, error: BaseException) -> None:
-        """Tell every rank that this one failed outside a task; what came from elsewhere is known already."""
-        if isinstance(error, RemoteError) or error is self.workers.error:
+    def _raise_loss(self) -> None:
+        """Say which rank is gone, where a collective only says that something is."""
+        deadline = time.monotonic() + self.cfg.liveness_timeout_seconds
+        while time.monotonic() < deadline:
+            self.server.check_abort(self.step, self.dp_ranks)
+            time.sleep(0.01)
+
+    def fail_step(self, error: BaseException) -> None:
+        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task."""
+        self.frames.clear()
+        for placement in self.placements:
+            placement.replicas.abandon_step()
+        if self.launch.world_size == 1 or isinstance(error, RemoteError) or error is self.workers.error:
             return
         self.server.fail(
             module=None,
@@ -133,11 +151,8 @@ class Runtime:
             kind=type(error).__qualname__,
             message=str(error),
             traceback="".join(traceback.format_exception(error)),
+            step=self.step,
         )
-
-    def fail_step(self) -> None:
-        """Put what a failed step left behind in order."""
-        self.frames.clear()
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of the root."""

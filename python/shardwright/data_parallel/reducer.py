@@ -1,89 +1,186 @@
-"""Averaging gradients over the data-parallel group, in buckets of a fixed order."""
+"""Averaging gradients over the data-parallel group, overlapped with the end of backward."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from shardwright.data_parallel.bucket import GradBucket, make_buckets
 
-@dataclass(slots=True)
-class _Bucket:
-    parameters: list[nn.Parameter]
-    flat: torch.Tensor | None = None
-    work: Any = None
+CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 class Reducer:
     """Averages the gradients of one rank's parameters over its data-parallel group.
 
-    A parameter without a gradient on this rank contributes zero, as long as any rank has one; one without a
-    gradient anywhere keeps none. Buckets hold parameters of one dtype in the model's reversed order, so every rank
-    reduces the same buckets in the same order whatever it ran.
+    Buckets are sent in one fixed order. A bucket may be sent while backward still runs, once each of its parameters
+    got as many gradients as in the last step. That is a guess: if another gradient follows, or a parameter was
+    without one, the ranks see it when they compare notes at the end, and reduce that bucket again. So the result
+    never depends on the guess. A parameter without a gradient on this rank contributes zero as long as any rank has
+    one, and keeps none otherwise.
     """
 
-    def __init__(self, group: Any, size: int, bucket_bytes: int, wait: Callable[[Any], None]) -> None:
+    def __init__(self, group: Any, size: int, bucket_bytes: int, overlap: bool, wait: Callable[[Any], None]) -> None:
         """Make a reducer.
 
         Args:
             group: The data-parallel process group.
             size: Its number of ranks.
             bucket_bytes: How large a bucket may get.
+            overlap: Whether buckets may be sent during backward.
             wait: Waits for a collective, watching for a failure elsewhere.
         """
         self._group = group
         self._size = size
         self._bucket_bytes = bucket_bytes
+        self._overlap = overlap
         self._wait = wait
+        self._hook: tuple[Any, CommHook] | None = None
+        self._buckets: list[GradBucket] = []
+        self._parameters: list[nn.Parameter] = []
+        self._bucket_of: dict[nn.Parameter, GradBucket] = {}
+        self._counts: Counter[nn.Parameter] = Counter()
+        self._expected: Counter[nn.Parameter] = Counter()
+        self._ready: set[int] = set()
+        self._sent = 0
+        self._listening = False
 
-    def reduce(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Average ``.grad`` of the parameters, in place."""
-        wanted = [parameter for parameter in parameters if parameter.requires_grad or parameter.grad is not None]
-        if not wanted:
+    def register_comm_hook(self, state: Any, hook: CommHook) -> None:
+        """Let ``hook(state, bucket)`` reduce the buckets instead; it averages over ranks and microbatches itself."""
+        self._hook = (state, hook)
+
+    def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> None:
+        """Begin a step.
+
+        Args:
+            parameters: This rank's parameters.
+            may_overlap: Whether gradients of this step are reduced as they are: no earlier gradients, no hooks.
+        """
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        if len(wanted) != len(self._parameters) or any(
+            a is not b for a, b in zip(wanted, self._parameters, strict=True)
+        ):
+            self._parameters = wanted
+            self._buckets = make_buckets(wanted, self._bucket_bytes)
+            self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters()}
+            self._expected.clear()
+            for bucket in self._buckets:
+                bucket.mark_last(bucket is self._buckets[-1])
+            if self._overlap:
+                self._listen()
+        self._counts.clear()
+        self._ready.clear()
+        self._sent = 0
+        self._listening = self._overlap and may_overlap
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def _listen(self) -> None:
+        for parameter in self._parameters:
+            if not any(isinstance(hook, Listener) for hook in (parameter._post_accumulate_grad_hooks or {}).values()):
+                parameter.register_post_accumulate_grad_hook(Listener(self))
+
+    def accumulated(self, parameter: nn.Parameter) -> None:
+        """A parameter got a gradient."""
+        self._counts[parameter] += 1
+        bucket = self._bucket_of.get(parameter)
+        if not self._listening or bucket is None:
             return
-        used = torch.tensor([p.grad is not None for p in wanted], dtype=torch.uint8, device=wanted[0].device)
-        self._wait(dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group, async_op=True))
-        reduced = [p for p, anywhere in zip(wanted, used.tolist(), strict=True) if anywhere]
-        buckets = self._buckets(reduced)
-        for bucket in buckets:
-            gradients = [_dense(p) for p in bucket.parameters]
-            bucket.flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-        for bucket in buckets:
+        if bucket.work is not None:
+            bucket.late = True
+        elif all(0 < self._expected[p] <= self._counts[p] for p in bucket.parameters()):
+            self._ready.add(bucket.index())
+            while self._sent < len(self._buckets) and self._sent in self._ready:
+                self._send(self._buckets[self._sent])
+                self._sent += 1
+
+    def _send(self, bucket: GradBucket) -> None:
+        bucket.fill()
+        if self._hook is not None:
+            bucket.work = self._hook[1](self._hook[0], bucket)
+        else:
+            bucket.work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+
+    def abandon_step(self) -> None:
+        """The step failed: nothing in flight counts."""
+        self._listening = False
+        for bucket in self._buckets:
+            bucket.clear()
+
+    def reduce(self, sent_divisor: int, as_views: bool) -> None:
+        """Average ``.grad`` of the parameters over the group.
+
+        Args:
+            sent_divisor: What gradients sent during backward are divided by for the mean over microbatches.
+            as_views: Leave gradients as views of their buckets.
+        """
+        if not self._parameters:
+            return
+        self._listening = False
+        self._expected = self._counts.copy()
+        sent_early = self._buckets[: self._sent]
+        for bucket in self._buckets[self._sent :]:
+            self._send(bucket)
+        used, again = self._compare_notes(sent_early)
+        for bucket in self._buckets:
+            self._await(bucket, sent_divisor if bucket in sent_early else 1)
+            if bucket not in again:
+                self._hand_out(bucket, used, as_views)
+        for bucket in again:
+            bucket.clear()
+            self._send(bucket)
+            self._await(bucket, 1)
+            self._hand_out(bucket, used, as_views)
+
+    def _compare_notes(self, sent_early: list[GradBucket]) -> tuple[set[nn.Parameter], list[GradBucket]]:
+        """Which parameters have a gradient on any rank, and which buckets any rank sent too early."""
+        device = self._parameters[0].device
+        flags = [p.grad is not None for p in self._parameters] + [
+            bucket.late or bucket not in sent_early for bucket in self._buckets
+        ]
+        early = [bucket in sent_early for bucket in self._buckets]
+        notes = torch.tensor([*flags, *early], dtype=torch.uint8, device=device)
+        self._wait(dist.all_reduce(notes, op=dist.ReduceOp.MAX, group=self._group, async_op=True))
+        anywhere = [bool(flag) for flag in notes.tolist()]
+        number = len(self._parameters)
+        used = {p for p, flag in zip(self._parameters, anywhere, strict=False) if flag}
+        spoiled = anywhere[number : number + len(self._buckets)]
+        any_early = anywhere[number + len(self._buckets) :]
+        # Sent early somewhere, and elsewhere late or at the end (scaled already): the sums do not belong together.
+        again = [b for b, bad, sent in zip(self._buckets, spoiled, any_early, strict=True) if bad and sent]
+        return used, again
+
+    def _await(self, bucket: GradBucket, divisor: int) -> None:
+        if self._hook is not None:
+            value = bucket.work.wait()
+            bucket.set_buffer(value[0] if isinstance(value, (list, tuple)) else value)
+        else:
             self._wait(bucket.work)
-            assert bucket.flat is not None, "set when the bucket was sent"
-            offset = 0
-            bucket.flat.div_(self._size)
-            for parameter in bucket.parameters:
-                part = bucket.flat.narrow(0, offset, parameter.numel()).view(parameter.shape)
-                offset += parameter.numel()
-                if parameter.grad is None or parameter.grad.is_sparse:
-                    parameter.grad = part.clone()
-                else:
-                    parameter.grad.copy_(part)
+            bucket.buffer().div_(self._size * divisor)
 
-    def _buckets(self, parameters: list[nn.Parameter]) -> list[_Bucket]:
-        buckets: list[_Bucket] = []
-        open_buckets: dict[tuple[torch.dtype, torch.device], _Bucket] = {}
-        filled: dict[tuple[torch.dtype, torch.device], int] = {}
-        for parameter in reversed(parameters):
-            kind = (parameter.dtype, parameter.device)
-            size = parameter.numel() * parameter.element_size()
-            if kind not in open_buckets or filled[kind] + size > self._bucket_bytes:
-                open_buckets[kind] = _Bucket([])
-                filled[kind] = 0
-                buckets.append(open_buckets[kind])
-            open_buckets[kind].parameters.append(parameter)
-            filled[kind] += size
-        return buckets
+    @staticmethod
+    def _hand_out(bucket: GradBucket, used: set[nn.Parameter], as_views: bool) -> None:
+        for parameter, reduced in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            if parameter not in used:
+                continue
+            if as_views:
+                parameter.grad = reduced
+            elif parameter.grad is None or parameter.grad.is_sparse:
+                parameter.grad = reduced.clone()
+            else:
+                parameter.grad.copy_(reduced)
 
 
-def _dense(parameter: nn.Parameter) -> torch.Tensor:
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(parameter)
-    return gradient.to_dense() if gradient.is_sparse else gradient
+class Listener:
+    """The hook by which a reducer hears of gradients; not a user's hook."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        self._reducer.accumulated(parameter)

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core
-from shardwright.data_parallel import Reducer
+from shardwright.data_parallel import Replicas
 from shardwright.errors import StepAborted
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.intercept import group_sequential, make_remote
@@ -68,8 +67,7 @@ class Placement:
         self._names: list[str] = []
         self._placed = threading.Event()
         self._failed = False
-        self._reducer: Reducer | None = None
-        self._passes = 0
+        self.replicas = Replicas(self, model._options)
 
     @property
     def partitioned(self) -> bool:
@@ -80,7 +78,7 @@ class Placement:
         """Place the whole model on this rank."""
         self._list_modules()
         self.module.to(self.runtime.device)
-        self._broadcast_over_data_parallel_ranks()
+        self.replicas.join_group()
         self._finish()
 
     def partition(self, call: Callable[[], Any]) -> None:
@@ -161,13 +159,15 @@ class Placement:
             self._move_to(runtime.device)
         for optimizer in runtime.optimizers:
             optimizer.localise(self.model)
-        self._broadcast_over_data_parallel_ranks()
+        self.replicas.join_group()
         self._finish()
 
     def _list_modules(self) -> None:
         named = list(self.module.named_modules())
         self._names = [name for name, _ in named]
         self._modules = [module for _, module in named]
+        names = [name or type(self.module).__name__ for name in self._names]
+        self.runtime.server.name_modules(self.model.model_id, names)
 
     def _intercept(self, decision: Decision) -> None:
         runtime, ownership = self.runtime, self.ownership
@@ -204,21 +204,6 @@ class Placement:
             for name, buffer in module._buffers.items():
                 if buffer is not None and not is_sentinel(buffer):
                     module._buffers[name] = buffer.to(device)
-
-    def _broadcast_over_data_parallel_ranks(self) -> None:
-        runtime = self.runtime
-        if len(runtime.dp_ranks) == 1:
-            return
-        group = runtime.process_groups["DP_GROUP"]
-        with torch.no_grad():
-            for tensor in (*self.model.local_parameters(), *self.model.local_buffers()):
-                runtime.wait_collective(dist.broadcast(tensor.data, runtime.dp_ranks[0], group=group, async_op=True))
-        self._reducer = Reducer(
-            group,
-            len(runtime.dp_ranks),
-            int(float(self.model._options["bucket_cap_mb"]) * 2**20),
-            runtime.wait_collective,
-        )
 
     def _finish(self) -> None:
         self._placed.set()
@@ -261,10 +246,3 @@ class Placement:
     def after_step(self) -> None:
         """Run the hooks that wait for the end of the first step."""
         self.post_step_hooks.run(self.model, self.runtime.optimizer_of(self.model))
-
-    def reduce_gradients(self) -> None:
-        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th step."""
-        self._passes += 1
-        if self._reducer is None or self._passes % int(self.model._options["backward_passes_per_step"]):
-            return
-        self._reducer.reduce(self.owned_parameters())

@@ -30,18 +30,21 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     transaction = StepTransaction(runtime.placements)
     runtime.in_step = True
     try:
+        for placement in runtime.placements:
+            placement.replicas.begin_step(transaction.is_plain)
         if runtime.pp_size == 1:
             results = _run_alone(runtime, step, args, kwargs)
         else:
             results = _Pipeline(runtime, step).run(args, kwargs)
-    except BaseException:
+        runtime.commit(transaction)
+    except BaseException as error:
         transaction.rollback()
-        runtime.fail_step()
+        runtime.fail_step(error)
         raise
     finally:
         runtime.in_step = False
         runtime.frames.clear()
-    runtime.commit(transaction)
+    runtime.after_step()
     return merge_microbatches(results)
 
 
@@ -86,9 +89,6 @@ class _Pipeline:
                 active_microbatches=runtime.cfg.active_microbatches,
             )
             return self.supervise()
-        except BaseException as error:
-            runtime.report_failure(error)
-            raise
         finally:
             runtime.workers.end_step()
             self.parts = []

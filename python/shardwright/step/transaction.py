@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright.data_parallel import Listener
+
 if TYPE_CHECKING:
     from shardwright.model.placement import Placement
 
@@ -27,7 +29,7 @@ class StepTransaction:
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
         for placement in placements:
             for parameter in placement.owned_parameters():
-                if placement.model.average_grads_across_microbatches:
+                if placement.replicas.averages_microbatches:
                     self._averaged.append(parameter)
                 gradient = parameter.grad
                 self._parameters.append((parameter, gradient))
@@ -42,16 +44,28 @@ class StepTransaction:
         self._rng = torch.get_rng_state()
         self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the step's gradients become the parameters' gradients as they are: none before, and no hooks."""
+        return not self._hooks and all(earlier is None for _, earlier in self._parameters)
+
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
-            held.append(dict(hooks or {}))
-            if hooks:
-                hooks.clear()
-        self._hooks.append((parameter, held[0], held[1]))
+            users = {key: hook for key, hook in (hooks or {}).items() if not isinstance(hook, Listener)}
+            held.append(users)
+            for key in users:
+                del hooks[key]
+        if held[0] or held[1]:
+            self._hooks.append((parameter, held[0], held[1]))
 
-    def commit(self, num_microbatches: int) -> None:
-        """Succeed: average the step's gradients over microbatches, run hooks once, and add what was there before."""
+    def commit(self, num_microbatches: int, *, final: bool) -> None:
+        """Average the step's gradients over microbatches, run hooks once, and add what was there before.
+
+        Args:
+            num_microbatches: How many microbatches the gradients are the sum of.
+            final: Whether nothing can fail from here on; else earlier gradients stay for :meth:`rollback`.
+        """
         if num_microbatches > 1:
             gradients = [parameter.grad for parameter in self._averaged if parameter.grad is not None]
             dense = [gradient for gradient in gradients if not gradient.is_sparse]
@@ -63,12 +77,10 @@ class StepTransaction:
         late = self._restore_hooks()
         for parameter, earlier in self._parameters:
             if earlier is not None:
-                new = parameter.grad
-                parameter.grad = earlier if new is None else earlier.add_(new) if not new.is_sparse else earlier + new
+                parameter.grad = _sum(earlier, parameter.grad, final)
         for parameter, hooks in late:
             for hook in hooks.values():
                 hook(parameter)
-        self._forget()
 
     def _restore_hooks(self) -> list[tuple[nn.Parameter, dict[int, Any]]]:
         late = []
@@ -105,10 +117,17 @@ class StepTransaction:
         torch.set_rng_state(self._rng)
         if self._cuda_rng is not None:
             torch.cuda.set_rng_state(self._cuda_rng)
-        self._forget()
+        self.close()
 
-    def _forget(self) -> None:
+    def close(self) -> None:
+        """Forget what a rollback would need."""
         self._parameters.clear()
         self._averaged.clear()
         self._hooks.clear()
         self._buffers.clear()
+
+
+def _sum(earlier: torch.Tensor, new: torch.Tensor | None, in_place: bool) -> torch.Tensor:
+    if new is None:
+        return earlier
+    return earlier.add_(new) if in_place and not new.is_sparse else earlier + new

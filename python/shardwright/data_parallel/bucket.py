@@ -1,0 +1,92 @@
+"""A bucket: parameters of one dtype whose gradients are reduced by one collective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class GradBucket:
+    """What a communication hook gets: one bucket of gradients, summed over microbatches and not averaged."""
+
+    def __init__(self, index: int, parameters: list[nn.Parameter]) -> None:
+        """Make an empty bucket for parameters of one dtype on one device."""
+        self._index = index
+        self._parameters = parameters
+        self._is_last = False
+        self._flat: torch.Tensor | None = None
+        #: The collective in flight, or a hook's future.
+        self.work: Any = None
+        #: Parameters that got a gradient after the bucket was sent.
+        self.late = False
+
+    def index(self) -> int:
+        """The bucket's place in the fixed order of buckets."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether this is the last bucket of the step."""
+        return self._is_last
+
+    def buffer(self) -> torch.Tensor:
+        """The gradients as one 1-D tensor."""
+        assert self._flat is not None, "a bucket is filled before anyone sees it"
+        return self._flat
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Replace the gradients' tensor."""
+        self._flat = buffer
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters, in the order of their gradients in the buffer."""
+        return list(self._parameters)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients as views of the buffer, in the parameters' shapes."""
+        views, offset = [], 0
+        for parameter in self._parameters:
+            views.append(self.buffer().narrow(0, offset, parameter.numel()).view(parameter.shape))
+            offset += parameter.numel()
+        return views
+
+    def mark_last(self, is_last: bool) -> None:
+        """Say whether this is the last bucket of the step."""
+        self._is_last = is_last
+
+    def fill(self) -> None:
+        """Copy the parameters' gradients in; a parameter without one contributes zero."""
+        self._flat = torch.cat([_dense(parameter).reshape(-1) for parameter in self._parameters])
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self._flat = self.work = None
+        self.late = False
+
+
+def _dense(parameter: nn.Parameter) -> torch.Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[GradBucket]:
+    """Divide parameters over buckets, in the model's reversed order, which is about that of backward.
+
+    Every rank that holds the same parameters makes the same buckets.
+    """
+    lists: list[list[nn.Parameter]] = []
+    open_lists: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    for parameter in reversed(parameters):
+        kind = (parameter.dtype, parameter.device)
+        size = parameter.numel() * parameter.element_size()
+        if kind not in open_lists or filled[kind] + size > bucket_bytes:
+            open_lists[kind] = []
+            filled[kind] = 0
+            lists.append(open_lists[kind])
+        open_lists[kind].append(parameter)
+        filled[kind] += size
+    return [GradBucket(index, listed) for index, listed in enumerate(lists)]

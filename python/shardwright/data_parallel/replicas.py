@@ -1,0 +1,98 @@
+"""One model's share in data parallelism: equal weights at the start, averaged gradients after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.data_parallel.reducer import Reducer
+
+if TYPE_CHECKING:
+    from shardwright.model.placement import Placement
+
+
+class Replicas:
+    """Keeps this rank's part of a model equal to that of the other data-parallel ranks."""
+
+    def __init__(self, placement: Placement, options: dict[str, Any]) -> None:
+        """Nothing is exchanged before :meth:`join_group`."""
+        self._placement = placement
+        self._options = options
+        self._reducer: Reducer | None = None
+        self._comm_hook: tuple[Any, Callable[..., Any]] | None = None
+        self._passes = 0
+
+    def join_group(self) -> None:
+        """Take the first data-parallel rank's parameters and buffers over; gradients are reduced from now on."""
+        runtime = self._placement.runtime
+        if len(runtime.dp_ranks) == 1:
+            return
+        group = runtime.process_groups["DP_GROUP"]
+        parameters = [parameter.data for parameter in self._placement.owned_parameters()]
+        self._broadcast([*parameters, *self._buffers()])
+        self._reducer = Reducer(
+            group,
+            len(runtime.dp_ranks),
+            int(float(self._options["bucket_cap_mb"]) * 2**20),
+            bool(self._options["overlapping_allreduce"]),
+            runtime.wait_collective,
+        )
+        if self._comm_hook is not None:
+            self._reducer.register_comm_hook(*self._comm_hook)
+        self._reducer.begin_step(self._placement.owned_parameters(), False)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        found = (module._buffers[name] for module, name in self._placement.owned_buffers())
+        return [buffer for buffer in found if buffer is not None]
+
+    def _broadcast(self, tensors: list[torch.Tensor]) -> None:
+        """Send tensors from the group's first rank, those of one dtype together."""
+        runtime = self._placement.runtime
+        group = runtime.process_groups["DP_GROUP"]
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        with torch.no_grad():
+            for together in kinds.values():
+                flat = torch.cat([tensor.reshape(-1) for tensor in together])
+                runtime.wait_collective(dist.broadcast(flat, runtime.dp_ranks[0], group=group, async_op=True))
+                for tensor, part in zip(together, flat.split([t.numel() for t in together]), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+
+    @property
+    def averages_microbatches(self) -> bool:
+        """Whether the library averages gradients over microbatches; a communication hook does it itself."""
+        return self._placement.model.average_grads_across_microbatches and self._comm_hook is None
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Let a hook reduce gradients over data-parallel ranks."""
+        self._comm_hook = (state, hook)
+        if self._reducer is not None:
+            self._reducer.register_comm_hook(state, hook)
+
+    @property
+    def _reduces_this_step(self) -> bool:
+        return (self._passes + 1) % int(self._options["backward_passes_per_step"]) == 0
+
+    def begin_step(self, is_plain: bool) -> None:
+        """Prepare for a step's gradients; ``is_plain``: they become the parameters' gradients as they are."""
+        if self._reducer is None:
+            return
+        if self._options["broadcast_buffers"] and torch.is_grad_enabled():
+            self._broadcast(self._buffers())
+        self._reducer.begin_step(self._placement.owned_parameters(), is_plain and self._reduces_this_step)
+
+    def abandon_step(self) -> None:
+        """Forget a failed step's gradients."""
+        if self._reducer is not None:
+            self._reducer.abandon_step()
+
+    def reduce_gradients(self) -> None:
+        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th step."""
+        reduces, self._passes = self._reduces_this_step, self._passes + 1
+        if self._reducer is not None and reduces:
+            divisor = self._placement.runtime.num_microbatches if self.averages_microbatches else 1
+            self._reducer.reduce(divisor, bool(self._options["gradient_as_bucket_view"]))
