@@ -111,7 +111,7 @@ def main() -> None:
         "loss_last": sum(last) / len(last),
         "tokens_per_s": tokens_per_s,
         "seconds": seconds,
-        **smp.stats(),
+        **smp.report(),
     }
     if not quiet:
         print(json.dumps(result), flush=True)

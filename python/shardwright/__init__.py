@@ -60,8 +60,9 @@ from shardwright.ranks import (
 )
 from shardwright.start import init, is_initialized, shutdown
 from shardwright.state import state
-from shardwright.statistics import stats
+from shardwright.statistics import report, stats
 from shardwright.step import StepOutput, step
+from shardwright.timeline.gather import write_timeline
 from shardwright.values import register_type
 
 __all__ = [
@@ -123,6 +124,7 @@ __all__ = [
     "rdp_size",
     "recv_from",
     "register_type",
+    "report",
     "send",
     "set_partition",
     "shutdown",
@@ -132,4 +134,5 @@ __all__ = [
     "step",
     "tp_rank",
     "tp_size",
+    "write_timeline",
 ]

@@ -13,12 +13,14 @@ _CHANNEL = "objects"
 _GATHER_CHANNEL = "allgather"
 
 
-def _send(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
+def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
+    """Send to a global rank on a channel of the library's own, apart from the script's objects."""
     spec, tensors = _core.flatten(value, registry)
     runtime.node.send_object(rank, channel, spec, pack(tensors, [False] * len(tensors)))
 
 
-def _receive(runtime: Runtime, rank: int, channel: str) -> Any:
+def receive_on(runtime: Runtime, rank: int, channel: str) -> Any:
+    """Wait for what a global rank sent by :func:`send_on`."""
     spec, parts = runtime.receive_object(rank, channel)
     return spec.build(unpack(parts), registry)
 
@@ -35,7 +37,7 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
         UnsupportedValueError: The object holds a value of a type that cannot cross ranks.
         PeerLostError: The receiver is gone.
     """
-    _send(current_runtime(), global_rank(dest_rank, rank_type), _CHANNEL, obj)
+    send_on(current_runtime(), global_rank(dest_rank, rank_type), _CHANNEL, obj)
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
@@ -44,7 +46,7 @@ def recv_from(src_rank: int, rank_type: RankType) -> Any:
     Raises:
         PeerLostError: The sender is gone.
     """
-    return _receive(current_runtime(), global_rank(src_rank, rank_type), _CHANNEL)
+    return receive_on(current_runtime(), global_rank(src_rank, rank_type), _CHANNEL)
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:
@@ -52,7 +54,7 @@ def broadcast(obj: Any, group: CommGroup) -> None:
     runtime = current_runtime()
     for rank in group_ranks(group):
         if rank != runtime.rank:
-            _send(runtime, rank, _CHANNEL, obj)
+            send_on(runtime, rank, _CHANNEL, obj)
 
 
 def allgather(obj: Any, group: CommGroup) -> list[Any]:
@@ -61,9 +63,9 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
     ranks = group_ranks(group)
     for rank in ranks:
         if rank != runtime.rank:
-            _send(runtime, rank, f"{_GATHER_CHANNEL} {group.value}", obj)
+            send_on(runtime, rank, f"{_GATHER_CHANNEL} {group.value}", obj)
     return [
-        obj if rank == runtime.rank else _receive(runtime, rank, f"{_GATHER_CHANNEL} {group.value}") for rank in ranks
+        obj if rank == runtime.rank else receive_on(runtime, rank, f"{_GATHER_CHANNEL} {group.value}") for rank in ranks
     ]
 
 

@@ -14,6 +14,7 @@ import torch
 from shardwright.errors import RemoteError, ShardwrightError
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
+from shardwright.timeline.alone import AloneRecorder
 
 if TYPE_CHECKING:
     from shardwright.launch import LaunchInfo
@@ -54,6 +55,7 @@ class Runtime:
         self.optimizers: list[Any] = []
         self.frames = FrameTable()
         self.workers = WorkerPool(self)
+        self.recorder = AloneRecorder()
         self.step = 0
         self.in_step = False
         self.process_groups: dict[str, Any] = {}

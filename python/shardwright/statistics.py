@@ -1,9 +1,11 @@
-"""``smp.stats``: what this rank has done so far, in numbers."""
+"""``smp.stats`` and ``smp.report``: what a rank and the whole job have done so far, in numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from shardwright.objects import allgather
+from shardwright.ranks import WORLD
 from shardwright.runtime import current_runtime
 
 
@@ -27,4 +29,23 @@ def stats() -> dict[str, Any]:
         "live_frames": len(runtime.frames),
         "server": runtime.server.stats(),
         "communication": runtime.node.stats(),
+    }
+
+
+def report() -> dict[str, Any]:
+    """The job in a few numbers, the same on every rank; called by all ranks, between steps.
+
+    Returns:
+        The number of ranks, the pipeline degree, the bytes of parameters that each rank holds, and the forward and
+        backward requests that crossed ranks since ``smp.init``.
+    """
+    runtime = current_runtime()
+    own = stats()
+    sent = own["server"]["total"]["sent"]
+    ranks = allgather((own["parameter_bytes"], sent["forward"] + sent["backward"]), WORLD)
+    return {
+        "ranks": len(ranks),
+        "pipeline_parallel_degree": runtime.pp_size,
+        "parameter_bytes_per_rank": [parameter_bytes for parameter_bytes, _ in ranks],
+        "remote_requests": sum(requests for _, requests in ranks),
     }

@@ -58,8 +58,10 @@ def _run_alone(
     """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
     runtime.begin_step_alone(step.name)
     results = []
-    for part, keywords in step.splitter.split(args, kwargs, runtime.num_microbatches):
+    for microbatch, (part, keywords) in enumerate(step.splitter.split(args, kwargs, runtime.num_microbatches)):
+        runtime.recorder.begin(runtime.step, microbatch)
         results.append(_finished(step, step.function(*part, **keywords)))
+        runtime.recorder.end()
     return results
 
 
