@@ -11,6 +11,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{Beat, ErrorReport, Message};
 
 use crate::error::CommError;
+use crate::owner::Owner;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
 
@@ -33,6 +34,7 @@ pub struct InProcess {
     inboxes: Vec<Inbox>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    owner: Owner,
 }
 
 #[derive(Default)]
@@ -62,15 +64,20 @@ pub fn in_process(receivers: Vec<Arc<dyn Receiver>>) -> std::io::Result<Vec<Arc<
         let loop_shared = Arc::clone(&shared);
         let loop_inboxes = inboxes.clone();
         let rank = peer.rank;
-        let thread = std::thread::Builder::new()
-            .name(format!("sw-inproc-{rank}"))
-            .spawn(move || deliver_all(rank, &outlet, &*receiver, &loop_shared, &loop_inboxes))?;
+        let spawn = || {
+            std::thread::Builder::new()
+                .name(format!("sw-inproc-{rank}"))
+                .spawn(move || deliver_all(rank, &outlet, &*receiver, &loop_shared, &loop_inboxes))
+        };
+        // A job of one rank has nothing to deliver.
+        let thread = (world > 1).then(spawn).transpose()?;
         ranks.push(Arc::new(InProcess {
             rank,
             peers: peers.clone(),
             inboxes: inboxes.clone(),
             shared,
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::new(thread),
+            owner: Owner::this_process(),
         }));
     }
     Ok(ranks)
@@ -139,7 +146,7 @@ impl InProcess {
     }
 
     fn leave(&self, loss: &Loss) {
-        if self.shared.closed.swap(true, Ordering::SeqCst) {
+        if !self.owner.is_here() || self.shared.closed.swap(true, Ordering::SeqCst) {
             return;
         }
         for peer in self.others() {
@@ -151,6 +158,14 @@ impl InProcess {
                 tracing::debug!(%peer, "a rank that had ended was not told goodbye");
             }
         }
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(thread) = thread else {
+            return;
+        };
         let own = &self.inboxes[self.rank.0 as usize];
         if own
             .send_timeout((self.rank, Event::Stop), BACKLOG_DEADLINE)
@@ -158,15 +173,7 @@ impl InProcess {
         {
             tracing::debug!(rank = %self.rank, "the delivery thread had ended");
         }
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
+        if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!(rank = %self.rank, "the delivery thread panicked");
         }
     }
@@ -187,6 +194,7 @@ impl Transport for InProcess {
     }
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        self.owner.check()?;
         if self.shared.closed.load(Ordering::SeqCst) {
             return Err(CommError::Closed);
         }

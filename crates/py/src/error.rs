@@ -1,14 +1,17 @@
 //! The one way errors go back to Python: the exceptions of `shardwright/errors.py`.
 
 use pyo3::PyErr;
-use shardwright_core::{ConfigError, TopologyError};
+use shardwright_comm::{CommError, Loss, StartError, describe_loss};
+use shardwright_core::{ConfigError, Rank, TopologyError};
 use shardwright_partition::PartitionError;
 use shardwright_runtime::{Failure, FailureKind, ServerError};
+use shardwright_wire::ErrorReport;
 
 use crate::server_types::phase_name;
 
 mod exceptions {
     pyo3::import_exception!(shardwright.errors, ConfigError);
+    pyo3::import_exception!(shardwright.errors, JobStartError);
     pyo3::import_exception!(shardwright.errors, PartitionError);
     pyo3::import_exception!(shardwright.errors, PeerLostError);
     pyo3::import_exception!(shardwright.errors, RemoteError);
@@ -45,19 +48,13 @@ pub(crate) fn unsupported_value_error(path: &str, kind: &str) -> PyErr {
 /// A failed step.
 pub(crate) fn failure_error(failure: &Failure) -> PyErr {
     let report = &failure.report;
-    let fields = || {
-        (
-            report.rank.0,
-            report.host.clone(),
-            report.module.clone(),
-            report.microbatch.map(|microbatch| microbatch.0),
-            report.phase.map(phase_name),
-            report.kind.clone(),
-            report.message.clone(),
-            report.traceback.clone(),
+    let fields = || report_fields(report);
+    let text = || {
+        format!(
+            "rank {} on host {:?}: {}",
+            report.rank, report.host, report.message
         )
     };
-    let text = || format!("rank {} on host {:?}: {}", report.rank, report.host, report.message);
     match failure.kind {
         FailureKind::Local | FailureKind::Remote => exceptions::RemoteError::new_err(fields()),
         FailureKind::PeerLost => exceptions::PeerLostError::new_err(fields()),
@@ -81,6 +78,76 @@ pub(crate) fn server_error(error: &ServerError) -> PyErr {
         | ServerError::UnknownRequest { .. }
         | ServerError::NotServed { .. }
         | ServerError::NotRoot { .. }
-        | ServerError::NotInPipeline { .. } => exceptions::ShardwrightError::new_err(error.to_string()),
+        | ServerError::NotInPipeline { .. } => {
+            exceptions::ShardwrightError::new_err(error.to_string())
+        }
     }
+}
+
+/// A job that did not start.
+pub(crate) fn start_error(error: &StartError) -> PyErr {
+    exceptions::JobStartError::new_err(error.to_string())
+}
+
+/// An error between ranks of a running job; `host` knows where a rank lives.
+pub(crate) fn comm_error(error: &CommError, host: impl Fn(Rank) -> String) -> PyErr {
+    match error {
+        CommError::PeerLost {
+            rank,
+            loss: Loss::Left(Some(report)),
+        } => exceptions::PeerLostError::new_err((
+            rank.0,
+            host(*rank),
+            None::<String>,
+            None::<u32>,
+            None::<&str>,
+            report.kind.clone(),
+            report.message.clone(),
+            report.traceback.clone(),
+        )),
+        CommError::PeerLost { rank, loss } => exceptions::PeerLostError::new_err((
+            rank.0,
+            host(*rank),
+            None::<String>,
+            None::<u32>,
+            None::<&str>,
+            "PeerLost",
+            describe_loss(loss),
+        )),
+        CommError::Interrupted { report } => {
+            exceptions::RemoteError::new_err(report_fields(report))
+        }
+        CommError::Closed
+        | CommError::NotAPeer { .. }
+        | CommError::Unsendable { .. }
+        | CommError::Backlog { .. }
+        | CommError::Overflow { .. }
+        | CommError::Timeout { .. }
+        | CommError::Cancelled
+        | CommError::Forked { .. } => exceptions::ShardwrightError::new_err(error.to_string()),
+    }
+}
+
+type ReportFields = (
+    u32,
+    String,
+    Option<String>,
+    Option<u32>,
+    Option<&'static str>,
+    String,
+    String,
+    String,
+);
+
+fn report_fields(report: &ErrorReport) -> ReportFields {
+    (
+        report.rank.0,
+        report.host.clone(),
+        report.module.clone(),
+        report.microbatch.map(|microbatch| microbatch.0),
+        report.phase.map(phase_name),
+        report.kind.clone(),
+        report.message.clone(),
+        report.traceback.clone(),
+    )
 }

@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod node;
 mod partition;
 mod raw;
 mod server;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use crate::config::Config;
+    #[pymodule_export]
+    use crate::node::{Listener, Node};
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
     #[pymodule_export]

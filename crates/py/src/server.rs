@@ -16,6 +16,7 @@ use shardwright_schedule::Schedule;
 use shardwright_wire::{Body, Phase, Place, SequentialRange, TaskContext, Work};
 
 use crate::error::{failure_error, server_error};
+use crate::node::Node;
 use crate::server_types::{Event, Request, Task, phase_name, stats_dict, trace_list};
 use crate::tensors::TensorParts;
 use crate::values::Spec;
@@ -36,7 +37,7 @@ impl Server {
     #[staticmethod]
     #[pyo3(signature = (node, *, rank, host, pp_ranks, stall_report_seconds, stall_timeout_seconds, trace_capacity))]
     fn attach(
-        node: Option<&Bound<'_, PyAny>>,
+        node: Option<&Node>,
         rank: u32,
         host: String,
         pp_ranks: Vec<u32>,
@@ -44,18 +45,19 @@ impl Server {
         stall_timeout_seconds: f64,
         trace_capacity: usize,
     ) -> PyResult<Self> {
-        if node.is_some() {
-            return Err(PyValueError::new_err("connected"));
-        }
         let config = MachineConfig {
             rank: Rank(rank),
             pipeline: pp_ranks.into_iter().map(Rank).collect(),
-            hosts: vec![host],
+            hosts: node.map_or_else(|| vec![host], Node::hosts),
             stall_report: seconds("stall_report_seconds", stall_report_seconds)?,
             stall_timeout: seconds("stall_timeout_seconds", stall_timeout_seconds)?,
             trace_capacity,
         };
-        Ok(Self { server: shardwright_runtime::Server::attach(None, config), rank })
+        let server = shardwright_runtime::Server::attach(node.map(Node::transport), config);
+        if let Some(node) = node {
+            node.router().set_handler(Arc::<shardwright_runtime::Server>::clone(&server));
+        }
+        Ok(Self { server, rank })
     }
 
     /// Enter a step with this rank's pipeline. The root tells its peers; they compare.

@@ -17,7 +17,7 @@ use crate::tcp::testing;
 use crate::transport::{Loss, Receiver, Transport};
 
 /// Longer than anything here takes, so that a failure is not a hang.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
+pub(crate) const WATCHDOG: Duration = Duration::from_mins(1);
 
 /// What a receiver was told.
 #[derive(Clone, Debug, PartialEq)]

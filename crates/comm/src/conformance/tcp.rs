@@ -111,7 +111,7 @@ fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
     let leader = leader.join().unwrap().unwrap();
     let follower = follower.join().unwrap().unwrap();
     // ... and while it runs.
-    assert!(stranger(&[0; 1 << 16]).is_empty());
+    assert!(stranger(&vec![0; 1 << 16]).is_empty());
     let mut hello = b"SHARDWRT\x01\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00".to_vec();
     hello.resize(52 + 33, 7);
     let answer = stranger(&hello);

@@ -1,0 +1,368 @@
+//! `Node`: this process's connection to the other ranks of its job.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use shardwright_comm::{
+    CommError, JobOptions, Owner, Patience, Receiver, Router, SLICE, Secret, Transport, in_process,
+};
+use shardwright_core::Rank;
+use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
+
+use crate::error::{comm_error, start_error};
+use crate::tensors::TensorParts;
+use crate::values::Spec;
+
+/// A bound port of rank 0, to be published before the job is connected.
+#[pyclass(frozen, module = "shardwright._core")]
+pub(crate) struct Listener {
+    port: u16,
+    inner: Mutex<Option<shardwright_comm::Listener>>,
+}
+
+#[pymethods]
+impl Listener {
+    /// Bind a port on one interface; port 0 lets the system choose.
+    #[staticmethod]
+    fn bind(host: &str, port: u16) -> PyResult<Self> {
+        let inner =
+            shardwright_comm::Listener::bind(host, port).map_err(|error| start_error(&error))?;
+        Ok(Self {
+            port: inner.port(),
+            inner: Mutex::new(Some(inner)),
+        })
+    }
+
+    /// The port.
+    #[getter]
+    fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+/// The connection to the job. In a forked child every method raises.
+#[pyclass(frozen, module = "shardwright._core")]
+pub(crate) struct Node {
+    transport: Arc<dyn Transport>,
+    router: Arc<Router>,
+    owner: Owner,
+}
+
+#[pymethods]
+impl Node {
+    /// Join the job, and return when every rank has.
+    ///
+    /// Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
+    /// version, number of ranks or configuration (`fingerprint`; of several lines, those that
+    /// differ are named). Timeouts are in seconds.
+    #[staticmethod]
+    #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
+                        bind_address, host_name, listener=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword-only, each its own setting"
+    )]
+    fn connect(
+        py: Python<'_>,
+        rank: u32,
+        world: u32,
+        host: String,
+        port: u16,
+        secret: &Bound<'_, PyBytes>,
+        fingerprint: String,
+        version: String,
+        connect_timeout: f64,
+        liveness_timeout: f64,
+        bind_address: Option<&str>,
+        host_name: String,
+        listener: Option<&Listener>,
+    ) -> PyResult<Self> {
+        let listener = listener.and_then(|listener| lock(&listener.inner).take());
+        let options = JobOptions {
+            rank: Rank(rank),
+            world,
+            host,
+            port,
+            listener,
+            bind_address: bind_address.map(parse_address).transpose()?,
+            host_name,
+            secret: Secret::new(secret.as_bytes().to_vec()),
+            version,
+            fingerprint,
+            connect_timeout: duration("connect_timeout", connect_timeout)?,
+            liveness_timeout: duration("liveness_timeout", liveness_timeout)?,
+            limits: Limits::default(),
+        };
+        let router = Arc::new(Router::default());
+        let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
+        let outcome = interruptible(py, |go_on| {
+            shardwright_comm::connect(options, receiver, go_on)
+        })?;
+        let transport = outcome.map_err(|error| start_error(&error))?;
+        Ok(Self::new(transport, router))
+    }
+
+    /// The node of a job of one rank.
+    #[staticmethod]
+    fn single() -> PyResult<Self> {
+        let mut nodes = Self::in_process(1)?;
+        Ok(nodes.pop().expect("as many nodes as asked for"))
+    }
+
+    /// Nodes of ranks that share this process.
+    #[staticmethod]
+    fn in_process(world: usize) -> PyResult<Vec<Self>> {
+        let routers: Vec<Arc<Router>> = (0..world).map(|_| Arc::default()).collect();
+        let receivers = routers
+            .iter()
+            .map(|router| Arc::<Router>::clone(router) as Arc<dyn Receiver>)
+            .collect();
+        let ranks = in_process(receivers)?;
+        Ok(ranks
+            .into_iter()
+            .zip(routers)
+            .map(|(rank, router)| Self::new(rank, router))
+            .collect())
+    }
+
+    /// This rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.transport.rank().0
+    }
+
+    /// The number of ranks.
+    #[getter]
+    fn world(&self) -> u32 {
+        self.transport.world()
+    }
+
+    /// The name of a rank's host.
+    fn host(&self, rank: u32) -> PyResult<String> {
+        let peer = self.transport.peer(Rank(rank));
+        peer.map(|peer| peer.host.clone()).ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "rank {rank} is not one of {}",
+                self.transport.world()
+            ))
+        })
+    }
+
+    /// Send an object; does not wait for its receiver. Takes the tensors out of `parts`.
+    fn send_object(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        channel: String,
+        spec: &Spec,
+        parts: &TensorParts,
+    ) -> PyResult<()> {
+        let body = Body {
+            value: spec.0.clone(),
+            tensors: parts.take(),
+        };
+        let message = Message::Object(Box::new(ObjectMessage { channel, body }));
+        py.detach(|| self.transport.send(Rank(to), message))
+            .map_err(|error| self.error(&error))
+    }
+
+    /// The next object that a rank sent on a channel; None when it did not come within `timeout` seconds.
+    fn recv_object(
+        &self,
+        py: Python<'_>,
+        from: u32,
+        channel: &str,
+        timeout: f64,
+    ) -> PyResult<Option<(Spec, TensorParts)>> {
+        self.owner.check().map_err(|error| self.error(&error))?;
+        let limit = duration("timeout", timeout)?;
+        let received = interruptible(py, |go_on| {
+            self.router.objects().receive(
+                Rank(from),
+                channel,
+                &mut Patience::new(Some(limit), go_on),
+            )
+        })?;
+        match received {
+            Ok(body) => Ok(Some((
+                Spec(body.value),
+                TensorParts::received(body.tensors),
+            ))),
+            Err(CommError::Timeout { .. }) => Ok(None),
+            Err(error) => Err(self.error(&error)),
+        }
+    }
+
+    /// Wait until every rank of `group` has called this with the same name.
+    ///
+    /// Raises `PeerLostError` or `RemoteError` on all of them when one cannot come.
+    #[pyo3(signature = (group, name, timeout=None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        group: Vec<u32>,
+        name: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.owner.check().map_err(|error| self.error(&error))?;
+        let group: Vec<Rank> = group.into_iter().map(Rank).collect();
+        let limit = timeout
+            .map(|timeout| duration("timeout", timeout))
+            .transpose()?;
+        let outcome = interruptible(py, |go_on| {
+            let mut patience = Patience::new(limit, go_on);
+            shardwright_comm::barrier(
+                &*self.transport,
+                self.router.objects(),
+                &group,
+                name,
+                &mut patience,
+            )
+        })?;
+        outcome.map_err(|error| self.error(&error))
+    }
+
+    /// Counters since the start of the connection.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.transport.stats();
+        let dict = PyDict::new(py);
+        dict.set_item("messages_sent", stats.messages_sent)?;
+        dict.set_item("messages_received", stats.messages_received)?;
+        dict.set_item("bytes_sent", stats.bytes_sent)?;
+        dict.set_item("bytes_received", stats.bytes_received)?;
+        dict.set_item("strangers_dropped", stats.strangers_dropped)?;
+        dict.set_item("objects_waiting", self.router.objects().waiting())?;
+        Ok(dict)
+    }
+
+    /// Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
+    /// when an error is the reason. Takes a few seconds at most; further calls do nothing.
+    #[pyo3(signature = (report=None))]
+    fn close(&self, py: Python<'_>, report: Option<Bound<'_, PyDict>>) -> PyResult<()> {
+        let report = report.map(|report| self.report(&report)).transpose()?;
+        py.detach(|| {
+            self.transport.close(report);
+            self.router.objects().close();
+            // The server holds the transport, which holds the router: the circle ends here.
+            self.router.clear_handler();
+        });
+        Ok(())
+    }
+}
+
+impl Node {
+    fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
+        Self {
+            transport,
+            router,
+            owner: Owner::this_process(),
+        }
+    }
+
+    /// The transport, for the execution server.
+    pub(crate) fn transport(&self) -> Arc<dyn Transport> {
+        Arc::clone(&self.transport)
+    }
+
+    /// Where the execution server plugs itself in.
+    pub(crate) fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// The hosts of all ranks.
+    pub(crate) fn hosts(&self) -> Vec<String> {
+        let peers = (0..self.transport.world()).filter_map(|rank| self.transport.peer(Rank(rank)));
+        peers.map(|peer| peer.host.clone()).collect()
+    }
+
+    fn error(&self, error: &CommError) -> PyErr {
+        comm_error(error, |rank| {
+            self.transport
+                .peer(rank)
+                .map(|peer| peer.host.clone())
+                .unwrap_or_default()
+        })
+    }
+
+    fn report(&self, report: &Bound<'_, PyDict>) -> PyResult<ErrorReport> {
+        let text = |name: &str| -> PyResult<String> {
+            report
+                .get_item(name)?
+                .map_or_else(|| Ok(String::new()), |value| value.extract())
+        };
+        let rank = self.transport.rank();
+        Ok(ErrorReport {
+            rank,
+            host: self
+                .transport
+                .peer(rank)
+                .map(|peer| peer.host.clone())
+                .unwrap_or_default(),
+            module: None,
+            microbatch: None,
+            phase: None,
+            kind: text("kind")?,
+            message: text("message")?,
+            traceback: text("traceback")?,
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn parse_address(text: &str) -> PyResult<IpAddr> {
+    text.parse().map_err(|_| {
+        PyValueError::new_err(format!(
+            "bind_address is {text:?}; it has to be an IP address"
+        ))
+    })
+}
+
+fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        PyValueError::new_err(format!(
+            "{name} is {seconds}; it has to be a number of seconds"
+        ))
+    })
+}
+
+/// Works without the GIL, in slices between which signals get through; the
+/// exception of a signal's handler ends the work and is raised.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut dyn FnMut() -> bool) -> T + Send,
+) -> PyResult<T> {
+    let mut raised = None;
+    let mut asked = std::time::Instant::now();
+    let outcome = py.detach(|| {
+        work(&mut || {
+            if asked.elapsed() < SLICE {
+                return true;
+            }
+            asked = std::time::Instant::now();
+            match check_signals() {
+                Ok(()) => true,
+                Err(error) => {
+                    raised = Some(error);
+                    false
+                }
+            }
+        })
+    });
+    raised.map_or(Ok(outcome), Err)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    clippy::redundant_closure_for_method_calls,
+    reason = "the thread is Python's own, and asks between two slices of its wait; the closure is general over lifetimes"
+)]
+fn check_signals() -> PyResult<()> {
+    Python::attach(|py| py.check_signals())
+}
