@@ -8,12 +8,15 @@ use shardwright_core::{ModuleId, PipelineRank};
 use crate::Request;
 use crate::decision::ModulePlace;
 
+/// Where the step function runs.
+const STEP_FUNCTION_RANK: PipelineRank = PipelineRank(0);
+
 /// A module that is called from another rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crossing {
-    /// The module whose forward makes the call.
-    pub caller: ModuleId,
+    /// The module whose forward makes the call; the step function itself where it is `None`.
+    pub caller: Option<ModuleId>,
     /// The module called.
     pub callee: ModuleId,
     /// Where the call comes from.
@@ -36,6 +39,17 @@ pub(crate) fn crossings(request: &Request, places: &[ModulePlace]) -> (Vec<Cross
     };
     let mut crossings: Vec<Crossing> = Vec::new();
     let mut requests = 0;
+    if places[0].pp_rank != STEP_FUNCTION_RANK {
+        requests += 1;
+        crossings.push(Crossing {
+            caller: None,
+            callee: ModuleId(0),
+            caller_rank: STEP_FUNCTION_RANK,
+            callee_rank: places[0].pp_rank,
+            calls: 1,
+            same_request: false,
+        });
+    }
     // The rank of the run of children that an `nn.Sequential` is in, and its largest count.
     let mut run: Option<(ModuleId, PipelineRank, u32)> = None;
     for ((caller, callee), count) in calls {
@@ -62,7 +76,7 @@ pub(crate) fn crossings(request: &Request, places: &[ModulePlace]) -> (Vec<Cross
         requests += u64::from(count.saturating_sub(counted.unwrap_or(0)));
         run = sequential.then_some((caller, to.pp_rank, count.max(counted.unwrap_or(0))));
         crossings.push(Crossing {
-            caller,
+            caller: Some(caller),
             callee,
             caller_rank: from.pp_rank,
             callee_rank: to.pp_rank,

@@ -1,5 +1,7 @@
 //! The decision as text.
 
+use shardwright_core::ModuleId;
+
 use crate::cost::Computation;
 use crate::crossing::Crossing;
 use crate::decision::{Decision, DeviceLoad};
@@ -32,10 +34,7 @@ pub(crate) fn render(decision: &Decision) -> String {
             .iter()
             .map(ToString::to_string)
             .collect();
-        lines.push(format!(
-            "without a module, since the model has too few parts: pp_rank {}",
-            ranks.join(", ")
-        ));
+        lines.push(format!("without a module: pp_rank {}", ranks.join(", ")));
     }
     lines.push(format!(
         "boundary crossings per microbatch: {} forward, as many backward",
@@ -103,11 +102,11 @@ fn aligned(rows: &[[String; 6]]) -> Vec<String> {
 
 /// `transformer.h[2:4] on 1, called by transformer on 0`: consecutive numbers are one line.
 fn crossing_lines(decision: &Decision) -> Vec<String> {
-    let name = |crossing: &Crossing| &decision.modules[crossing.callee.0 as usize].name;
+    let name = |crossing: &Crossing| shown_name(decision, crossing.callee);
     let mut lines = Vec::new();
     let mut rest = decision.crossings.as_slice();
     while let Some(first) = rest.first() {
-        let mut shown = name(first).clone();
+        let mut shown = name(first).to_owned();
         let mut taken = 1;
         if let Some((stem, start)) = numbered(name(first)) {
             let alike = |&(offset, next): &(usize, &Crossing)| {
@@ -120,19 +119,26 @@ fn crossing_lines(decision: &Decision) -> Vec<String> {
                 shown = format!("{stem}[{start}:{}]", start + taken as u64);
             }
         }
-        let caller = &decision.modules[first.caller.0 as usize];
-        let caller_name = if caller.name.is_empty() {
-            &caller.class_name
-        } else {
-            &caller.name
+        let caller = match first.caller {
+            Some(caller) => shown_name(decision, caller),
+            None => "the step function",
         };
         lines.push(format!(
-            "{shown} on {}, called by {caller_name} on {}",
+            "{shown} on {}, called by {caller} on {}",
             first.callee_rank, first.caller_rank
         ));
         rest = &rest[taken..];
     }
     lines
+}
+
+fn shown_name(decision: &Decision, module: ModuleId) -> &str {
+    let place = &decision.modules[module.0 as usize];
+    if place.name.is_empty() {
+        &place.class_name
+    } else {
+        &place.name
+    }
 }
 
 fn numbered(name: &str) -> Option<(&str, u64)> {
