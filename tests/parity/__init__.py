@@ -1,0 +1,1 @@
+"""Parity: models split over ranks against one process, gradient by gradient; run by ``python -m tests.parity``."""

@@ -1,0 +1,268 @@
+"""One rank of a job that runs cases one after another: ``python -m tests.parity.rank CASES RESULTS``."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import shardwright as smp
+import torch
+
+from .cases import PROBLEMS, Case
+from .compare import Comparison, at_microbatch
+from .problem import STEPS, Phase, Problem, generator
+from .reference import Expected, Reference
+
+SEED = 7
+#: A case that takes longer hangs; every thread's stack is then printed and the job ends.
+CASE_SECONDS = 60.0
+
+
+class RankRun:
+    """One case on one rank. Rank 0 has the reference too and compares what all ranks report."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.problem: Problem = PROBLEMS[case.problem]
+        self.comparison = Comparison()
+        self.reference = self._build_reference() if smp.rank() == 0 else None
+        torch.manual_seed(SEED)
+        self.models = {
+            name: smp.DistributedModel(
+                module,
+                average_grads_across_microbatches=case.average,
+                backward_passes_per_step=self.problem.passes_per_step,
+            )
+            for name, module in self.problem.build().items()
+        }
+        self._pin()
+        self.optimizers = {
+            name: smp.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=self.problem.learning_rate, momentum=self.problem.momentum)
+            )
+            for name, model in self.models.items()
+        }
+        self.steps = [
+            smp.step(non_split_inputs=phase.whole, input_split_axes=phase.axes)(phase.body)
+            for phase in self.problem.phases
+        ]
+
+    def _build_reference(self) -> Reference:
+        torch.manual_seed(SEED)
+        return Reference(self.problem, self.case.dp, self.case.microbatches, self.case.average)
+
+    def _pin(self) -> None:
+        for path, pp_rank in (self.problem.pins(self.case.pp) if self.problem.pins else {}).items():
+            name, _, inner = path.partition(".")
+            smp.set_partition(self.models[name].module.get_submodule(inner), pp_rank)
+
+    def run(self) -> None:
+        """Train, comparing after every phase."""
+        for step in range(STEPS):
+            for index, phase in enumerate(self.problem.phases):
+                self._run_phase(step, index, phase)
+        self._report_weights()
+
+    def _run_phase(self, step: int, index: int, phase: Phase) -> None:
+        batches = [
+            self.problem.batch(step, generator(self.case.problem, step, index, replica))
+            for replica in range(self.case.dp)
+        ]
+        for name in phase.zero:
+            self.optimizers[name].zero_grad()
+        for model in self.models.values():
+            model.train(phase.training)
+        with torch.set_grad_enabled(phase.training):
+            outputs = self.steps[index](self.models, *batches[smp.dp_rank()])
+        where = f"step {step}, {phase.body.__name__}"
+        self._check_this_rank(where)
+        expected = None
+        if self.reference is not None:
+            self.reference.zero(phase.zero)
+            for whole in self.reference.models.values():
+                whole.module.train(phase.training)
+            expected = self.reference.run(phase, batches)
+        report = {
+            "outputs": [at_microbatch(outputs, m) for m in range(self.case.microbatches)],
+            "gradients": self._local("gradients"),
+            "buffers": self._local("buffers"),
+        }
+        self._compare(report, expected, where)
+        for name in phase.update:
+            self.optimizers[name].step()
+        if self.reference is not None:
+            self.reference.update(phase.update)
+        if self.problem.accounted and step == STEPS - 1:
+            self._report_bytes()
+
+    def _check_this_rank(self, where: str) -> None:
+        live = smp.stats()["live_frames"]
+        if live:
+            self.comparison.fail(f"{where}: {live} frames are alive on rank {smp.rank()}")
+        for name, model in self.models.items():
+            local = {id(parameter) for parameter in model.local_parameters()}
+            held = {id(p) for group in self.optimizers[name].param_groups for p in group["params"]}
+            if held != local:
+                self.comparison.fail(f"{where}: the optimizer of rank {smp.rank()} does not hold what it owns")
+
+    def _local(self, kind: str) -> dict[str, torch.Tensor | None]:
+        found: dict[str, torch.Tensor | None] = {}
+        for model_name, model in self.models.items():
+            if kind == "buffers":
+                items = dict(model.local_named_buffers())
+            elif kind == "weights":
+                items = {name: parameter.detach() for name, parameter in model.local_named_parameters()}
+            else:
+                items = {name: parameter.grad for name, parameter in model.local_named_parameters()}
+            for name, tensor in items.items():
+                found[f"{model_name}.{name}"] = tensor.to_dense() if tensor is not None else None
+        return found
+
+    def _reports(self, report: Any) -> list[Any]:
+        """Every rank's report, on rank 0."""
+        if smp.rank():
+            smp.send(report, 0, smp.RankType.WORLD_RANK)
+            return []
+        return [report, *(smp.recv_from(rank, smp.RankType.WORLD_RANK) for rank in range(1, smp.size()))]
+
+    def _replica(self, rank: int) -> int:
+        return rank // self.case.pp
+
+    def _compare(self, report: dict[str, Any], expected: Expected | None, where: str) -> None:
+        reports = self._reports(report)
+        if expected is None:
+            return
+        for rank, found in enumerate(reports):
+            replica, place = self._replica(rank), f"{where}, rank {rank}"
+            self.comparison.gradients(found["gradients"], expected.gradients[replica], f"{place}: gradient")
+            self.comparison.gradients(found["buffers"], expected.buffers[replica], f"{place}: buffer")
+            for m, output in enumerate(found["outputs"]):
+                self.comparison.value(output, expected.outputs[replica][m], f"{place}: output of microbatch {m}")
+        for replica in range(self.case.dp):
+            owned = [n for r, f in enumerate(reports) if self._replica(r) == replica for n in f["gradients"]]
+            if sorted(owned) != sorted(expected.gradients[replica]):
+                self.comparison.fail(f"{where}: the ranks of replica {replica} do not own each parameter exactly once")
+
+    def _report_weights(self) -> None:
+        for rank, weights in enumerate(self._reports(self._local("weights"))):
+            assert self.reference is not None, "reports come together on rank 0"
+            expected = {name: parameter.detach() for name, parameter in self.reference.parameters().items()}
+            self.comparison.gradients(weights, expected, f"rank {rank}: final weight")
+
+    def _report_bytes(self) -> None:
+        """Bytes held equal the partition table on every rank, and sum to those of one process."""
+        report: dict[str, Any] = {"held": {}, "table": {}}
+        for name, model in self.models.items():
+            decision = model._placement.ownership.decision
+            parameters = decision.parameter_bytes(smp.pp_rank())
+            table = {"parameters": parameters, "buffers": decision.buffer_bytes(smp.pp_rank())}
+            held = {
+                "parameters": _bytes(model.local_parameters()),
+                "buffers": _bytes(model.local_buffers()),
+                "gradients": _bytes(p.grad for p in model.local_parameters() if p.grad is not None),
+                "optimizer": _bytes(_state_tensors(self.optimizers[name])),
+            }
+            for kind, size in held.items():
+                if size != table.get(kind, parameters):
+                    self.comparison.fail(
+                        f"rank {smp.rank()} holds {size} bytes of {kind}, the partition table says "
+                        f"{table.get(kind, parameters)}"
+                    )
+            report["held"][name] = held
+        reports = self._reports(report)
+        if self.reference is None:
+            return
+        for name, module in self.reference.modules.items():
+            whole = {
+                "parameters": _bytes(module.parameters()),
+                "buffers": _bytes(module.buffers()),
+                "gradients": _bytes(module.parameters()),
+                "optimizer": _bytes(_state_tensors(self.reference.optimizers[name])),
+            }
+            for replica in range(self.case.dp):
+                for kind, size in whole.items():
+                    held = sum(
+                        found["held"][name][kind] for r, found in enumerate(reports) if self._replica(r) == replica
+                    )
+                    if abs(held - size) > 0.01 * size:
+                        self.comparison.fail(
+                            f"the pipeline of replica {replica} holds {held} bytes of {kind}, one process {size}"
+                        )
+
+    def result(self, seconds: float) -> dict[str, Any]:
+        """This rank's row."""
+        sent = smp.stats()["server"]["total"]["sent"]
+        return {
+            "case": self.case.name,
+            "worst": self.comparison.worst,
+            "where": self.comparison.where,
+            "failures": self.comparison.failures,
+            "parameters": sum(p.numel() for model in self.models.values() for p in model.local_parameters()),
+            "forward": sent["forward"],
+            "backward": sent["backward"],
+            "seconds": seconds,
+        }
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def configuration(case: Case) -> dict[str, Any]:
+    """What ``smp.init`` gets."""
+    keys: dict[str, Any] = {
+        "pipeline_parallel_degree": case.pp,
+        "microbatches": case.microbatches,
+        "pipeline": case.schedule,
+        "ddp": case.dp > 1,
+    }
+    if PROBLEMS[case.problem].pins is not None:
+        keys |= {"auto_partition": False, "default_partition": 0}
+    return keys
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """Run one case in a job of its own within these processes."""
+    started = time.monotonic()
+    smp.init(configuration(case))
+    run = RankRun(case)
+    run.run()
+    smp.barrier()
+    row = run.result(time.monotonic() - started)
+    smp.shutdown()
+    return row
+
+
+def main() -> int:
+    """Run the cases of a file, and write a row for each; the first exception ends this rank."""
+    cases = [Case(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    results = Path(sys.argv[2])
+    with (results / f"{os.environ['RANK']}.jsonl").open("a") as rows:
+        for case in cases:
+            faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+            try:
+                row = run_case(case)
+            except BaseException as error:
+                row = {"case": case.name, "error": f"{type(error).__name__}: {error}"}
+                print(json.dumps(row), file=rows, flush=True)
+                traceback.print_exc()
+                return 1
+            faulthandler.cancel_dump_traceback_later()
+            print(json.dumps(row), file=rows, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Verdicts and the table of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from .cases import PROBLEMS, Case
+from .compare import BAR
+from .problem import STEPS
+
+
+@dataclass
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        case: The case.
+        worst: The largest relative error of any gradient, output, buffer or weight.
+        holding: The global ranks that hold parameters.
+        forward: Forward requests that crossed between ranks.
+        backward: Backward requests that crossed.
+        failures: Why it failed, if it did.
+        log: The end of the job's log, where the case ended the job.
+    """
+
+    case: Case
+    worst: float = math.inf
+    holding: list[int] = field(default_factory=list)
+    forward: int = 0
+    backward: int = 0
+    failures: list[str] = field(default_factory=list)
+    log: str = ""
+
+
+def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
+    """Put the ranks' rows of a case together."""
+    outcome = Outcome(case)
+    errors = [f"rank {r} raised {row['error']}" for r, row in enumerate(rows) if row is not None and "error" in row]
+    missing = [str(rank) for rank, row in enumerate(rows) if row is None]
+    if missing:
+        errors.append(f"no result from rank {', '.join(missing)}: the job ended or hung")
+    if errors:
+        outcome.failures = errors
+        return outcome
+    present = [row for row in rows if row is not None]
+    outcome.worst = max(row["worst"] for row in present)
+    outcome.holding = [rank for rank, row in enumerate(present) if row["parameters"]]
+    outcome.forward = sum(row["forward"] for row in present)
+    outcome.backward = sum(row["backward"] for row in present)
+    outcome.failures = [failure for row in present for failure in row["failures"]]
+    if not outcome.worst < BAR:
+        where = max(present, key=lambda row: float(row["worst"]))["where"]
+        outcome.failures.append(f"error {outcome.worst:.1e} at {where}; allowed is {BAR:.0e}")
+    if len({rank % case.pp for rank in outcome.holding}) < 2:
+        outcome.failures.append("fewer than two stages hold parameters")
+    if not outcome.forward or not outcome.backward:
+        outcome.failures.append("no request crossed forward, or none backward")
+    requests = PROBLEMS[case.problem].requests
+    if requests is not None:
+        expected = requests(case.pp) * STEPS * case.microbatches * case.dp
+        if outcome.forward != expected:
+            outcome.failures.append(f"{outcome.forward} forward requests crossed, expected {expected}")
+    return outcome
+
+
+def render(outcomes: list[Outcome]) -> str:
+    """The table as text."""
+    header = ("case", "schedule", "pp", "dp", "mb", "worst error", "ranks with parameters", "forward", "backward", "")
+    lines = [header] + [
+        (
+            outcome.case.problem + ("" if outcome.case.average else " (summed)"),
+            outcome.case.schedule,
+            str(outcome.case.pp),
+            str(outcome.case.dp),
+            str(outcome.case.microbatches),
+            f"{outcome.worst:.1e}",
+            ",".join(map(str, outcome.holding)),
+            str(outcome.forward),
+            str(outcome.backward),
+            "FAILED" if outcome.failures else "exact",
+        )
+        for outcome in outcomes
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    numbers = {2, 3, 4, 5, 7, 8}
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
