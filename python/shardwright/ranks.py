@@ -42,7 +42,7 @@ RDP_GROUP = CommGroup.RDP_GROUP
 def group_ranks(group: CommGroup) -> list[int]:
     """The global ranks of the calling rank's group, ascending."""
     runtime = current_runtime()
-    return list(runtime.topology.members(group.value, runtime.rank))
+    return list(runtime.topology.group(group.value, runtime.rank))
 
 
 def global_rank(rank: int, rank_type: RankType) -> int:

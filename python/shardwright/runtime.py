@@ -46,10 +46,10 @@ class Runtime:
         self.node = node
         self.server = server
         self.rank: int = launch.rank
-        self.pp_ranks: list[int] = topology.members("PP_GROUP", self.rank)
+        self.pp_ranks: list[int] = topology.group("PP_GROUP", self.rank)
         self.pp_size = len(self.pp_ranks)
         self.pp_rank = self.pp_ranks.index(self.rank)
-        self.dp_ranks: list[int] = topology.members("DP_GROUP", self.rank)
+        self.dp_ranks: list[int] = topology.group("DP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
         self.placements: list[Placement] = []
         self.optimizers: list[Any] = []

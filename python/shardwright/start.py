@@ -63,7 +63,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         node,
         rank=launch.rank,
         host=socket.gethostname(),
-        pp_ranks=topology.members("PP_GROUP", launch.rank),
+        pp_ranks=topology.group("PP_GROUP", launch.rank),
         stall_report_seconds=cfg.stall_report_seconds,
         stall_timeout_seconds=cfg.stall_timeout_seconds,
         trace_capacity=_TRACE_CAPACITY,
@@ -196,7 +196,7 @@ def _make_process_groups(runtime: Runtime, store: dist.Store) -> None:
         )
         runtime.owns_process_group = True
     for kind in ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"):
-        groups = sorted({tuple(runtime.topology.members(kind, rank)) for rank in range(runtime.launch.world_size)})
+        groups = sorted({tuple(runtime.topology.group(kind, rank)) for rank in range(runtime.launch.world_size)})
         for ranks in groups:  # every rank makes every group, in one order
             group = dist.new_group(list(ranks))
             if runtime.rank in ranks:

@@ -1,1 +1,6 @@
 """Optimizers over the parameters that a rank owns, and gradient clipping over all of them."""
+
+from shardwright.optimizer.clip import clip_grad_norm_
+from shardwright.optimizer.distributed_optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer", "clip_grad_norm_"]
