@@ -129,7 +129,7 @@ impl Machine {
         }
     }
 
-    fn first_idle(&self) -> Option<WorkerId> {
+    pub(super) fn first_idle(&self) -> Option<WorkerId> {
         let index = self
             .workers
             .iter()

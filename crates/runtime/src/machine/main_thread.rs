@@ -55,7 +55,7 @@ impl Machine {
         if let Stage::Failed(failure) = &self.stage {
             return Some(MainEvent::Failed(failure.clone()));
         }
-        if self.start == Start::Wanted {
+        if self.must_start_worker() {
             return Some(MainEvent::StartWorker(self.start_worker(now)));
         }
         if self.turn == Turn::Free
@@ -110,7 +110,7 @@ impl Machine {
             Stage::Committing | Stage::Failed(_) => self.main_missing.is_some(),
             Stage::Aborting(_) => self.all_quiet() || self.main_missing.is_some(),
             Stage::Running | Stage::Ending => {
-                self.start == Start::Wanted
+                self.must_start_worker()
                     || self.main_missing == Some(0)
                     || (self.turn == Turn::Free && !self.controls.is_empty())
                     || self.step_is_over()
@@ -135,6 +135,11 @@ impl Machine {
                 .outstanding
                 .values()
                 .all(|request| request.response.is_some())
+    }
+
+    /// EX-2: a worker that has become idle since the start was wanted makes it needless.
+    fn must_start_worker(&self) -> bool {
+        self.start == Start::Wanted && self.first_idle().is_none()
     }
 
     /// EX-2: an id for a new worker, whose thread the main thread starts.

@@ -1,0 +1,65 @@
+//! Laws of the machine, over random programs, schedules and orders of events.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+
+use proptest::prelude::*;
+use shardwright_schedule::Schedule;
+
+use super::simulation::Simulation;
+use crate::FailureKind;
+
+fn schedules() -> impl Strategy<Value = Schedule> {
+    prop_oneof![
+        Just(Schedule::Simple),
+        (1_u32..5).prop_map(|active| Schedule::Interleaved {
+            active: NonZeroU32::new(active).unwrap()
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn all_work_finishes_with_one_worker_executing_and_no_response_lost(
+        world in 1_u32..4, microbatches in 1_u32..6, schedule in schedules(), seed in any::<u64>(),
+    ) {
+        let mut simulation = Simulation::new(world, seed);
+        for step in 1..4 {
+            let ends = simulation.step(step, microbatches, schedule);
+            prop_assert!(ends.iter().all(Result::is_ok));
+        }
+        for rank in &simulation.ranks {
+            let stats = rank.machine.stats();
+            prop_assert_eq!(stats.live_requests + stats.unexpected_messages + stats.stale_messages, 0);
+            prop_assert_eq!(stats.total.tasks, u64::from(rank.tasks_run));
+            prop_assert_eq!(stats.workers_started, rank.workers.len() as u64);
+        }
+        prop_assert!(simulation.network.values().all(VecDeque::is_empty));
+    }
+
+    #[test]
+    fn a_failure_anywhere_at_any_time_ends_the_step_on_every_rank_and_the_next_is_exact(
+        world in 1_u32..4, microbatches in 1_u32..6, schedule in schedules(), seed in any::<u64>(), when in 0_u32..60,
+    ) {
+        let mut simulation = Simulation::new(world, seed);
+        simulation.fail_after = Some(when);
+        let ends = simulation.step(1, microbatches, schedule);
+        if let Some(by) = simulation.failed_by {
+            for (rank, end) in ends.iter().enumerate() {
+                let kind = if rank == by { FailureKind::Local } else { FailureKind::Remote };
+                prop_assert_eq!(*end, Err(kind));
+            }
+        }
+        // Messages of the failed step may still be under way (EX-4, EX-9).
+        simulation.fail_after = None;
+        for step in 2..4 {
+            let ends = simulation.step(step, microbatches, schedule);
+            prop_assert!(ends.iter().all(Result::is_ok));
+        }
+        for rank in &simulation.ranks {
+            prop_assert_eq!(rank.machine.stats().live_requests, 0);
+        }
+    }
+}
