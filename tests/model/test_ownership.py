@@ -113,6 +113,8 @@ def test_a_sentinel_answers_questions_about_metadata() -> None:
     assert weight.grad is None
     assert torch.is_floating_point(weight)
     assert hash(weight) == id(weight)
+    assert torch.full_like(weight, 2, dtype=torch.int32).tolist() == [[2] * 4] * 4
+    assert torch.zeros_like(weight).untyped_storage().nbytes() == 4
     assert "body.0.weight" in repr(weight)
     assert "pp_rank 1" in f"{weight}"
     weight.register_hook(lambda gradient: None).remove()

@@ -60,6 +60,13 @@ _CONVERSIONS: frozenset[_Function] = frozenset(
 _CONVERSION_OPERATIONS = frozenset(
     {torch.ops.aten._to_copy.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 )
+# These need no values either; optimizers make their state with them.
+_LIKE: dict[_Function, _Function] = {
+    torch.zeros_like: torch.zeros,
+    torch.ones_like: torch.ones,
+    torch.full_like: torch.full,
+    torch.empty_like: torch.empty,
+}
 _GRAD_GET = _getters("grad")[0]
 _GRAD_SET = _setter("grad")
 _DATA_SET = _setter("data")
@@ -121,6 +128,8 @@ class Sentinel(torch.Tensor):
         if func in _METADATA or func in _CONVERSIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func in _LIKE:
+            return _filled(_LIKE[func], *args, **kwargs)
         if func is torch.Tensor.__hash__:
             return id(args[0])
         if func == _GRAD_GET:
@@ -232,6 +241,17 @@ def release(original: torch.Tensor, sentinel: Sentinel) -> None:
     original.data = torch.empty(0, dtype=original.dtype, device=original.device)
     original.__class__ = ReleasedParameter
     original.released_to = sentinel  # type: ignore[attr-defined]
+
+
+def _filled(
+    make: _Function, sentinel: Sentinel, *values: Any, memory_format: object = None, **kwargs: Any
+) -> torch.Tensor:
+    """A tensor of one value in the shape of a sentinel, which takes the memory of one element."""
+    kwargs = {"dtype": sentinel.dtype, "device": sentinel.device, **kwargs}
+    if "fill_value" in kwargs:
+        values = (kwargs.pop("fill_value"),)
+    made: torch.Tensor = make((), *values, **kwargs)
+    return made.expand(sentinel.shape)
 
 
 def _first_sentinel(values: object) -> Sentinel | None:

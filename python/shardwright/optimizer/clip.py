@@ -1,0 +1,116 @@
+"""Clipping gradients by the norm over all ranks of a pipeline."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from shardwright.model.gather import Gather, over_pipeline
+from shardwright.model.sentinel import is_sentinel
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    gather: Gather = over_pipeline,
+) -> torch.Tensor:
+    """Clip gradients by their norm over the whole model; every rank of the pipeline calls this, outside the step.
+
+    As ``torch.nn.utils.clip_grad_norm_``, with the norm taken over the gradients of all pipeline ranks, each parameter
+    counted once. Every rank gets the same norm and scales its gradients alike.
+
+    Args:
+        parameters: The model (an ``smp.DistributedModel``, say), its parameters, or some of them; those of other ranks
+            may be among them and are counted there.
+        max_norm: The largest norm allowed.
+        norm_type: The order of the norm; may be ``inf``.
+        error_if_nonfinite: Raise if the norm is infinite or not a number.
+        foreach: Use torch's fused operations; None lets it choose.
+        gather: How ranks exchange their norms.
+
+    Returns:
+        The norm before clipping.
+
+    Raises:
+        RuntimeError: On every rank, if the norm is not finite and `error_if_nonfinite` is set.
+    """
+    gradients = _gradients(_local_parameters(parameters))
+    norms = gradient_norms(gradients, norm_type, foreach)
+    collected: list[torch.Tensor] = gather(norms.cpu())
+    device = gradients[0].device if gradients else torch.device("cpu")
+    whole = [part for part in collected if part.numel()]
+    if not whole:
+        return torch.tensor(0.0)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.cat(whole), norm_type).to(device)
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+            "clipped. To disable this error and scale the gradients by the non-finite norm anyway, set "
+            "`error_if_nonfinite=False`"
+        )
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for group in _by_kind(gradients).values():
+        if group[0].layout is not torch.strided or foreach is False:
+            for gradient in group:
+                gradient.mul_(scale.to(gradient.device))
+        else:
+            torch._foreach_mul_(group, scale.to(group[0].device))
+    return total
+
+
+def gradient_norms(gradients: list[torch.Tensor], norm_type: float = 2.0, foreach: bool | None = None) -> torch.Tensor:
+    """The norm of each gradient, as one tensor; empty if there are none."""
+    if not gradients:
+        return torch.empty(0)
+    values = [_values(gradient) for gradient in gradients]
+    norms: list[torch.Tensor] = [value for value in values]
+    for key, group in _by_kind(values).items():
+        indices = [index for index, value in enumerate(values) if (value.device, value.dtype, value.layout) == key]
+        found = (
+            [torch.linalg.vector_norm(value, norm_type) for value in group]
+            if foreach is False
+            else torch._foreach_norm(group, norm_type)
+        )
+        for index, norm in zip(indices, found, strict=True):
+            norms[index] = norm
+    return torch.stack([norm.to(gradients[0].device) for norm in norms])
+
+
+def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    elif isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    is_generator = isinstance(parameters, types.GeneratorType)
+    found = list(parameters)
+    if is_generator and not found:
+        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
+    distinct = {id(parameter): parameter for parameter in found if not is_sentinel(parameter)}
+    return list(distinct.values())
+
+
+def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    # Entries of an uncoalesced gradient for the same index add up before the norm is taken.
+    return gradient.coalesce().values() if gradient.layout is torch.sparse_coo else gradient
+
+
+def _by_kind(
+    tensors: list[torch.Tensor],
+) -> dict[tuple[torch.device, torch.dtype, torch.layout], list[torch.Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype, torch.layout], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.device, tensor.dtype, tensor.layout), []).append(tensor)
+    return groups

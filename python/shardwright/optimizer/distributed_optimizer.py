@@ -1,0 +1,227 @@
+"""``smp.DistributedOptimizer``: an optimizer that holds the parameters of its rank only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+from torch.optim import Optimizer
+
+from shardwright.errors import ConfigError
+from shardwright.model.gather import Gather, on_cpu, over_pipeline
+from shardwright.model.sentinel import ReleasedParameter, is_sentinel
+from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, to_global, to_local
+
+if TYPE_CHECKING:
+    from shardwright.model.distributed import DistributedModel
+    from shardwright.runtime import Runtime
+
+_Inner = TypeVar("_Inner", bound=Optimizer)
+_CLASSES: dict[type[Optimizer], type[DistributedOptimizer]] = {}
+
+
+class _Wrapping(type):
+    """Makes a call of `DistributedOptimizer` wrap an optimizer; its subclasses are constructed as usual."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is DistributedOptimizer:
+            return _wrap(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
+    """Makes an optimizer work on a divided model.
+
+    ``smp.DistributedOptimizer(optimizer)`` returns the very same object: it stays an instance of its class, and its
+    parameter groups keep their order and settings, so learning-rate schedulers work as before. When the model is
+    divided, parameters and state of other ranks leave it; a group may become empty. It can also be made after the
+    division, from ``model.parameters()``.
+
+    Only optimizers that treat parameters one by one can be divided; ``torch.optim.LBFGS``, which needs dot products
+    over all of them, is refused with several pipeline ranks.
+
+    Args:
+        optimizer: The optimizer, built from the parameters of the whole model, on every rank alike.
+        static_loss_scale: Only its default, 1.0: loss scaling belongs to fp16 training, which is not built yet.
+        dynamic_loss_scale: Only its default, False, for the same reason.
+        dynamic_loss_args: Only its default, None, for the same reason.
+
+    Raises:
+        ConfigError: If an argument is not allowed.
+    """
+
+    _layout: list[GroupLayout] | None = None
+    _pending: dict[str, Any] | None = None
+    _gather: Gather = staticmethod(over_pipeline)
+
+    def trains(self, model: DistributedModel) -> bool:
+        """Whether this optimizer was built from parameters of `model`."""
+        own = {id(parameter) for parameter in model.parameters()}
+        return any(id(_placed(parameter)) in own for group in self._groups() for parameter in group.parameters)
+
+    def localise(self, model: DistributedModel | None = None) -> None:
+        """Drop parameters and state that other ranks own, once `model` has been divided.
+
+        Args:
+            model: The model; None for a check of all groups.
+        """
+        if model is not None and not self.trains(model):
+            return
+        layout = self._layout = self._groups()
+        for group, whole in zip(self.param_groups, layout, strict=True):
+            whole.keep_local(group)
+        for key in [key for key in self.state if is_sentinel(key)]:
+            del self.state[key]
+        if self._pending is not None and self._is_settled(model):
+            pending, self._pending = self._pending, None
+            super().load_state_dict(to_local(pending, layout))
+
+    def _groups(self) -> list[GroupLayout]:
+        return [GroupLayout.of(group) for group in self.param_groups] if self._layout is None else self._layout
+
+    def _is_settled(self, dividing: DistributedModel | None) -> bool:
+        """Whether every model that this optimizer trains is divided, or is just being so."""
+        runtime = _runtime()
+        return runtime is None or all(
+            placement.model is dividing or placement.partitioned or not self.trains(placement.model)
+            for placement in runtime.placements
+        )
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update this rank's parameters; see the optimizer's own ``step``."""
+        if any(group["params"] for group in self.param_groups):
+            return super().step(closure) if closure is not None else super().step()
+        # Some optimizers cannot step without any parameter, which a stage may be.
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; after the division only its local parameters stay in it."""
+        super().add_param_group(param_group)
+        if self._layout is not None:
+            group = self.param_groups[-1]
+            whole = GroupLayout.of(group)
+            self._layout.append(whole)
+            whole.keep_local(group)
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """This rank's part of the state, with the numbers that parameters have in the whole model.
+
+        Args:
+            gather_if_shard: Accepted; it matters when optimizer state is sharded, which is not built yet.
+
+        Returns:
+            A dict like `state_dict`'s, marked by ``_smp_is_partial``; its ``param_groups`` list all parameters.
+        """
+        return {**to_global(super().state_dict(), self._groups()), PARTIAL_KEY: True}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole model's optimizer state on the CPU, gathered from all ranks of the pipeline, which all call this.
+
+        Returns:
+            A dict in the form that the undistributed optimizer has; it loads there too. Before the division, and with
+            one pipeline rank, nothing is gathered or moved.
+        """
+        if self._pending is not None:
+            return dict(self._pending)
+        if self._layout is None:
+            return super().state_dict()
+        return merged(self._gather(on_cpu(self.local_state_dict())))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict; before the division it is kept, and loaded when the model is divided.
+
+        Args:
+            state_dict: A whole one, or what `local_state_dict` returned: parts are merged over the ranks of the
+                pipeline, which all call this then.
+
+        Raises:
+            ValueError: If its groups are not those of this optimizer.
+        """
+        whole = dict(state_dict)
+        if whole.pop(PARTIAL_KEY, False):
+            parts = self._gather({**on_cpu(whole), PARTIAL_KEY: True})
+            whole = merged(parts)
+        layout = self._groups()
+        local = to_local(whole, layout)
+        if self._divides() and not (self._layout is not None and self._is_settled(None)):
+            self._pending = whole
+            return
+        super().load_state_dict(local)
+
+    def _divides(self) -> bool:
+        runtime = _runtime()
+        return runtime is not None and runtime.pp_size > 1
+
+
+@overload
+def _wrap(optimizer: _Inner) -> _Inner: ...
+@overload
+def _wrap(
+    optimizer: _Inner,
+    static_loss_scale: float | None,
+    dynamic_loss_scale: bool = ...,
+    dynamic_loss_args: Mapping[str, Any] | None = ...,
+    **keys: Any,
+) -> _Inner: ...
+def _wrap(
+    optimizer: Optimizer,
+    static_loss_scale: float | None = 1.0,
+    dynamic_loss_scale: bool = False,
+    dynamic_loss_args: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> Any:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"smp.DistributedOptimizer was given {type(optimizer).__name__}; it wraps a torch.optim.Optimizer"
+        )
+    given = {
+        "static_loss_scale": static_loss_scale not in (None, 1.0),
+        "dynamic_loss_scale": bool(dynamic_loss_scale),
+        "dynamic_loss_args": bool(dynamic_loss_args),
+        **dict.fromkeys(keys, True),
+    }
+    for name, differs in given.items():
+        if differs:
+            raise ConfigError(
+                f"smp.DistributedOptimizer was given {name}; loss scaling belongs to fp16 training, which is not built "
+                "yet, so only the defaults are allowed"
+            )
+    if isinstance(optimizer, DistributedOptimizer):
+        return optimizer
+    runtime = _runtime()
+    if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None and runtime.pp_size > 1:
+        raise ConfigError(
+            "torch.optim.LBFGS needs dot products over all parameters of the model, which several pipeline ranks hold; "
+            "use pipeline_parallel_degree 1 or another optimizer"
+        )
+    optimizer.__class__ = _distributed_class(type(optimizer))
+    assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
+    if runtime is not None:
+        runtime.optimizers.append(optimizer)
+    if any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        optimizer.localise()
+    return optimizer
+
+
+def _distributed_class(original: type[Optimizer]) -> type[DistributedOptimizer]:
+    """The class of `original` with the methods of `DistributedOptimizer` in front, under the same name."""
+    if original not in _CLASSES:
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
+        made: Any = _Wrapping(original.__name__, (DistributedOptimizer, original), names)
+        _CLASSES[original] = made
+    return _CLASSES[original]
+
+
+def _placed(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.released_to if isinstance(parameter, ReleasedParameter) else parameter
+
+
+def _runtime() -> Runtime | None:
+    # Imported late: the runtime needs the model.
+    from shardwright.runtime import find_runtime
+
+    return find_runtime()
