@@ -77,6 +77,7 @@ def main() -> None:
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
+        loss_type="ForCausalLM",
     )
     model = GPT2LMHeadModel(config).to(device)
     optimizer = torch.optim.AdamW(weight_decay_groups(model), lr=args.learning_rate, betas=(0.9, 0.95))
