@@ -79,14 +79,13 @@ impl Server {
         state.machine.enter_main(self.now());
         loop {
             state.machine.tick(self.now());
-            let event = state.machine.poll_main(self.now());
-            if event.is_some() {
-                state.machine.leave_main();
-            }
+            // Nothing may come between looking and sleeping: what settling lets in is seen by the look.
             state = self.settle(state);
+            let event = state.machine.poll_main(self.now());
             let left = deadline.saturating_duration_since(Instant::now());
             if event.is_some() || left.is_zero() {
                 state.machine.leave_main();
+                drop(self.settle(state));
                 return event;
             }
             state = wait_on(&self.main_bell, state, left);
