@@ -1,0 +1,212 @@
+"""State dicts of a divided model: a rank's part, the whole, and loading either."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from shardwright.errors import PartitionError
+from shardwright.model.gather import Gather, on_cpu, over_pipeline
+from shardwright.model.ownership import Ownership
+from shardwright.model.sentinel import Sentinel, is_sentinel
+
+PARTIAL_KEY = "_smp_is_partial"
+"""The key that marks a state dict as one rank's part; False marks a whole one that needs no translation."""
+
+_EXTRA_STATE = "_extra_state"
+
+
+class IncompatibleKeys(NamedTuple):
+    """Keys that a load did not find, or did not know, counted on the whole model."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def local_state_dict(module: nn.Module, ownership: Ownership | None = None) -> OrderedDict[str, Any]:
+    """The part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``.
+
+    Args:
+        module: The model.
+        ownership: This rank's share of it; None if the model is not divided.
+    """
+    part: OrderedDict[str, Any] = OrderedDict(
+        (key, value)
+        for key, value in module.state_dict().items()
+        if not is_sentinel(value) and not _is_remote_extra(key, ownership)
+    )
+    part[PARTIAL_KEY] = True
+    return part
+
+
+def _is_remote_extra(key: str, ownership: Ownership | None) -> bool:
+    path, _, name = key.rpartition(".")
+    return ownership is not None and name == _EXTRA_STATE and not ownership.is_local(path)
+
+
+def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> OrderedDict[str, Any]:
+    """One whole state dict from the parts of all ranks of a pipeline.
+
+    Args:
+        parts: What each rank's `local_state_dict` returned, in the order of pp_ranks. A buffer that several ranks hold
+            is taken from the first.
+        order: The keys in the order that the result shall have; others follow.
+
+    Raises:
+        PartitionError: If no part has a key of `order`.
+    """
+    found: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.items():
+            found.setdefault(key, value)
+    found.pop(PARTIAL_KEY, None)
+    result: OrderedDict[str, Any] = OrderedDict()
+    for key in order:
+        if key not in found:
+            raise PartitionError(f"no rank of the pipeline gave the values of {key!r}")
+        result[key] = found.pop(key)
+    result.update(found)
+    return result
+
+
+def state_dict(
+    module: nn.Module, ownership: Ownership | None = None, *, gather: Gather = over_pipeline
+) -> OrderedDict[str, Any]:
+    """The whole model's state dict on the CPU, in the order of the undivided model's.
+
+    Every rank of the pipeline calls this.
+
+    Args:
+        module: The model.
+        ownership: This rank's share of it; None if the model is not divided.
+        gather: Collects every rank's part; a rank to which it gives an empty list gets an empty dict.
+    """
+    parts = gather(on_cpu(local_state_dict(module, ownership)))
+    return merged(parts, module.state_dict()) if parts else OrderedDict()
+
+
+def load_state_dict(
+    module: nn.Module,
+    state: Mapping[str, Any],
+    strict: bool = True,
+    same_partition_load: bool = False,
+    *,
+    ownership: Ownership | None = None,
+    gather: Gather = over_pipeline,
+) -> IncompatibleKeys:
+    """Load a state dict into this rank's share of a model, which may be divided or not yet.
+
+    Keys are checked as torch does it, on the whole model: every rank finds the same missing and unexpected keys.
+
+    Args:
+        module: The model.
+        state: A whole state dict, or what `local_state_dict` returned (then every rank of the pipeline calls this, and
+            the parts are merged).
+        strict: Whether missing and unexpected keys are errors.
+        same_partition_load: `state` is this very rank's part under this very partition, so nothing is merged.
+        ownership: This rank's share of the model; None if it is not divided.
+        gather: Collects every rank's part.
+
+    Returns:
+        Missing and unexpected keys of the whole model.
+
+    Raises:
+        RuntimeError: With torch's words, if shapes differ, or keys do and `strict` is set.
+    """
+    given = OrderedDict(state)
+    partial = bool(given.pop(PARTIAL_KEY, False))
+    if same_partition_load:
+        for name, value in _absent_elsewhere(module, ownership):
+            given.setdefault(name, value)
+    elif partial:
+        given = merged(gather(on_cpu(given)))
+    with _placeholders(module), warnings.catch_warnings():
+        # Torch warns that copying to a placeholder does nothing, which is the point of it.
+        warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
+        loaded = module.load_state_dict(given, strict=strict)
+    return IncompatibleKeys(list(loaded.missing_keys), list(loaded.unexpected_keys))
+
+
+def _absent_elsewhere(module: nn.Module, ownership: Ownership | None) -> Iterator[tuple[str, Any]]:
+    """What a part of this rank rightly lacks, with values that change nothing."""
+    for key, value in module.state_dict().items():
+        if is_sentinel(value):
+            yield key, torch.empty(value.shape, dtype=value.dtype, device="meta")
+        elif _is_remote_extra(key, ownership):
+            yield key, value
+
+
+@contextlib.contextmanager
+def _placeholders(module: nn.Module) -> Iterator[None]:
+    """Put tensors in the place of sentinels that take any value of their shape and keep none."""
+    made: dict[int, torch.Tensor] = {}
+    slots: list[tuple[dict[str, Any], str, Sentinel]] = []
+    try:
+        for part in module.modules():
+            holders: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for holder in holders:
+                for name, value in holder.items():
+                    if isinstance(value, Sentinel):
+                        slots.append((holder, name, value))
+        for holder, name, sentinel in slots:
+            if id(sentinel) not in made:
+                empty = torch.empty(sentinel.shape, dtype=sentinel.dtype, device="meta")
+                is_parameter = sentinel.sentinel_kind == "parameter"
+                made[id(sentinel)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+            holder[name] = made[id(sentinel)]
+        yield
+    finally:
+        for holder, name, sentinel in slots:
+            holder[name] = sentinel
+
+
+def make_whole_on_cpu(module: nn.Module, *, gather: Gather = over_pipeline) -> None:
+    """Give this rank the values of all parameters and buffers, in host memory; every rank of the pipeline calls this.
+
+    Args:
+        module: The model; its sentinels are replaced, tied ones by one tensor.
+        gather: Collects every rank's values.
+    """
+    mine: dict[str, dict[str, torch.Tensor]] = {
+        "parameters": dict(module.named_parameters()),
+        "buffers": dict(module.named_buffers()),
+    }
+    held = {
+        kind: {name: tensor for name, tensor in tensors.items() if not is_sentinel(tensor)}
+        for kind, tensors in mine.items()
+    }
+    parts = gather(on_cpu(held))
+    values = {
+        name: value
+        for part in reversed(parts)
+        for kind in ("parameters", "buffers")
+        for name, value in part[kind].items()
+    }
+    made: dict[int, torch.Tensor] = {}
+    for path, part in module.named_modules():
+        slots: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for holder in slots:
+            for name, value in holder.items():
+                if value is None:
+                    continue
+                if id(value) not in made:
+                    made[id(value)] = _on_cpu_again(value, f"{path}.{name}" if path else name, values)
+                holder[name] = made[id(value)]
+
+
+def _on_cpu_again(value: torch.Tensor, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if isinstance(value, Sentinel):
+        found = values[name].clone()
+        return nn.Parameter(found, value.requires_grad) if value.sentinel_kind == "parameter" else found
+    if isinstance(value, nn.Parameter):
+        value.data = value.data.cpu()
+        if value.grad is not None:
+            value.grad = value.grad.cpu()
+        return value
+    return value.cpu()
