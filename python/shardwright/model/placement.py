@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ class Placement:
     def __init__(self, runtime: Runtime, model: DistributedModel, module: nn.Module) -> None:
         """Not placed yet."""
         self.runtime = runtime
-        self.model = model
+        self._model = weakref.ref(model)
+        self.model_id = model.model_id
+        self.options = model._options
         self.module = module
         self.ownership: Ownership | None = None
         self.post_partition_hooks = Hooks()
@@ -68,6 +71,13 @@ class Placement:
         self._placed = threading.Event()
         self._failed = False
         self.replicas = Replicas(self, model._options)
+
+    @property
+    def model(self) -> DistributedModel:
+        """The model, which owns this object."""
+        model = self._model()
+        assert model is not None, "a placement lives in its model"
+        return model
 
     @property
     def partitioned(self) -> bool:
@@ -88,7 +98,7 @@ class Placement:
         """
         runtime = self.runtime
         if runtime.rank == 0:
-            decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.model._options)
+            decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options)
             text = decision.to_json()
             announce(decision, self.module)
             for root in runtime.other_roots():
@@ -99,7 +109,7 @@ class Placement:
         self.apply(text)
 
     def _channel(self) -> str:
-        return f"partition of model {self.model.model_id}"
+        return f"partition of model {self.model_id}"
 
     def _send_object(self, rank: int, value: Any) -> None:
         spec, tensors = _core.flatten(value, registry)
@@ -119,7 +129,7 @@ class Placement:
                 task.worker,
                 to=rank,
                 kind="control",
-                model=self.model.model_id,
+                model=self.model_id,
                 module=0,
                 range=None,
                 forward=None,
@@ -167,7 +177,7 @@ class Placement:
         self._names = [name for name, _ in named]
         self._modules = [module for _, module in named]
         names = [name or type(self.module).__name__ for name in self._names]
-        self.runtime.server.name_modules(self.model.model_id, names)
+        self.runtime.server.name_modules(self.model_id, names)
 
     def _intercept(self, decision: Decision) -> None:
         runtime, ownership = self.runtime, self.ownership
@@ -176,7 +186,7 @@ class Placement:
         targets: dict[int, RemoteModule] = {}
 
         def target(name: str, pp_rank: int) -> RemoteModule:
-            return RemoteModule(name or type(self.module).__name__, ids[name], self.model.model_id, runtime.pp_ranks[pp_rank])
+            return RemoteModule(name or type(self.module).__name__, ids[name], self.model_id, runtime.pp_ranks[pp_rank])
 
         for name, module in zip(self._names, self._modules, strict=True):
             owner = decision.modules[name]
@@ -232,16 +242,36 @@ class Placement:
         """The modules that run here."""
         return iter(self.module.named_modules()) if self.ownership is None else self.ownership.local_named_modules()
 
-    def owned_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters whose gradients this rank accumulates."""
-        return (parameter for parameter in self.module.parameters() if not is_sentinel(parameter))
+    def owned_tensors(self) -> tuple[list[nn.Parameter], list[tuple[nn.Module, str]]]:
+        """What a step may change here: parameters, each once, and the module and name of each buffer.
 
-    def owned_buffers(self) -> Iterator[tuple[nn.Module, str]]:
-        """Module and name of each buffer that this rank holds."""
-        for module in self.module.modules():
+        One walk over the modules' own dictionaries, since this runs in every step.
+        """
+        parameters: dict[nn.Parameter, None] = {}
+        buffers: list[tuple[nn.Module, str]] = []
+        seen: set[nn.Module] = set()
+        stack: list[nn.Module] = [self.module]
+        while stack:
+            module = stack.pop()
+            if module in seen:
+                continue
+            seen.add(module)
+            for parameter in module._parameters.values():
+                if parameter is not None and not is_sentinel(parameter):
+                    parameters[parameter] = None
             for name, buffer in module._buffers.items():
                 if buffer is not None and not is_sentinel(buffer):
-                    yield module, name
+                    buffers.append((module, name))
+            stack.extend(child for child in reversed(module._modules.values()) if child is not None)
+        return list(parameters), buffers
+
+    def owned_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients this rank accumulates, each once, in the model's order."""
+        return self.owned_tensors()[0]
+
+    def owned_buffers(self) -> list[tuple[nn.Module, str]]:
+        """Module and name of each buffer that this rank holds."""
+        return self.owned_tensors()[1]
 
     def after_step(self) -> None:
         """Run the hooks that wait for the end of the first step."""
