@@ -190,7 +190,7 @@ class Placement:
 
         for name, module in zip(self._names, self._modules, strict=True):
             owner = decision.modules[name]
-            if owner != runtime.pp_rank and next(module.parameters(), None) is not None:
+            if owner != runtime.pp_rank and name not in decision.follows:
                 targets[id(module)] = target(name, owner)
         for module in self._modules:
             if any(id(part) in targets for part in module.modules()):
