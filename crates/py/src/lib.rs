@@ -9,6 +9,7 @@ mod server;
 mod server_types;
 mod tensors;
 mod topology;
+mod torch_types;
 mod values;
 
 use pyo3::prelude::*;

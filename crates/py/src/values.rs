@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyEllipsis, PyFloat, PyFrozenSet, PyInt, PyList, PySet,
     PySlice, PyString, PyTuple, PyType,
@@ -12,6 +11,7 @@ use pyo3::types::{
 use shardwright_wire::Value;
 
 use crate::error::unsupported_value_error;
+use crate::torch_types::TorchTypes;
 
 /// A value without its tensors: what [`flatten`] makes and `build` turns back.
 #[pyclass(frozen, eq, module = "shardwright._core")]
@@ -47,6 +47,14 @@ impl Spec {
         }
     }
 
+    /// The tuple of these values, which all refer to the same tensors; [`Spec::split`] undoes it.
+    #[staticmethod]
+    fn join(specs: Vec<PyRef<'_, Spec>>) -> Spec {
+        Spec(Value::Tuple(
+            specs.iter().map(|spec| spec.0.clone()).collect(),
+        ))
+    }
+
     fn __repr__(&self) -> String {
         format!("Spec({:?})", self.0)
     }
@@ -56,12 +64,16 @@ impl Spec {
 ///
 /// `registry` has `encoders` (type to name and function to fields), `decoders` (name to
 /// function from fields) and `fallback(type)`. Raises `UnsupportedValueError`, which names
-/// the path, for a type that cannot cross ranks.
+/// the path, for a type that cannot cross ranks; `names` are what the elements of an
+/// outermost tuple are called there.
 #[pyfunction]
+#[pyo3(signature = (value, registry, names=Vec::new()))]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 hands arguments over")]
 pub(crate) fn flatten<'py>(
     py: Python<'py>,
     value: &Bound<'py, PyAny>,
     registry: &Bound<'py, PyAny>,
+    names: Vec<String>,
 ) -> PyResult<(Spec, Vec<Bound<'py, PyAny>>)> {
     let mut walker = Walker {
         torch: TorchTypes::get(py)?,
@@ -76,40 +88,15 @@ pub(crate) fn flatten<'py>(
         Err(Refusal::Raised(error)) => Err(error),
         Err(Refusal::Unsupported { mut path, kind }) => {
             path.reverse();
+            let outermost = path.first().and_then(|part| {
+                let index: usize = part.strip_prefix('[')?.strip_suffix(']')?.parse().ok()?;
+                names.get(index)
+            });
+            if let Some(name) = outermost {
+                path[0].clone_from(name);
+            }
             Err(unsupported_value_error(&path.concat(), &kind))
         }
-    }
-}
-
-/// The types of torch that are values, looked up once.
-struct TorchTypes {
-    tensor: Py<PyType>,
-    dtype: Py<PyType>,
-    device: Py<PyType>,
-    size: Py<PyType>,
-    layout: Py<PyType>,
-    memory_format: Py<PyType>,
-    module: Py<PyAny>,
-}
-
-impl TorchTypes {
-    fn get(py: Python<'_>) -> PyResult<&'static Self> {
-        static TYPES: PyOnceLock<TorchTypes> = PyOnceLock::new();
-        TYPES.get_or_try_init(py, || {
-            let torch = py.import("torch")?;
-            let class = |name: &str| -> PyResult<Py<PyType>> {
-                Ok(torch.getattr(name)?.cast_into::<PyType>()?.unbind())
-            };
-            Ok(Self {
-                tensor: class("Tensor")?,
-                dtype: class("dtype")?,
-                device: class("device")?,
-                size: class("Size")?,
-                layout: class("layout")?,
-                memory_format: class("memory_format")?,
-                module: torch.into_any().unbind(),
-            })
-        })
     }
 }
 
@@ -167,31 +154,39 @@ impl<'py> Walker<'_, 'py> {
         walked
     }
 
+    /// The types that stand most often in arguments are tried first.
     fn walk_one(&mut self, value: &Bound<'py, PyAny>) -> Result<Value, Refusal> {
         let py = value.py();
         if value.is_none() {
             return Ok(Value::None);
         }
-        if value.is_instance(self.torch.tensor.bind(py))? {
+        let kind = value.get_type();
+        if kind.is(self.torch.tensor.bind(py)) {
             return Ok(self.tensor(value));
-        }
-        if let Some(plain) = self.plain(value)? {
-            return Ok(plain);
         }
         if let Ok(tuple) = value.cast_exact::<PyTuple>() {
             return self.items(tuple.iter()).map(Value::Tuple);
         }
-        if let Ok(list) = value.cast_exact::<PyList>() {
-            return self.items(list.iter()).map(Value::List);
-        }
         if let Ok(dict) = value.cast_exact::<PyDict>() {
             return self.entries(dict).map(Value::Dict);
         }
+        if let Ok(list) = value.cast_exact::<PyList>() {
+            return self.items(list.iter()).map(Value::List);
+        }
+        if let Some(plain) = plain(value)? {
+            return Ok(plain);
+        }
+        if value.is_instance(self.torch.tensor.bind(py))? {
+            return Ok(self.tensor(value));
+        }
+        if let Some(constant) = self.torch_constant(value, &kind)? {
+            return Ok(constant);
+        }
         if value.cast_exact::<PySet>().is_ok() {
-            return Ok(Value::Set(self.items(value.try_iter()?.flatten())?, false));
+            return Ok(Value::Set(self.items(elements(value)?.into_iter())?, false));
         }
         if value.cast_exact::<PyFrozenSet>().is_ok() {
-            return Ok(Value::Set(self.items(value.try_iter()?.flatten())?, true));
+            return Ok(Value::Set(self.items(elements(value)?.into_iter())?, true));
         }
         if value.cast_exact::<PySlice>().is_ok() {
             let part = |name: &str| value.getattr(name);
@@ -215,35 +210,13 @@ impl<'py> Walker<'_, 'py> {
         Value::Tensor(index)
     }
 
-    /// Leaves other than tensors.
-    fn plain(&self, value: &Bound<'py, PyAny>) -> PyResult<Option<Value>> {
+    /// Constants of torch's own types.
+    fn torch_constant(
+        &self,
+        value: &Bound<'py, PyAny>,
+        kind: &Bound<'py, PyType>,
+    ) -> PyResult<Option<Value>> {
         let py = value.py();
-        if let Ok(text) = value.cast_exact::<PyString>() {
-            return Ok(Some(Value::Str(text.to_str()?.to_owned())));
-        }
-        if let Ok(flag) = value.cast_exact::<PyBool>() {
-            return Ok(Some(Value::Bool(flag.is_true())));
-        }
-        if value.cast_exact::<PyInt>().is_ok() {
-            return Ok(Some(match value.extract::<i64>() {
-                Ok(number) => Value::Int(number),
-                Err(_) => Value::BigInt(value.str()?.to_str()?.to_owned()),
-            }));
-        }
-        if let Ok(number) = value.cast_exact::<PyFloat>() {
-            return Ok(Some(Value::Float(number.value())));
-        }
-        if let Ok(number) = value.cast_exact::<PyComplex>() {
-            let part = |name: &str| number.getattr(name)?.extract::<f64>();
-            return Ok(Some(Value::Complex(part("real")?, part("imag")?)));
-        }
-        if let Ok(bytes) = value.cast_exact::<PyBytes>() {
-            return Ok(Some(Value::Bytes(bytes.as_bytes().to_vec())));
-        }
-        if value.is(PyEllipsis::get(py)) {
-            return Ok(Some(Value::Ellipsis));
-        }
-        let kind = value.get_type();
         let name = || -> PyResult<String> {
             Ok(value
                 .str()?
@@ -251,19 +224,18 @@ impl<'py> Walker<'_, 'py> {
                 .trim_start_matches("torch.")
                 .to_owned())
         };
-        if kind.is(self.torch.dtype.bind(py)) {
-            return Ok(Some(Value::Dtype(name()?)));
-        }
-        if kind.is(self.torch.device.bind(py)) {
-            return Ok(Some(Value::Device(value.str()?.to_str()?.to_owned())));
-        }
-        if kind.is(self.torch.size.bind(py)) {
-            return Ok(Some(Value::Size(value.extract()?)));
-        }
-        if kind.is(self.torch.layout.bind(py)) || kind.is(self.torch.memory_format.bind(py)) {
-            return Ok(Some(Value::TorchConstant(name()?)));
-        }
-        Ok(None)
+        Ok(if kind.is(self.torch.dtype.bind(py)) {
+            Some(Value::Dtype(name()?))
+        } else if kind.is(self.torch.device.bind(py)) {
+            Some(Value::Device(value.str()?.to_str()?.to_owned()))
+        } else if kind.is(self.torch.size.bind(py)) {
+            Some(Value::Size(value.extract()?))
+        } else if kind.is(self.torch.layout.bind(py)) || kind.is(self.torch.memory_format.bind(py))
+        {
+            Some(Value::TorchConstant(name()?))
+        } else {
+            None
+        })
     }
 
     fn items(
@@ -317,6 +289,40 @@ impl<'py> Walker<'_, 'py> {
     }
 }
 
+/// Leaves of Python's own types.
+fn plain(value: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
+    if let Ok(text) = value.cast_exact::<PyString>() {
+        return Ok(Some(Value::Str(text.to_str()?.to_owned())));
+    }
+    if let Ok(flag) = value.cast_exact::<PyBool>() {
+        return Ok(Some(Value::Bool(flag.is_true())));
+    }
+    if value.cast_exact::<PyInt>().is_ok() {
+        return Ok(Some(match value.extract::<i64>() {
+            Ok(number) => Value::Int(number),
+            Err(_) => Value::BigInt(value.call_method1("__format__", ("x",))?.extract()?),
+        }));
+    }
+    if let Ok(number) = value.cast_exact::<PyFloat>() {
+        return Ok(Some(Value::Float(number.value())));
+    }
+    if let Ok(number) = value.cast_exact::<PyComplex>() {
+        let part = |name: &str| number.getattr(name)?.extract::<f64>();
+        return Ok(Some(Value::Complex(part("real")?, part("imag")?)));
+    }
+    if let Ok(bytes) = value.cast_exact::<PyBytes>() {
+        return Ok(Some(Value::Bytes(bytes.as_bytes().to_vec())));
+    }
+    Ok(value
+        .is(PyEllipsis::get(value.py()))
+        .then_some(Value::Ellipsis))
+}
+
+/// The elements of a set, in its order.
+fn elements<'py>(set: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    set.try_iter()?.collect()
+}
+
 struct Builder<'py> {
     py: Python<'py>,
     torch: &'static TorchTypes,
@@ -331,7 +337,7 @@ impl<'py> Builder<'py> {
             Value::None => py.None().into_bound(py),
             Value::Bool(flag) => PyBool::new(py, *flag).to_owned().into_any(),
             Value::Int(number) => number.into_pyobject(py)?.into_any(),
-            Value::BigInt(digits) => py.get_type::<PyInt>().call1((digits,))?,
+            Value::BigInt(digits) => py.get_type::<PyInt>().call1((digits, 16))?,
             Value::Float(number) => PyFloat::new(py, *number).into_any(),
             Value::Complex(real, imaginary) => {
                 PyComplex::from_doubles(py, *real, *imaginary).into_any()

@@ -150,7 +150,10 @@ fn write_value(text: &mut String, tree: &Value) {
         Value::None => text.push_str("None"),
         Value::Bool(flag) => text.push_str(if *flag { "True" } else { "False" }),
         Value::Int(number) => push(text, format_args!("{number}")),
-        Value::BigInt(number) => text.push_str(number),
+        Value::BigInt(digits) => match digits.strip_prefix('-') {
+            Some(digits) => push(text, format_args!("-0x{digits}")),
+            None => push(text, format_args!("0x{digits}")),
+        },
         Value::Float(number) => push(text, format_args!("{number:?}")),
         Value::Complex(real, imaginary) => push(text, format_args!("({real:?}+{imaginary:?}j)")),
         Value::Str(string) => push(text, format_args!("{string:?}")),

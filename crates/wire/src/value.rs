@@ -9,7 +9,7 @@ pub enum Value {
     Bool(bool),
     /// An `int` that fits 64 bits.
     Int(i64),
-    /// A larger `int`, in decimal.
+    /// A larger `int`, in hexadecimal: long decimal numbers take Python quadratic time, and it refuses them.
     BigInt(String),
     /// `float`, bit for bit.
     Float(f64),

@@ -9,14 +9,17 @@ import torch
 from shardwright import _core
 from shardwright.errors import UnsupportedValueError
 
-_DTYPES: dict[str, torch.dtype] = {}
-_NAMES: dict[torch.dtype, str] = {}
-for _attribute in dir(torch):
-    _value = getattr(torch, _attribute)
-    if isinstance(_value, torch.dtype):
-        _name = str(_value).removeprefix("torch.")
-        _DTYPES[_name] = _value
-        _NAMES[_value] = _name
+#: The dtypes whose elements are whole bytes, as far as this torch has them; the extension knows the same ones.
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)
+}
+_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
@@ -37,10 +40,10 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
     """
     parts = _core.TensorParts()
     staged = [(tensor, _on_host(tensor)) for tensor in tensors]
-    if any(tensor.is_cuda for tensor in tensors):
-        event = torch.cuda.Event()
-        event.record()
-        event.synchronize()
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(device))
+        copied.synchronize()
     for (tensor, host), need in zip(staged, requires_grad, strict=True):
         parts.append(
             host.data_ptr(),
@@ -60,18 +63,30 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
         raise UnsupportedValueError(
             f"a tensor of the subclass {type(tensor).__qualname__} cannot cross ranks; convert it to a plain tensor"
         )
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in _NAMES:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise UnsupportedValueError(
-            f"a tensor of shape {tuple(tensor.shape)}, layout {tensor.layout} and device {tensor.device} cannot cross "
-            "ranks; only strided tensors with values can (use .to_dense() or .dequantize())"
+            f"a {kind} tensor of dtype {tensor.dtype} on device {tensor.device} cannot cross ranks; only strided "
+            "tensors with values of whole bytes can: convert it, for example by .to_dense() or .dequantize()"
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if not plain.is_contiguous() and not torch._prims_common.is_non_overlapping_and_dense(plain):  # type: ignore[attr-defined]
+    if not plain.is_contiguous() and not _is_dense(plain):
         plain = plain.contiguous()
     if not plain.is_cuda:
         return plain
     host = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, pin_memory=True)
     return host.copy_(plain, non_blocking=True)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a stretch of memory, each at its own place: a permutation of a contiguous tensor."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def unpack(parts: Any) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ fn values(tensors: u32) -> BoxedStrategy<Value> {
         Just(Value::None),
         any::<bool>().prop_map(Value::Bool),
         any::<i64>().prop_map(Value::Int),
-        "-?[1-9][0-9]{20,40}".prop_map(Value::BigInt),
+        "-?[1-9a-f][0-9a-f]{20,40}".prop_map(Value::BigInt),
         any::<u64>().prop_map(|bits| Value::Float(f64::from_bits(bits))),
         any::<(f64, f64)>().prop_map(|(real, imaginary)| Value::Complex(real, imaginary)),
         ".{0,12}".prop_map(Value::Str),
