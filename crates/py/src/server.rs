@@ -55,7 +55,8 @@ impl Server {
         };
         let server = shardwright_runtime::Server::attach(node.map(Node::transport), config);
         if let Some(node) = node {
-            node.router().set_handler(Arc::<shardwright_runtime::Server>::clone(&server));
+            node.router()
+                .set_handler(Arc::<shardwright_runtime::Server>::clone(&server));
         }
         Ok(Self { server, rank })
     }
@@ -75,11 +76,20 @@ impl Server {
             "interleaved" => format!("interleaved(active={active_microbatches})"),
             other => other.to_owned(),
         };
-        let schedule: Schedule = text
-            .parse()
-            .map_err(|error: shardwright_schedule::ParseScheduleError| PyValueError::new_err(error.to_string()))?;
-        let plan = StepPlan { step: StepEpoch(step), function, num_microbatches, schedule };
-        py.detach(|| self.server.begin_step(plan)).map_err(|error| server_error(&error))
+        let schedule: Schedule =
+            text.parse()
+                .map_err(|error: shardwright_schedule::ParseScheduleError| {
+                    PyValueError::new_err(error.to_string())
+                })?;
+        let plan = StepPlan {
+            step: StepEpoch(step),
+            function,
+            num_microbatches,
+            schedule,
+        };
+        self.await_unwound(py)?;
+        py.detach(|| self.server.begin_step(plan))
+            .map_err(|error| server_error(&error))
     }
 
     /// Enter a step whose function the main thread runs itself, because the pipeline has one rank.
@@ -87,6 +97,7 @@ impl Server {
     /// The step is then only one that fails together with the job's other ranks: see `check_abort`.
     #[pyo3(signature = (*, step, function))]
     fn begin_alone(&self, py: Python<'_>, step: u64, function: String) -> PyResult<()> {
+        self.await_unwound(py)?;
         py.detach(|| self.server.begin_alone(StepEpoch(step), function))
             .map_err(|error| server_error(&error))
     }
@@ -119,7 +130,10 @@ impl Server {
     /// Make a request of a rank of the pipeline; its id.
     #[pyo3(signature = (worker, *, to, kind, model, module, range, forward, control, microbatch, parent, call,
                         grad_mode, inference_mode, autocast, checkpointing, spec, parts))]
-    #[expect(clippy::too_many_arguments, reason = "one for each field of appendix B")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one for each field of appendix B"
+    )]
     fn send_request(
         &self,
         py: Python<'_>,
@@ -145,7 +159,9 @@ impl Server {
         let range = range.map(|(start, end)| SequentialRange { start, end });
         let work = match (kind, forward.map(RequestId), control) {
             ("forward", None, None) => Work::Forward { module, range },
-            ("backward", Some(forward), None) if range.is_none() => Work::Backward { module, forward },
+            ("backward", Some(forward), None) if range.is_none() => {
+                Work::Backward { module, forward }
+            }
             ("close", Some(forward), None) if range.is_none() => Work::Close { module, forward },
             ("control", None, Some(name)) if range.is_none() => Work::Control { name },
             _ => {
@@ -159,13 +175,24 @@ impl Server {
             model: ModelId(model),
             work,
             microbatch: MicrobatchId(microbatch),
-            place: Place { parent: parent.map(RequestId), call: CallId(call) },
-            context: TaskContext { grad_mode, inference_mode, autocast, checkpointing },
+            place: Place {
+                parent: parent.map(RequestId),
+                call: CallId(call),
+            },
+            context: TaskContext {
+                grad_mode,
+                inference_mode,
+                autocast,
+                checkpointing,
+            },
             body: body(spec, parts),
         };
-        py.detach(|| self.server.send_request(worker.map(WorkerId), Rank(to), request))
-            .map(|id| id.0)
-            .map_err(|error| server_error(&error))
+        py.detach(|| {
+            self.server
+                .send_request(worker.map(WorkerId), Rank(to), request)
+        })
+        .map(|id| id.0)
+        .map_err(|error| server_error(&error))
     }
 
     /// Wait for the answers to requests, in their order. A worker is PENDING meanwhile.
@@ -187,19 +214,30 @@ impl Server {
             None => self.wait_on_main(py, &requests)?,
         };
         let bodies = bodies.map_err(|error| server_error(&error))?;
-        Ok(bodies.into_iter().map(|body| (Spec(body.value), TensorParts::received(body.tensors))).collect())
+        Ok(bodies
+            .into_iter()
+            .map(|body| (Spec(body.value), TensorParts::received(body.tensors)))
+            .collect())
     }
 
     /// Wait in a root task until the schedule grants its backward.
     fn await_backward(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
-        py.detach(|| self.server.await_backward(WorkerId(worker))).map_err(|error| server_error(&error))
+        py.detach(|| self.server.await_backward(WorkerId(worker)))
+            .map_err(|error| server_error(&error))
     }
 
     /// Answer a request that this rank was given.
-    fn respond(&self, py: Python<'_>, request: &Request, spec: &Spec, parts: &TensorParts) -> PyResult<()> {
+    fn respond(
+        &self,
+        py: Python<'_>,
+        request: &Request,
+        spec: &Spec,
+        parts: &TensorParts,
+    ) -> PyResult<()> {
         let (requester, id) = request.key();
         let body = body(spec, parts);
-        py.detach(|| self.server.respond(requester, id, body)).map_err(|error| server_error(&error))
+        py.detach(|| self.server.respond(requester, id, body))
+            .map_err(|error| server_error(&error))
     }
 
     /// Report an exception of this rank: the step ends on every rank of the job. The first failure wins.
@@ -220,7 +258,14 @@ impl Server {
     ) -> PyResult<()> {
         let phase = phase.map(parse_phase).transpose()?;
         let microbatch = microbatch.map(MicrobatchId);
-        let error = LocalError { module, microbatch, phase, kind, message, traceback };
+        let error = LocalError {
+            module,
+            microbatch,
+            phase,
+            kind,
+            message,
+            traceback,
+        };
         py.detach(|| self.server.fail(step.map(StepEpoch), error));
         Ok(())
     }
@@ -228,12 +273,15 @@ impl Server {
     /// End the step on the root's peers, which get this value.
     fn end_step(&self, py: Python<'_>, spec: &Spec, parts: &TensorParts) -> PyResult<()> {
         let body = body(spec, parts);
-        py.detach(|| self.server.end_step(body)).map_err(|error| server_error(&error))
+        py.detach(|| self.server.end_step(body))
+            .map_err(|error| server_error(&error))
     }
 
     /// The commit is done; this rank is between steps.
     fn leave_step(&self) -> PyResult<()> {
-        self.server.leave_step().map_err(|error| server_error(&error))
+        self.server
+            .leave_step()
+            .map_err(|error| server_error(&error))
     }
 
     /// Raise a failure of the step elsewhere, while waiting for something other than the server.
@@ -243,7 +291,9 @@ impl Server {
     #[pyo3(signature = (step, needed=Vec::new()))]
     fn check_abort(&self, step: u64, needed: Vec<u32>) -> PyResult<()> {
         let needed: Vec<_> = needed.into_iter().map(Rank).collect();
-        self.server.check_abort(StepEpoch(step), &needed).map_err(|error| server_error(&error))
+        self.server
+            .check_abort(StepEpoch(step), &needed)
+            .map_err(|error| server_error(&error))
     }
 
     /// Give the modules of a model their names, by id, for reports and timelines.
@@ -261,7 +311,9 @@ impl Server {
     /// Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
     fn take_trace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let (origin, records) = self.server.take_trace();
-        trace_list(py, self.rank, origin, &records, |model, module| self.server.module_name(model, module))
+        trace_list(py, self.rank, origin, &records, |model, module| {
+            self.server.module_name(model, module)
+        })
     }
 
     /// End the server: idle workers get None as their next task. A second call does nothing.
@@ -271,12 +323,27 @@ impl Server {
 }
 
 impl Server {
-    fn wait_on_main(&self, py: Python<'_>, requests: &[RequestId]) -> PyResult<Result<Vec<Body>, ServerError>> {
+    /// Waits until the stacks of a failed step that nobody supervised to its end are gone.
+    fn await_unwound(&self, py: Python<'_>) -> PyResult<()> {
+        while !py.detach(|| self.server.await_unwound(SLICE)) {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    fn wait_on_main(
+        &self,
+        py: Python<'_>,
+        requests: &[RequestId],
+    ) -> PyResult<Result<Vec<Body>, ServerError>> {
         if let Err(error) = self.server.begin_main_wait(requests) {
             return Ok(Err(error));
         }
         loop {
-            match py.detach(|| self.server.main_wait(requests, SLICE)).transpose() {
+            match py
+                .detach(|| self.server.main_wait(requests, SLICE))
+                .transpose()
+            {
                 Some(result) => return Ok(result),
                 None => py.check_signals()?,
             }
@@ -285,7 +352,10 @@ impl Server {
 }
 
 fn body(spec: &Spec, parts: &TensorParts) -> Body {
-    Body { value: spec.0.clone(), tensors: parts.take() }
+    Body {
+        value: spec.0.clone(),
+        tensors: parts.take(),
+    }
 }
 
 fn seconds(name: &str, value: f64) -> PyResult<Duration> {
@@ -296,7 +366,12 @@ fn seconds(name: &str, value: f64) -> PyResult<Duration> {
 }
 
 fn parse_phase(name: &str) -> PyResult<Phase> {
-    [Phase::Forward, Phase::Backward].into_iter().find(|phase| phase_name(*phase) == name).ok_or_else(|| {
-        PyValueError::new_err(format!("{name:?} is no phase; allowed are \"forward\" and \"backward\""))
-    })
+    [Phase::Forward, Phase::Backward]
+        .into_iter()
+        .find(|phase| phase_name(*phase) == name)
+        .ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "{name:?} is no phase; allowed are \"forward\" and \"backward\""
+            ))
+        })
 }

@@ -36,7 +36,13 @@ pub(crate) struct Event {
 
 impl Event {
     pub(crate) fn new(py: Python<'_>, event: MainEvent) -> PyResult<Self> {
-        let mut made = Self { kind: "", worker: None, request: None, body: None, text: None };
+        let mut made = Self {
+            kind: "",
+            worker: None,
+            request: None,
+            body: None,
+            text: None,
+        };
         match event {
             MainEvent::StartWorker(worker) => {
                 made.kind = "start_worker";
@@ -75,9 +81,11 @@ pub(crate) struct Task {
 impl Task {
     pub(crate) fn new(py: Python<'_>, task: shardwright_runtime::Task) -> PyResult<Self> {
         Ok(match task {
-            shardwright_runtime::Task::Root { microbatch } => {
-                Self { kind: "root", request: None, microbatch: microbatch.0 }
-            }
+            shardwright_runtime::Task::Root { microbatch } => Self {
+                kind: "root",
+                request: None,
+                microbatch: microbatch.0,
+            },
             shardwright_runtime::Task::Request(request) => Self {
                 kind: work_kind(&request.work),
                 microbatch: request.microbatch.0,
@@ -98,9 +106,16 @@ pub(crate) struct Request {
 
 impl Request {
     fn new(py: Python<'_>, mut request: shardwright_wire::Request) -> PyResult<Self> {
-        let empty = Body { value: Value::None, tensors: Vec::new() };
+        let empty = Body {
+            value: Value::None,
+            tensors: Vec::new(),
+        };
         let (spec, parts) = split(py, std::mem::replace(&mut request.body, empty))?;
-        Ok(Self { head: request, spec, parts })
+        Ok(Self {
+            head: request,
+            spec,
+            parts,
+        })
     }
 
     pub(crate) fn key(&self) -> (Rank, RequestId) {
@@ -144,9 +159,9 @@ impl Request {
     #[getter]
     fn module(&self) -> Option<u32> {
         match &self.head.work {
-            Work::Forward { module, .. } | Work::Backward { module, .. } | Work::Close { module, .. } => {
-                Some(module.0)
-            }
+            Work::Forward { module, .. }
+            | Work::Backward { module, .. }
+            | Work::Close { module, .. } => Some(module.0),
             Work::Control { .. } => None,
         }
     }
@@ -235,12 +250,20 @@ impl Request {
     /// Every field, one a line.
     fn text(&self) -> String {
         let mut whole = self.head.clone();
-        whole.body = Body { value: self.spec.get().0.clone(), tensors: self.parts.get().copies() };
+        whole.body = Body {
+            value: self.spec.get().0.clone(),
+            tensors: self.parts.get().copies(),
+        };
         text::request(&whole)
     }
 
     fn __repr__(&self) -> String {
-        format!("<{} request {} of rank {}>", self.kind(), self.head.id, self.head.requester)
+        format!(
+            "<{} request {} of rank {}>",
+            self.kind(),
+            self.head.id,
+            self.head.requester
+        )
     }
 }
 
@@ -254,7 +277,10 @@ fn work_kind(work: &Work) -> &'static str {
 }
 
 fn split(py: Python<'_>, body: Body) -> PyResult<(Py<Spec>, Py<TensorParts>)> {
-    Ok((Py::new(py, Spec(body.value))?, Py::new(py, TensorParts::received(body.tensors))?))
+    Ok((
+        Py::new(py, Spec(body.value))?,
+        Py::new(py, TensorParts::received(body.tensors))?,
+    ))
 }
 
 /// The counters as nested dicts.
@@ -320,7 +346,10 @@ pub(crate) fn trace_list<'py>(
     let list = PyList::empty(py);
     for record in records {
         let dict = PyDict::new(py);
-        let module = record.model.zip(record.module).map(|(model, module)| module_name(model, module));
+        let module = record
+            .model
+            .zip(record.module)
+            .map(|(model, module)| module_name(model, module));
         dict.set_item("rank", rank)?;
         dict.set_item("step", record.step.0)?;
         dict.set_item("kind", record.kind.name())?;
@@ -329,7 +358,10 @@ pub(crate) fn trace_list<'py>(
         dict.set_item("phase", record.phase.map(phase_name))?;
         dict.set_item("worker", record.worker.map(|worker| worker.0))?;
         dict.set_item("module", module)?;
-        dict.set_item("microbatch", record.microbatch.map(|microbatch| microbatch.0))?;
+        dict.set_item(
+            "microbatch",
+            record.microbatch.map(|microbatch| microbatch.0),
+        )?;
         dict.set_item("peer", record.peer.map(|peer| peer.0))?;
         dict.set_item("bytes", record.bytes)?;
         list.append(dict)?;

@@ -72,6 +72,21 @@ impl Server {
         self.enter(|machine, now| machine.begin_step(plan, now))
     }
 
+    /// Waits for at most `patience` until nothing is left of a failed step; see [`Machine::unwound`].
+    pub fn await_unwound(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut state = self.lock();
+        loop {
+            let unwound = state.machine.unwound(self.now());
+            state = self.settle(state);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if unwound || left.is_zero() {
+                return unwound;
+            }
+            state = wait_on(&self.main_bell, state, left);
+        }
+    }
+
     /// The main thread's next event, or `None` when there was none for `patience`.
     pub fn supervise(&self, patience: Duration) -> Option<MainEvent> {
         let deadline = Instant::now() + patience;

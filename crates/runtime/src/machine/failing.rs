@@ -57,6 +57,11 @@ impl Machine {
                 self.stats.steps += 1;
                 self.fail_at_entry(failure, true);
             }
+            // An earlier failed step still unwinds here.
+            Some(step) if matches!(self.stage, Stage::Aborting(_)) && step > self.plan.step => {
+                self.failed_steps.insert(step);
+                self.broadcast_abort(step, &failure.report);
+            }
             _ => self.fail_with(failure, true, now),
         }
     }
@@ -78,7 +83,7 @@ impl Machine {
             Stage::Aborting(_) | Stage::Failed(_) | Stage::Outside => return,
         }
         if broadcast {
-            self.broadcast_abort(&failure.report);
+            self.broadcast_abort(self.plan.step, &failure.report);
         }
         self.stall.progress(now);
         if self.stage == Stage::Committing && failure.kind == FailureKind::Local {
@@ -103,7 +108,7 @@ impl Machine {
     pub(super) fn fail_at_entry(&mut self, failure: Failure, broadcast: bool) -> ServerError {
         self.kept.take_abort(self.plan.step);
         if broadcast {
-            self.broadcast_abort(&failure.report);
+            self.broadcast_abort(self.plan.step, &failure.report);
         }
         self.finish_failing(failure.clone());
         ServerError::Failed(Box::new(failure))
@@ -152,8 +157,7 @@ impl Machine {
         Failure { kind, report }
     }
 
-    fn broadcast_abort(&mut self, report: &ErrorReport) {
-        let step = self.plan.step;
+    fn broadcast_abort(&mut self, step: StepEpoch, report: &ErrorReport) {
         for rank in 0..self.config.hosts.len() as u32 {
             let to = Rank(rank);
             if to != self.config.rank && !self.peers.is_lost(to) {

@@ -166,8 +166,10 @@ impl Machine {
         needed: &[Rank],
         now: Duration,
     ) -> Result<(), ServerError> {
-        if self.stage == Stage::Committing
-            && step == self.plan.step
+        if matches!(
+            self.stage,
+            Stage::Running | Stage::Ending | Stage::Committing
+        ) && step == self.plan.step
             && let Some(failure) = self.departed_from_collective(needed, now)
         {
             self.fail_with(failure, true, now);
@@ -186,6 +188,26 @@ impl Machine {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether nothing is left to unwind of a step that fails, which is then over.
+    ///
+    /// Needed before the next step by a main thread that did not supervise the failed one to
+    /// its end, because it raised itself.
+    pub fn unwound(&mut self, now: Duration) -> bool {
+        let Stage::Aborting(failure) = &self.stage else {
+            return true;
+        };
+        if self.turn == Turn::Main {
+            self.turn = Turn::Free;
+        }
+        if self.all_quiet() {
+            let failure = failure.clone();
+            self.finish_failing(failure);
+            return true;
+        }
+        self.dispatch(None, now);
+        false
     }
 
     /// Whether no stack and no request of the step is left on this rank (EX-7).

@@ -12,7 +12,7 @@ use super::rig::{
     shut_down,
 };
 use super::steps::chain;
-use crate::{FailureKind, Server, ServerError, Task};
+use crate::{FailureKind, LocalError, Server, ServerError, Task};
 
 /// A chain in which rank 1 raises in microbatch 2 of the first step.
 fn raising(world: u32) -> Behaviour {
@@ -52,6 +52,49 @@ fn an_error_in_a_task_ends_the_step_everywhere_and_the_next_is_exact() {
         assert_eq!(next, Ended::Done(Value::Int(2)));
         assert_eq!(rank.server.stats().live_requests, 0);
         rank.shut_down();
+    }
+}
+
+#[test]
+fn a_main_thread_that_raises_itself_may_enter_the_next_step_later() {
+    let ranks = job(2);
+    let behaviour = chain(2);
+    let ends = on_every_rank(&ranks, move |rank| {
+        if rank.id == Rank(1) {
+            let failure = rank.step(plan(1, "train_step", 4), &behaviour).failure();
+            let next = rank.step(plan(2, "train_step", 4), &behaviour).failure();
+            assert_eq!(
+                (failure.kind, next.kind),
+                (FailureKind::Remote, FailureKind::Remote)
+            );
+            assert_eq!(
+                (
+                    failure.report.message.as_str(),
+                    next.report.message.as_str()
+                ),
+                ("interrupted", "early")
+            );
+            return rank.step(plan(3, "train_step", 4), &behaviour);
+        }
+        rank.server.begin_step(plan(1, "train_step", 4)).unwrap();
+        while !rank.supervise_once(&behaviour) {}
+        rank.server.fail(None, error("interrupted"));
+        assert!(rank.server.await_unwound(super::rig::WATCHDOG));
+        // Fails the second step before entering it: its peer waits there, or will.
+        rank.server.fail(Some(StepEpoch(2)), error("early"));
+        assert!(rank.server.await_unwound(super::rig::WATCHDOG));
+        rank.step(plan(3, "train_step", 4), &behaviour)
+    });
+    assert_eq!(ends[0], ends[1]);
+    assert!(matches!(ends[0], Ended::Done(_)));
+    shut_down(&ranks);
+}
+
+fn error(message: &str) -> LocalError {
+    LocalError {
+        kind: "KeyboardInterrupt".to_owned(),
+        message: message.to_owned(),
+        ..LocalError::default()
     }
 }
 

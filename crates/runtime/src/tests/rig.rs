@@ -302,6 +302,18 @@ impl TestRank {
         }
     }
 
+    /// Serves until the first worker has been started.
+    pub(super) fn supervise_once(self: &Arc<Self>, behaviour: &Behaviour) -> bool {
+        match self.server.supervise(Duration::from_millis(50)) {
+            Some(MainEvent::StartWorker(worker)) => {
+                self.start(worker, behaviour);
+                true
+            }
+            None => false,
+            Some(other) => panic!("the first event is {other:?}"),
+        }
+    }
+
     fn start(self: &Arc<Self>, worker: WorkerId, behaviour: &Behaviour) {
         let rank = Arc::clone(self);
         let behaviour = Arc::clone(behaviour);
