@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import traceback
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,6 @@ class Runtime:
         launch: How this process was started.
         node: The connection to the other ranks, None for a job of one rank.
         server: The execution server.
-        placements: Where the modules of each ``DistributedModel`` live, by model id.
         step: The number of the current or last step, counted from 1.
     """
 
@@ -51,7 +51,7 @@ class Runtime:
         self.pp_rank = self.pp_ranks.index(self.rank)
         self.dp_ranks: list[int] = topology.group("DP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
-        self.placements: list[Placement] = []
+        self._models: list[weakref.ref[DistributedModel]] = []
         self.optimizers: list[Any] = []
         self.frames = FrameTable()
         self.workers = WorkerPool(self)
@@ -65,6 +65,31 @@ class Runtime:
         self.pid = os.getpid()
         #: Why this rank leaves the job, when an exception ended its script.
         self.farewell: dict[str, str] | None = None
+
+    def add_model(self, model: DistributedModel) -> int:
+        """Number a model; the script alone keeps it alive."""
+        self._models.append(weakref.ref(model))
+        return len(self._models) - 1
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Where the modules of each ``DistributedModel`` that is still in use live."""
+        models = (reference() for reference in self._models)
+        return [model.placement for model in models if model is not None]
+
+    def placement(self, model_id: int) -> Placement:
+        """Where the modules of the model with this id live.
+
+        Raises:
+            ShardwrightError: This rank has no such model (any more).
+        """
+        model = self._models[model_id]() if model_id < len(self._models) else None
+        if model is None:
+            raise ShardwrightError(
+                f"rank {self.rank} was asked for model {model_id}, which it has not or no longer; every rank must build "
+                "the same models in the same order and keep them as long as the others do"
+            )
+        return model.placement
 
     @property
     def is_root(self) -> bool:
@@ -158,7 +183,7 @@ class Runtime:
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of the root."""
-        self.placements[request.model].serve_partition(request)
+        self.placement(request.model).serve_partition(request)
 
 
 _current: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar("shardwright_runtime", default=None)

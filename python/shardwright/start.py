@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from shardwright import _core
 from shardwright.config import load_config
-from shardwright.errors import JobStartError, ShardwrightError
+from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
@@ -108,7 +108,8 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> dist.Store:
         raise JobStartError(
             f"rank {launch.rank} does not know where the job meets; set MASTER_ADDR and MASTER_PORT on every rank"
         )
-    hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and cfg.ddp_port is None
+    port = port if cfg.ddp_port is None else cfg.ddp_port
     timeout = timedelta(seconds=cfg.connect_timeout_seconds)
     try:
         store = dist.TCPStore(
@@ -190,6 +191,8 @@ def _secret(launch: LaunchInfo, cfg: Any, store: dist.Store) -> bytes:
 
 def _make_process_groups(runtime: Runtime, store: dist.Store) -> None:
     if not dist.is_initialized():
+        if runtime.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
+            raise ConfigError('the configuration key "ddp_dist_backend" is "nccl", but there is no GPU; allowed: "auto"')
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend, store=dist.PrefixStore("groups", store), rank=runtime.rank, world_size=runtime.launch.world_size

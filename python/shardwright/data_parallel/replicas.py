@@ -24,6 +24,7 @@ class Replicas:
         self._reducer: Reducer | None = None
         self._comm_hook: tuple[Any, Callable[..., Any]] | None = None
         self._passes = 0
+        self._average: bool = options["average_grads_across_microbatches"]
 
     def join_group(self) -> None:
         """Take the first data-parallel rank's parameters and buffers over; gradients are reduced from now on."""
@@ -65,7 +66,7 @@ class Replicas:
     @property
     def averages_microbatches(self) -> bool:
         """Whether the library averages gradients over microbatches; a communication hook does it itself."""
-        return self._placement.model.average_grads_across_microbatches and self._comm_hook is None
+        return self._average and self._comm_hook is None
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Let a hook reduce gradients over data-parallel ranks."""

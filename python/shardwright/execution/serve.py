@@ -62,7 +62,7 @@ class FrameTable:
 
 def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     """Run a module forward for another rank, answer, and keep the frame if a gradient may come back."""
-    placement = runtime.placements[request.model]
+    placement = runtime.placement(request.model)
     placement.wait_until_placed()
     module = placement.module_of(request.module)
     name = placement.name_of(request.module)

@@ -57,7 +57,7 @@ class WorkerPool:
 
     def _run_safely(self, worker: int, task: Any) -> None:
         request = task.request
-        module = None if request is None else self._runtime.placements[request.model].name_of(request.module)
+        module = None if request is None else self._runtime.placement(request.model).name_of(request.module)
         phase = "backward" if task.kind in ("backward", "close") else "forward"
         running = RunningTask(self._runtime, worker, module, task.microbatch, phase)
         set_running_task(running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from shardwright.frames.cut import EngineCall, Slot
 from shardwright.frames.frame import Call, Frame
@@ -56,7 +56,11 @@ def close_calls(frame: Frame, remote: RemoteBackward) -> None:
 def _engine(edges: list[GradientEdge], gradients: list[torch.Tensor], retain_graph: bool) -> None:
     if edges:
         with EngineCall():
-            torch.autograd.backward(edges, gradients, retain_graph=retain_graph)
+            # Not torch.autograd.backward, which reads metadata that the nodes of Python functions do not show. Here
+            # the engine itself checks the gradients.
+            _engine_run_backward(
+                tuple(edges), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
+            )
 
 
 class _LevelBackward:
@@ -143,12 +147,14 @@ class _LevelBackward:
             return
         targets = [GradientEdge(node, number) for node, number in leaving] + [GradientEdge(end, 0) for end in ends]
         with EngineCall():
-            gradients = torch.autograd.grad(
-                [GradientEdge(node, number) for node, number in entering],
-                targets,
-                list(entering.values()),
-                retain_graph=self.frame.retain_graph,
-                allow_unused=True,
+            gradients = _engine_run_backward(
+                tuple(GradientEdge(node, number) for node, number in entering),
+                tuple(entering.values()),
+                self.frame.retain_graph,
+                False,
+                tuple(targets),
+                allow_unreachable=True,
+                accumulate_grad=False,
             )
         entering.clear()
         for (node, number), gradient in zip(leaving, gradients, strict=False):

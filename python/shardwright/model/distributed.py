@@ -27,6 +27,7 @@ class DistributedModel(nn.Module):
         module: The wrapped module.
         model_id: The model's number in this job, in order of construction.
         average_grads_across_microbatches: Whether gradients are averaged, not summed, over microbatches.
+        placement: Where its modules live.
     """
 
     def __init__(
@@ -72,23 +73,23 @@ class DistributedModel(nn.Module):
             raise ConfigError("the module is a DistributedModel already")
         runtime = current_runtime()
         self.module = module
-        self.model_id = len(runtime.placements)
+        self.model_id = runtime.add_model(self)
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._options = {
+            "average_grads_across_microbatches": average_grads_across_microbatches,
             "trace_device": trace_device,
             "trace_execution_times": trace_execution_times,
             "trace_memory_usage": trace_memory_usage,
-            "overlapping_allreduce": overlapping_allreduce,
+            "overlapping_allreduce": overlapping_allreduce and runtime.cfg.overlapping_allreduce is not False,
             "backward_passes_per_step": backward_passes_per_step,
             "bucket_cap_mb": bucket_cap_mb,
             "broadcast_buffers": broadcast_buffers,
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
         self._runtime = runtime
-        self._placement = Placement(runtime, self, module)
-        runtime.placements.append(self._placement)
+        self.placement = Placement(runtime, self, module)
         if runtime.pp_size == 1:
-            self._placement.place_whole()
+            self.placement.place_whole()
 
     # --- running
 
@@ -124,8 +125,8 @@ class DistributedModel(nn.Module):
                 "with pipeline_parallel_degree > 1 the model can be called only inside a function decorated with "
                 "smp.step; on the other ranks its modules are run on request"
             )
-        if not self._placement.partitioned:
-            self._placement.partition(call)
+        if not self.placement.partitioned:
+            self.placement.partition(call)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the wrapped module; its own methods (``generate``, say) divide the model first if need be."""
@@ -150,7 +151,7 @@ class DistributedModel(nn.Module):
     @property
     def partitioned(self) -> bool:
         """Whether the model has been divided over the ranks."""
-        return self._placement.partitioned
+        return self.placement.partitioned
 
     def get_module(self) -> nn.Module:
         """The wrapped module."""
@@ -158,11 +159,11 @@ class DistributedModel(nn.Module):
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
         """Call ``hook(model, optimizer)`` once the model is divided, before its first forward (optimizer may be None)."""
-        return self._placement.post_partition_hooks.register(hook)
+        return self.placement.post_partition_hooks.register(hook)
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
         """Call ``hook(model, optimizer)`` once after the first step (optimizer may be None)."""
-        return self._placement.post_step_hooks.register(hook)
+        return self.placement.post_step_hooks.register(hook)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -194,7 +195,7 @@ class DistributedModel(nn.Module):
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules that this rank runs, with their names."""
-        return self._placement.local_named_modules()
+        return self.placement.local_named_modules()
 
     def local_modules(self) -> Iterator[nn.Module]:
         """The modules that this rank runs."""

@@ -28,17 +28,18 @@ class StepTransaction:
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
         for placement in placements:
-            for parameter in placement.owned_parameters():
-                if placement.replicas.averages_microbatches:
-                    self._averaged.append(parameter)
+            parameters, buffers = placement.owned_tensors()
+            if placement.replicas.averages_microbatches:
+                self._averaged += parameters
+            for parameter in parameters:
                 gradient = parameter.grad
                 self._parameters.append((parameter, gradient))
                 if gradient is not None:
                     parameter.grad = None
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     self._take_hooks(parameter)
-            for module, name in placement.owned_buffers():
-                buffer = module._buffers.get(name)
+            for module, name in buffers:
+                buffer = module._buffers[name]
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
         self._rng = torch.get_rng_state()
