@@ -27,7 +27,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory without gaps or overlap, so that strides can travel."""
     if tensor.is_contiguous():
         return True
-    return bool(torch._prims_common.is_non_overlapping_and_dense(tensor))  # type: ignore[attr-defined]
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any] | None:
