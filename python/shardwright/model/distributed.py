@@ -13,11 +13,12 @@ from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.task import running_task
 from shardwright.model.backward import backward
 from shardwright.model.placement import Placement
+from shardwright.model.saving import Saving
 from shardwright.model.sentinel import is_sentinel
 from shardwright.runtime import current_runtime
 
 
-class DistributedModel(nn.Module):
+class DistributedModel(Saving):
     """Wraps a module for pipeline and data parallelism; do not wrap it in DistributedDataParallel as well.
 
     With several pipeline ranks the module is divided inside the first call of the first step: traced, split over

@@ -25,6 +25,22 @@ def over_pipeline(value: Any) -> list[Any]:
     return allgather(value, PP_GROUP)
 
 
+def to_first_rank(value: Any) -> list[Any]:
+    """Every pipeline rank's `value` on pp_rank 0, and an empty list on the others; called by all of them."""
+    # Imported late: the runtime needs the model.
+    from shardwright.objects import receive_on, send_on
+    from shardwright.runtime import find_runtime
+
+    runtime = find_runtime()
+    if runtime is None or runtime.pp_size == 1:
+        return [value]
+    first, *others = runtime.pp_ranks
+    if runtime.rank != first:
+        send_on(runtime, first, "gather to the first rank", value)
+        return []
+    return [value, *(receive_on(runtime, rank, "gather to the first rank") for rank in others)]
+
+
 def on_cpu(value: Any) -> Any:
     """The same value with its tensors detached and in host memory."""
     return tree_map(lambda item: item.detach().cpu() if isinstance(item, torch.Tensor) else item, value)

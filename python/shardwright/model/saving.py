@@ -1,0 +1,86 @@
+"""The methods of ``smp.DistributedModel`` that save, load and bring home the values of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from shardwright.model.gather import over_pipeline, to_first_rank
+from shardwright.model.state_dict import (
+    IncompatibleKeys,
+    load_state_dict,
+    local_state_dict,
+    make_whole_on_cpu,
+    state_dict,
+)
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from shardwright.model.placement import Placement
+
+
+class Saving(nn.Module):
+    """Saves and loads a model that may be divided. Names are those of the wrapped module."""
+
+    module: nn.Module
+    _placement: Placement
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """This rank's part of the state dict, marked by the key ``_smp_is_partial``; nothing is sent."""
+        return local_state_dict(self.module, self._placement.ownership)
+
+    def state_dict(self, gather_to_rank0: bool = False) -> dict[str, Any]:  # type: ignore[override]
+        """The state dict of the whole model, on the CPU.
+
+        With several pipeline ranks every rank of the pipeline calls this; one pipeline (``smp.rdp_rank() == 0``) is
+        enough. Before the model is divided, nothing is sent or moved.
+
+        Args:
+            gather_to_rank0: Give it to the first rank of the pipeline only, and ``{}`` to the others.
+        """
+        if self._placement.ownership is None:
+            return self.module.state_dict()
+        gather = to_first_rank if gather_to_rank0 else over_pipeline
+        return state_dict(self.module, self._placement.ownership, gather=gather)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
+    ) -> IncompatibleKeys:
+        """Load a state dict, before the model is divided or after; every rank calls this.
+
+        Args:
+            state_dict: That of a whole model, or what `local_state_dict` returned: the parts of all ranks of the
+                pipeline are merged then.
+            strict: Whether missing and unexpected keys, counted on the whole model, are errors.
+            same_partition_load: It is this rank's own part under this same partition: nothing is merged. Before the
+                model is divided, it is kept and loaded then.
+
+        Returns:
+            Missing and unexpected keys of the whole model; none for a load that waits.
+
+        Raises:
+            RuntimeError: In torch's words, if shapes differ, or keys do and `strict` is set.
+        """
+        if same_partition_load and not self._placement.partitioned:
+            self._placement.post_partition_hooks.register(
+                lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
+            )
+            return IncompatibleKeys([], [])
+        return load_state_dict(
+            self.module,
+            state_dict,
+            strict,
+            same_partition_load,
+            ownership=self._placement.ownership,
+        )
+
+    def cpu(self) -> Self:
+        """Bring all parameters and buffers of the pipeline to every rank of it, in host memory.
+
+        For the end of a run: `get_module` then holds the whole model. A divided model cannot be called again after it.
+        """
+        make_whole_on_cpu(self.module)
+        return self
