@@ -344,3 +344,19 @@ def test_the_table_shows_every_rank_with_its_bytes() -> None:
     assert "kept together: the model itself and far: the first computes with far.weight" in text
     assert "too few parts: pp_rank 1, 2" in text
     assert assignments(decision) == {0: [""], 1: [], 2: []}
+
+
+def test_the_table_shows_runs_of_layers_as_one() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    console = Console(width=160, record=True, file=io.StringIO())
+    render(decided(Deep(), torch.ones(1, 4)), console)
+    assert "layers.4-7" in console.export_text()

@@ -46,7 +46,7 @@ def render(decision: Decision, console: Console) -> None:
             f"{numel:,}",
             f"{decision.parameter_bytes(rank):,}",
             f"{decision.buffer_bytes(rank):,}",
-            ", ".join(path or name for path in placed.get(rank, ())) or "none",
+            ", ".join(path or name for path in _runs(placed.get(rank, []))) or "none",
         )
     console.print(table)
     for line in _notes(decision):
@@ -63,6 +63,24 @@ def assignments(decision: Decision) -> dict[int, list[str]]:
         if not path or decision.modules.get(parent) != rank:
             placed[rank].append(path)
     return placed
+
+
+def _runs(paths: list[str]) -> list[str]:
+    """The paths with runs of numbered siblings as one: ``h.2``, ``h.3`` become ``h.2-3``."""
+    runs: list[tuple[str, int | None, int]] = []
+    for path in paths:
+        parent, _, name = path.rpartition(".")
+        if not name.isdecimal():
+            runs.append((path, None, 0))
+        elif runs and runs[-1][1] is not None and runs[-1][0] == parent and runs[-1][2] + 1 == int(name):
+            runs[-1] = (parent, runs[-1][1], int(name))
+        else:
+            runs.append((parent, int(name), int(name)))
+    shown = []
+    for path, first, last in runs:
+        numbers = f"{first}-{last}" if first != last else str(first)
+        shown.append(path if first is None else f"{path}.{numbers}" if path else numbers)
+    return shown
 
 
 def _notes(decision: Decision) -> list[str]:
