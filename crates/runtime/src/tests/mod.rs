@@ -1,8 +1,11 @@
 //! Whole steps, on simulated ranks and on ranks that are threads.
 
+mod alone;
 mod failures;
 mod laws;
 mod rig;
+mod rules;
 mod script;
 mod simulation;
 mod steps;
+mod waits;

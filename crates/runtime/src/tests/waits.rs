@@ -1,0 +1,148 @@
+//! Single rules of the machine about waits and departures (EX-8, EX-10).
+
+use shardwright_comm::Loss;
+use shardwright_core::{ModelId, Rank, StepEpoch, WorkerId};
+use shardwright_wire::Beat;
+
+use super::alone::*;
+use super::rig::config;
+use crate::{FailureKind, Grant, Machine, MainEvent};
+
+#[test]
+fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
+    // EX-8
+    let mut root = waiting_root();
+    let beat = |executing| Beat {
+        step: 1,
+        executing,
+        sending: false,
+        progress: 3,
+    };
+    for second in 1..60 {
+        root.beat(Rank(1), beat(true), at(second));
+        root.tick(at(second));
+        assert!(!matches!(
+            root.poll_main(at(second)),
+            Some(MainEvent::Failed(_))
+        ));
+    }
+    for second in 60..62 {
+        root.beat(Rank(1), beat(false), at(second));
+        root.tick(at(second));
+    }
+    root.tick(at(63));
+    // EX-6: reported only when the waiting worker has gone.
+    assert!(!matches!(
+        root.poll_main(at(63)),
+        Some(MainEvent::Failed(_))
+    ));
+    assert_eq!(root.take_grant(WorkerId(0)), Some(Grant::Aborted));
+    root.worker_returns(WorkerId(0), at(63)).unwrap();
+    let Some(MainEvent::Failed(failed)) = root.poll_main(at(63)) else {
+        panic!("a stall is a failure")
+    };
+    assert_eq!(failed.kind, FailureKind::Stall);
+    assert_eq!(aborts_sent(&mut root), 1);
+}
+
+#[test]
+fn a_long_task_here_is_no_stall() {
+    // EX-8
+    let mut root = machine(0);
+    enter(&mut root, 1).unwrap();
+    let Some(MainEvent::StartWorker(worker)) = root.poll_main(at(0)) else {
+        panic!("a worker is needed")
+    };
+    root.worker_returns(worker, at(0)).unwrap();
+    assert!(root.take_grant(worker).is_some());
+    for second in 1..100 {
+        root.tick(at(second));
+        assert_eq!(root.poll_main(at(second)), None);
+    }
+}
+
+#[test]
+fn a_wait_is_reported_ever_more_rarely_and_says_who_waits_for_whom() {
+    let mut root = waiting_root();
+    root.name_modules(
+        ModelId(0),
+        vec!["model".to_owned(), "model.tail".to_owned()],
+    );
+    let mut reports = Vec::new();
+    for second in 1..=9 {
+        root.beat(
+            Rank(1),
+            Beat {
+                step: 1,
+                executing: true,
+                sending: false,
+                progress: 7,
+            },
+            at(second),
+        );
+        root.tick(at(second));
+        if let Some(MainEvent::StallReport(text)) = root.poll_main(at(second)) {
+            reports.push((second, text));
+        }
+    }
+    assert_eq!(
+        reports
+            .iter()
+            .map(|(second, _)| *second)
+            .collect::<Vec<_>>(),
+        [1, 2, 4, 8]
+    );
+    assert_eq!(
+        reports[0].1,
+        "step 1 (train_step): rank 0 on host \"host0\": microbatch 0 (worker 0) has waited 1.0 s for rank 1 to \
+         answer request 1 (forward of model.tail) [last heard: executing in step 1, 7 tasks done]"
+    );
+}
+
+#[test]
+fn a_peer_that_leaves_after_the_roots_word_is_not_missed() {
+    // EX-10
+    let mut third = Machine::new(config(2, &[0, 1, 2], 3));
+    enter(&mut third, 1).unwrap();
+    third.deliver(Rank(0), begin(1), at(0));
+    third.peer_lost(Rank(1), Loss::Left(None), at(0));
+    third.deliver(Rank(0), end(1), at(0));
+    third.peer_lost(Rank(0), Loss::Left(None), at(0));
+    assert!(matches!(
+        third.poll_main(at(0)),
+        Some(MainEvent::StepEnd(_))
+    ));
+    assert_eq!(third.check_abort(StepEpoch(1), &[], at(0)), Ok(()));
+    third.leave_step().unwrap();
+    let failed = failure(enter(&mut third, 2));
+    assert_eq!(failed.kind, FailureKind::PeerLost);
+}
+
+#[test]
+fn a_partner_of_a_collective_that_has_left_is_missed_after_a_while() {
+    // EX-10
+    let mut peer = machine(1);
+    commit(&mut peer, 1);
+    peer.peer_lost(Rank(0), Loss::Left(None), at(10));
+    assert_eq!(peer.check_abort(StepEpoch(1), &[Rank(0)], at(11)), Ok(()));
+    assert_eq!(peer.check_abort(StepEpoch(1), &[Rank(1)], at(20)), Ok(()));
+    let failed = failure(peer.check_abort(StepEpoch(1), &[Rank(0)], at(12)));
+    assert_eq!(
+        (failed.kind, failed.report.rank),
+        (FailureKind::PeerLost, Rank(0))
+    );
+}
+
+#[test]
+fn a_rank_that_dies_between_steps_fails_the_next_one() {
+    // EX-10
+    let mut peer = machine(1);
+    peer.peer_lost(Rank(0), Loss::Silent { seconds: 9 }, at(0));
+    let failed = failure(enter(&mut peer, 1));
+    assert_eq!(failed.kind, FailureKind::PeerLost);
+    assert!(
+        failed.report.message.contains("has been silent for 9 s"),
+        "{}",
+        failed.report.message
+    );
+}
