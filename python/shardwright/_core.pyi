@@ -2,8 +2,593 @@
 Shardwright's Rust core.
 """
 
-from typing import Final
+from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
-__all__ = ["__version__"]
+from _typeshed import SupportsGetItem
+
+__all__ = [
+    "__version__",
+    "Config",
+    "Event",
+    "Listener",
+    "Node",
+    "ReceivedBuffer",
+    "Request",
+    "Server",
+    "Spec",
+    "Task",
+    "TensorParts",
+    "Topology",
+    "flatten",
+    "partition",
+    "partition_table",
+]
 
 __version__: Final[str]
+
+@final
+class Config:
+    """
+    The effective configuration of a job, checked.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __reduce__(self, /) -> tuple[Any, tuple[str]]: ...
+    def __repr__(self, /) -> str: ...
+    def check_world(self, /, world: SupportsIndex) -> Topology:
+        """
+        The topology of a job with this many ranks; refuses a number that does not fit.
+        """
+    @staticmethod
+    def difference(own: str, other: str) -> list[str]:
+        """
+        The keys in which two fingerprints differ, each with both values.
+        """
+    def fingerprint(self, /) -> str:
+        """
+        What all ranks must agree on, as text.
+        """
+    @staticmethod
+    def keys_table() -> list[list[str]]:
+        """
+        Every key: name, origin, allowed values, default, unit, meaning, and why only the default
+        is allowed (empty where the feature is built).
+        """
+    @staticmethod
+    def parse(json: str) -> Config:
+        """
+        Reads a JSON object of keys and values, and checks all of them.
+        """
+    def to_json(self, /) -> str:
+        """
+        Every key with its effective value, as a JSON object in the documentation's order.
+        """
+
+@final
+class Event:
+    """
+    Something for the main thread, from `Server.supervise`.
+    """
+    @property
+    def body(self, /) -> tuple[Spec, TensorParts] | None:
+        """
+        What the step returned: the value and its tensors.
+        """
+    @property
+    def kind(self, /) -> str:
+        """
+        `start_worker`, `control`, `step_end`, `root_done`, `stall_report` or `aborted_locally`.
+        """
+    @property
+    def request(self, /) -> Request | None:
+        """
+        The control request to answer.
+        """
+    @property
+    def text(self, /) -> str | None:
+        """
+        Who waits for whom.
+        """
+    @property
+    def worker(self, /) -> int | None:
+        """
+        The worker to start.
+        """
+
+@final
+class Listener:
+    """
+    A bound port of rank 0, to be published before the job is connected.
+    """
+    @staticmethod
+    def bind(host: str, port: SupportsIndex) -> Listener:
+        """
+        Bind a port on one interface; port 0 lets the system choose.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        The port.
+        """
+
+@final
+class Node:
+    """
+    The connection to the job. In a forked child every method raises.
+    """
+    def barrier(
+        self,
+        /,
+        group: SupportsGetItem[int, SupportsIndex],
+        name: str,
+        timeout: SupportsFloat | SupportsIndex | None = None,
+    ) -> None:
+        """
+        Wait until every rank of `group` has called this with the same name.
+
+        Raises `PeerLostError` or `RemoteError` on all of them when one cannot come.
+        """
+    def close(self, /, report: "dict[str, str] | None" = None) -> None:
+        """
+        Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
+        when an error is the reason. Takes a few seconds at most; further calls do nothing.
+        """
+    @staticmethod
+    def connect(
+        *,
+        rank: SupportsIndex,
+        world: SupportsIndex,
+        host: str,
+        port: SupportsIndex,
+        secret: bytes,
+        fingerprint: str,
+        version: str,
+        connect_timeout: SupportsFloat | SupportsIndex,
+        liveness_timeout: SupportsFloat | SupportsIndex,
+        bind_address: str | None,
+        host_name: str,
+        listener: Listener | None = None,
+    ) -> Node:
+        """
+        Join the job, and return when every rank has.
+
+        Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
+        version, number of ranks or configuration (`fingerprint`; of several lines, those that
+        differ are named). Timeouts are in seconds.
+        """
+    def host(self, /, rank: SupportsIndex) -> str:
+        """
+        The name of a rank's host.
+        """
+    @staticmethod
+    def in_process(world: SupportsIndex) -> list[Node]:
+        """
+        Nodes of ranks that share this process.
+        """
+    @property
+    def rank(self, /) -> int:
+        """
+        This rank.
+        """
+    def recv_object(
+        self, /, source: SupportsIndex, channel: str, timeout: SupportsFloat | SupportsIndex
+    ) -> tuple[Spec, TensorParts] | None:
+        """
+        The next object that a rank sent on a channel; None when it did not come within `timeout` seconds.
+        """
+    def send_object(self, /, to: SupportsIndex, channel: str, spec: Spec, parts: TensorParts) -> None:
+        """
+        Send an object; does not wait for its receiver. Takes the tensors out of `parts`.
+        """
+    @staticmethod
+    def single() -> Node:
+        """
+        The node of a job of one rank.
+        """
+    def stats(self, /) -> "dict[str, int]":
+        """
+        Counters since the start of the connection.
+        """
+    @property
+    def world(self, /) -> int:
+        """
+        The number of ranks.
+        """
+
+@final
+class ReceivedBuffer:
+    """
+    Received bytes, writable through the buffer protocol, freed with their last tensor.
+    """
+    def __len__(self, /) -> int: ...
+
+@final
+class Request:
+    """
+    A request of another rank (the paper, appendix B).
+    """
+    def __repr__(self, /) -> str: ...
+    @property
+    def autocast(self, /) -> list[tuple[str, str, bool]]:
+        """
+        Enabled autocast states: device type, dtype, cache enabled.
+        """
+    @property
+    def call(self, /) -> int:
+        """
+        The call's number in that execution.
+        """
+    @property
+    def checkpointing(self, /) -> bool:
+        """
+        Whether the work is to be checkpointed.
+        """
+    @property
+    def control(self, /) -> str | None:
+        """
+        For a control request: what it is about.
+        """
+    @property
+    def forward(self, /) -> int | None:
+        """
+        For a backward or close: the id of the forward request.
+        """
+    @property
+    def grad_mode(self, /) -> bool:
+        """
+        Whether gradients are enabled.
+        """
+    @property
+    def id(self, /) -> int:
+        """
+        Its id, unique at the requester.
+        """
+    @property
+    def inference_mode(self, /) -> bool:
+        """
+        Whether inference mode is on.
+        """
+    @property
+    def kind(self, /) -> str:
+        """
+        `forward`, `backward`, `close` or `control`.
+        """
+    @property
+    def microbatch(self, /) -> int:
+        """
+        The microbatch.
+        """
+    @property
+    def model(self, /) -> int:
+        """
+        The model.
+        """
+    @property
+    def module(self, /) -> int | None:
+        """
+        The module; None for a control request.
+        """
+    @property
+    def parent(self, /) -> int | None:
+        """
+        The request that the requester was executing; None in the step function itself.
+        """
+    @property
+    def parts(self, /) -> TensorParts:
+        """
+        Their tensors.
+        """
+    @property
+    def range(self, /) -> tuple[int, int] | None:
+        """
+        The children of an `nn.Sequential` to run, as `(start, end)`; None for the whole module.
+        """
+    @property
+    def requester(self, /) -> int:
+        """
+        The global rank that asks.
+        """
+    @property
+    def spec(self, /) -> Spec:
+        """
+        The arguments, or the gradients, without their tensors.
+        """
+    @property
+    def step(self, /) -> int:
+        """
+        The step.
+        """
+    def text(self, /) -> str:
+        """
+        Every field, one a line.
+        """
+
+@final
+class Server:
+    """
+    A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
+    """
+    @staticmethod
+    def attach(
+        node: Node | None,
+        *,
+        rank: SupportsIndex,
+        host: str,
+        pp_ranks: SupportsGetItem[int, SupportsIndex],
+        stall_report_seconds: SupportsFloat | SupportsIndex,
+        stall_timeout_seconds: SupportsFloat | SupportsIndex,
+        trace_capacity: SupportsIndex,
+    ) -> Server:
+        """
+        Make the server of a rank. `pp_ranks` are the global ranks of its pipeline, the root first.
+        """
+    def await_backward(self, /, worker: SupportsIndex) -> None:
+        """
+        Wait in a root task until the schedule grants its backward.
+        """
+    def begin_alone(self, /, *, step: SupportsIndex, function: str) -> None:
+        """
+        Enter a step whose function the main thread runs itself, because the pipeline has one rank.
+
+        The step is then only one that fails together with the job's other ranks: see `check_abort`.
+        """
+    def begin_step(
+        self,
+        /,
+        *,
+        step: SupportsIndex,
+        function: str,
+        num_microbatches: SupportsIndex,
+        pipeline: str,
+        active_microbatches: SupportsIndex,
+    ) -> None:
+        """
+        Enter a step with this rank's pipeline. The root tells its peers; they compare.
+        """
+    def check_abort(self, /, step: SupportsIndex, needed: SupportsGetItem[int, SupportsIndex] = ...) -> None:
+        """
+        Raise a failure of the step elsewhere, while waiting for something other than the server.
+
+        `needed` are ranks that take part in what is waited for: that one of them has left the
+        job in good order is a failure too, if it stays unfinished for 2 s after.
+        """
+    def close(self, /) -> None:
+        """
+        End the server: idle workers get None as their next task. A second call does nothing.
+        """
+    def end_step(self, /, spec: Spec, parts: TensorParts) -> None:
+        """
+        End the step on the root's peers, which get this value.
+        """
+    def fail(
+        self,
+        /,
+        *,
+        module: str | None,
+        microbatch: SupportsIndex | None,
+        phase: str | None,
+        kind: str,
+        message: str,
+        traceback: str,
+        step: SupportsIndex | None = None,
+    ) -> None:
+        """
+        Report an exception of this rank: the step ends on every rank of the job. The first failure wins.
+
+        `step` names a step that this rank may not have entered yet, but would have.
+        """
+    def leave_step(self, /) -> None:
+        """
+        The commit is done; this rank is between steps.
+        """
+    def name_modules(self, /, model: SupportsIndex, names: SupportsGetItem[int, str]) -> None:
+        """
+        Give the modules of a model their names, by id, for reports and timelines.
+        """
+    def next_task(self, /, worker: SupportsIndex) -> Task | None:
+        """
+        Give up the turn and wait for a task; None when the thread may end.
+        """
+    def respond(self, /, request: Request, spec: Spec, parts: TensorParts) -> None:
+        """
+        Answer a request that this rank was given.
+        """
+    def send_request(
+        self,
+        /,
+        worker: SupportsIndex | None,
+        *,
+        to: SupportsIndex,
+        kind: str,
+        model: SupportsIndex,
+        module: SupportsIndex,
+        range: tuple[SupportsIndex, SupportsIndex] | None,
+        forward: SupportsIndex | None,
+        control: str | None,
+        microbatch: SupportsIndex,
+        parent: SupportsIndex | None,
+        call: SupportsIndex,
+        grad_mode: bool,
+        inference_mode: bool,
+        autocast: SupportsGetItem[int, tuple[str, str, bool]],
+        checkpointing: bool,
+        spec: Spec,
+        parts: TensorParts,
+    ) -> int:
+        """
+        Make a request of a rank of the pipeline; its id.
+        """
+    def stats(self, /) -> dict:
+        """
+        Counters: of the newest step (`step`), since the start (`total`), and of the present.
+        """
+    def supervise(self, /) -> Event:
+        """
+        Wait for the main thread's next event.
+
+        Raises the step's failure (`RemoteError`, `PeerLostError`, `StallError`,
+        `StepMismatchError`) once every worker is idle; a failure that this rank reported
+        itself is the event `aborted_locally`.
+        """
+    def take_trace(self, /) -> list:
+        """
+        The records of what ran, waited and travelled since the last call, oldest first.
+
+        Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
+        """
+    def wait(
+        self, /, worker: SupportsIndex | None, requests: SupportsGetItem[int, SupportsIndex], phase: str
+    ) -> list[tuple[Spec, TensorParts]]:
+        """
+        Wait for the answers to requests, in their order. A worker is PENDING meanwhile.
+
+        `worker` is None on the main thread; `phase` is that of the task which waits.
+        """
+
+@final
+class Spec:
+    """
+    A value without its tensors: what [`flatten`] makes and `build` turns back.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    def build(self, /, tensors: SupportsGetItem[int, Any], registry: Any) -> Any:
+        """
+        The value again, with `tensors` in the places of the tensors.
+        """
+    @staticmethod
+    def join(specs: SupportsGetItem[int, Spec]) -> Spec:
+        """
+        The tuple of these values, which all refer to the same tensors; [`Spec::split`] undoes it.
+        """
+    def split(self, /) -> list[Spec]:
+        """
+        The elements of a tuple, each as a value of its own over the same tensors.
+        """
+
+@final
+class Task:
+    """
+    What a worker is to run, from `Server.next_task`.
+    """
+    @property
+    def kind(self, /) -> str:
+        """
+        `root`, `forward`, `backward` or `close`.
+        """
+    @property
+    def microbatch(self, /) -> int:
+        """
+        The microbatch.
+        """
+    @property
+    def request(self, /) -> Request | None:
+        """
+        The request; None for a root task.
+        """
+
+@final
+class TensorParts:
+    """
+    The tensors of one body, copied out of torch's memory or received.
+    """
+    def __len__(self, /) -> int: ...
+    def __new__(cls, /) -> TensorParts: ...
+    def append(
+        self,
+        /,
+        address: SupportsIndex,
+        nbytes: SupportsIndex,
+        dtype: str,
+        shape: SupportsGetItem[int, SupportsIndex],
+        strides: SupportsGetItem[int, SupportsIndex],
+        device: str,
+        requires_grad: bool,
+    ) -> None:
+        """
+        Add a tensor by copying `nbytes` bytes from `address`, where its storage order begins.
+
+        The caller keeps the memory alive and unchanged during the call.
+        """
+    def buffer(self, /, index: SupportsIndex) -> ReceivedBuffer:
+        """
+        Take a tensor's bytes, as a writable buffer that owns them; they can be taken once.
+        """
+    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
+        """
+        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+
+@final
+class Topology:
+    """
+    How the ranks of a job are arranged.
+
+    Groups are named `WORLD`, `MP_GROUP`, `DP_GROUP`, `PP_GROUP`, `TP_GROUP`, `RDP_GROUP`; their
+    members are in ascending order of global rank.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls, /, world: SupportsIndex, pipeline: SupportsIndex, tensor: SupportsIndex = 1, placement: str = "cluster"
+    ) -> Topology: ...
+    def __repr__(self, /) -> str: ...
+    def coordinates(self, /, rank: SupportsIndex) -> tuple[int, int, int]:
+        """
+        `(pp_rank, tp_rank, rdp_rank)` of a global rank.
+        """
+    def global_rank(self, /, group: str, rank: SupportsIndex, number: SupportsIndex) -> int:
+        """
+        The global rank of the member with this number in a rank's group.
+        """
+    def group(self, /, group: str, rank: SupportsIndex) -> list[int]:
+        """
+        The global ranks of a rank's group.
+        """
+    def groups(self, /, group: str) -> list[list[int]]:
+        """
+        All groups of this kind, ordered by their first member.
+        """
+    @property
+    def placement(self, /) -> str:
+        """
+        The order of axes: letters from the slowest to the fastest varying one.
+        """
+    def rank_at(self, /, pp_rank: SupportsIndex, tp_rank: SupportsIndex, rdp_rank: SupportsIndex) -> int:
+        """
+        The global rank at a place.
+        """
+    def rank_in(self, /, group: str, rank: SupportsIndex) -> int:
+        """
+        A global rank's number in its group of this kind.
+        """
+    def size(self, /, group: str) -> int:
+        """
+        Ranks in each group of this kind.
+        """
+    @property
+    def world_size(self, /) -> int:
+        """
+        Ranks in the job.
+        """
+
+def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -> tuple[Spec, list[Any]]:
+    """
+    Split a value into its tree and its tensors, each tensor once.
+
+    `registry` has `encoders` (type to name and function to fields), `decoders` (name to
+    function from fields) and `fallback(type)`. Raises `UnsupportedValueError`, which names
+    the path, for a type that cannot cross ranks; `names` are what the elements of an
+    outermost tuple are called there.
+    """
+
+def partition(request_json: str) -> str:
+    """
+    Divides a model over the stages of a pipeline: a request as JSON in, a decision as JSON out.
+    """
+
+def partition_table(decision_json: str) -> str:
+    """
+    A decision, as `partition` returns it, as a table for people.
+    """

@@ -174,7 +174,7 @@ impl Node {
     fn recv_object(
         &self,
         py: Python<'_>,
-        from: u32,
+        source: u32,
         channel: &str,
         timeout: f64,
     ) -> PyResult<Option<(Spec, TensorParts)>> {
@@ -182,7 +182,7 @@ impl Node {
         let limit = duration("timeout", timeout)?;
         let received = interruptible(py, |go_on| {
             self.router.objects().receive(
-                Rank(from),
+                Rank(source),
                 channel,
                 &mut Patience::new(Some(limit), go_on),
             )
@@ -227,6 +227,7 @@ impl Node {
     }
 
     /// Counters since the start of the connection.
+    #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.transport.stats();
         let dict = PyDict::new(py);
@@ -241,7 +242,7 @@ impl Node {
 
     /// Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
     /// when an error is the reason. Takes a few seconds at most; further calls do nothing.
-    #[pyo3(signature = (report=None))]
+    #[pyo3(signature = (report: "dict[str, str] | None" = None))]
     fn close(&self, py: Python<'_>, report: Option<Bound<'_, PyDict>>) -> PyResult<()> {
         let report = report.map(|report| self.report(&report)).transpose()?;
         py.detach(|| {

@@ -41,7 +41,7 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
     parts = _core.TensorParts()
     staged = [(tensor, _on_host(tensor)) for tensor in tensors]
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record(torch.cuda.current_stream(device))
         copied.synchronize()
     for (tensor, host), need in zip(staged, requires_grad, strict=True):
