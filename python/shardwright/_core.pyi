@@ -128,7 +128,7 @@ class Node:
 
         Raises `PeerLostError` or `RemoteError` on all of them when one cannot come.
         """
-    def close(self, /, report: "dict[str, str] | None" = None) -> None:
+    def close(self, /, report: dict[str, str] | None = None) -> None:
         """
         Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
         when an error is the reason. Takes a few seconds at most; further calls do nothing.
@@ -185,7 +185,7 @@ class Node:
         """
         The node of a job of one rank.
         """
-    def stats(self, /) -> "dict[str, int]":
+    def stats(self, /) -> dict[str, int]:
         """
         Counters since the start of the connection.
         """
