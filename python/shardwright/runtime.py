@@ -19,8 +19,8 @@ from shardwright.timeline.alone import AloneRecorder
 
 if TYPE_CHECKING:
     from shardwright.launch import LaunchInfo
-    from shardwright.model.placement import Placement
     from shardwright.model.distributed import DistributedModel
+    from shardwright.model.placement import Placement
     from shardwright.step.transaction import StepTransaction
 
 
@@ -86,10 +86,11 @@ class Runtime:
         model = self._models[model_id]() if model_id < len(self._models) else None
         if model is None:
             raise ShardwrightError(
-                f"rank {self.rank} was asked for model {model_id}, which it has not or no longer; every rank must build "
-                "the same models in the same order and keep them as long as the others do"
+                f"rank {self.rank} was asked for model {model_id}, which it has not or no longer; every rank must build"
+                " the same models in the same order and keep them as long as the others do"
             )
-        return model.placement
+        placement: Placement = model.placement
+        return placement
 
     @property
     def is_root(self) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shardwright import _core
 from shardwright.config import load_config
@@ -102,7 +103,7 @@ def shutdown() -> None:
     runtime.process_groups.clear()
 
 
-def _open_store(launch: LaunchInfo, cfg: Any) -> dist.Store:
+def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
     host, port = launch.rendezvous_host, launch.rendezvous_port
     if host is None or port is None:
         raise JobStartError(
@@ -112,7 +113,7 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> dist.Store:
     port = port if cfg.ddp_port is None else cfg.ddp_port
     timeout = timedelta(seconds=cfg.connect_timeout_seconds)
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             host,
             port,
             world_size=None,
@@ -122,10 +123,10 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> dist.Store:
         )
     except (RuntimeError, ValueError) as error:
         raise JobStartError(f"rank {launch.rank} could not reach the job's store at {host}:{port}: {error}") from error
-    return dist.PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
+    return PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
 
 
-def _connect(launch: LaunchInfo, cfg: Any, store: dist.Store) -> Any:
+def _connect(launch: LaunchInfo, cfg: Any, store: Store) -> Any:
     secret = _secret(launch, cfg, store)
     bind = cfg.bind_interface_address or ("127.0.0.1" if launch.single_host else _own_address(launch))
     listener = None
@@ -162,7 +163,7 @@ def _own_address(launch: LaunchInfo) -> str:
         return str(probe.getsockname()[0])
 
 
-def _secret(launch: LaunchInfo, cfg: Any, store: dist.Store) -> bytes:
+def _secret(launch: LaunchInfo, cfg: Any, store: Store) -> bytes:
     """The job's secret: given, from a file that only its owner can read, or random when all ranks share a host."""
     given = os.environ.get("SHARDWRIGHT_SECRET")
     if given:
@@ -189,13 +190,15 @@ def _secret(launch: LaunchInfo, cfg: Any, store: dist.Store) -> bytes:
     return bytes(store.get("secret"))
 
 
-def _make_process_groups(runtime: Runtime, store: dist.Store) -> None:
+def _make_process_groups(runtime: Runtime, store: Store) -> None:
     if not dist.is_initialized():
         if runtime.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
-            raise ConfigError('the configuration key "ddp_dist_backend" is "nccl", but there is no GPU; allowed: "auto"')
+            raise ConfigError(
+                'the configuration key "ddp_dist_backend" is "nccl", but there is no GPU; allowed: "auto"'
+            )
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
-            backend, store=dist.PrefixStore("groups", store), rank=runtime.rank, world_size=runtime.launch.world_size
+            backend, store=PrefixStore("groups", store), rank=runtime.rank, world_size=runtime.launch.world_size
         )
         runtime.owns_process_group = True
     for kind in ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"):

@@ -25,18 +25,16 @@ class Reducer:
     one, and keeps none otherwise.
     """
 
-    def __init__(self, group: Any, size: int, bucket_bytes: int, overlap: bool, wait: Callable[[Any], None]) -> None:
+    def __init__(self, group: Any, bucket_bytes: int, overlap: bool, wait: Callable[[Any], None]) -> None:
         """Make a reducer.
 
         Args:
             group: The data-parallel process group.
-            size: Its number of ranks.
             bucket_bytes: How large a bucket may get.
             overlap: Whether buckets may be sent during backward.
             wait: Waits for a collective, watching for a failure elsewhere.
         """
         self._group = group
-        self._size = size
         self._bucket_bytes = bucket_bytes
         self._overlap = overlap
         self._wait = wait
@@ -83,7 +81,7 @@ class Reducer:
     def _listen(self) -> None:
         for parameter in self._parameters:
             if not any(isinstance(hook, Listener) for hook in (parameter._post_accumulate_grad_hooks or {}).values()):
-                parameter.register_post_accumulate_grad_hook(Listener(self))
+                parameter.register_post_accumulate_grad_hook(Listener(self))  # type: ignore[no-untyped-call]
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """A parameter got a gradient."""
@@ -112,10 +110,11 @@ class Reducer:
         for bucket in self._buckets:
             bucket.clear()
 
-    def reduce(self, sent_divisor: int, as_views: bool) -> None:
+    def reduce(self, num_ranks: int, sent_divisor: int, as_views: bool) -> None:
         """Average ``.grad`` of the parameters over the group.
 
         Args:
+            num_ranks: What sums over the group are divided by.
             sent_divisor: What gradients sent during backward are divided by for the mean over microbatches.
             as_views: Leave gradients as views of their buckets.
         """
@@ -128,13 +127,13 @@ class Reducer:
             self._send(bucket)
         used, again = self._compare_notes(sent_early)
         for bucket in self._buckets:
-            self._await(bucket, sent_divisor if bucket in sent_early else 1)
+            self._await(bucket, num_ranks * (sent_divisor if bucket in sent_early else 1))
             if bucket not in again:
                 self._hand_out(bucket, used, as_views)
         for bucket in again:
             bucket.clear()
             self._send(bucket)
-            self._await(bucket, 1)
+            self._await(bucket, num_ranks)
             self._hand_out(bucket, used, as_views)
 
     def _compare_notes(self, sent_early: list[GradBucket]) -> tuple[set[nn.Parameter], list[GradBucket]]:
@@ -161,7 +160,7 @@ class Reducer:
             bucket.set_buffer(value[0] if isinstance(value, (list, tuple)) else value)
         else:
             self._wait(bucket.work)
-            bucket.buffer().div_(self._size * divisor)
+            bucket.buffer().div_(divisor)
 
     @staticmethod
     def _hand_out(bucket: GradBucket, used: set[nn.Parameter], as_views: bool) -> None:
@@ -180,7 +179,9 @@ class Listener:
     """The hook by which a reducer hears of gradients; not a user's hook."""
 
     def __init__(self, reducer: Reducer) -> None:
+        """Report to a reducer."""
         self._reducer = reducer
 
     def __call__(self, parameter: nn.Parameter) -> None:
+        """The parameter's gradient was accumulated."""
         self._reducer.accumulated(parameter)

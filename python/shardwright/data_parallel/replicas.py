@@ -11,6 +11,7 @@ import torch.distributed as dist
 from shardwright.data_parallel.reducer import Reducer
 
 if TYPE_CHECKING:
+    from shardwright.data_parallel.uneven import Attendance
     from shardwright.model.placement import Placement
 
 
@@ -25,6 +26,10 @@ class Replicas:
         self._comm_hook: tuple[Any, Callable[..., Any]] | None = None
         self._passes = 0
         self._average: bool = options["average_grads_across_microbatches"]
+        #: Who still has batches, inside ``model.join()``.
+        self.attendance: Attendance | None = None
+        #: Whether means are over the whole group, also when some of its ranks have no batches left.
+        self.divides_by_group = True
 
     def join_group(self) -> None:
         """Take the first data-parallel rank's parameters and buffers over; gradients are reduced from now on."""
@@ -36,7 +41,6 @@ class Replicas:
         self._broadcast([*parameters, *self._buffers()])
         self._reducer = Reducer(
             group,
-            len(runtime.dp_ranks),
             int(float(self._options["bucket_cap_mb"]) * 2**20),
             bool(self._options["overlapping_allreduce"]),
             runtime.wait_collective,
@@ -49,18 +53,19 @@ class Replicas:
         found = (module._buffers[name] for module, name in self._placement.owned_buffers())
         return [buffer for buffer in found if buffer is not None]
 
-    def _broadcast(self, tensors: list[torch.Tensor]) -> None:
-        """Send tensors from the group's first rank, those of one dtype together."""
+    def _broadcast(self, tensors: list[torch.Tensor], source: int | None = None) -> None:
+        """Send tensors from one rank (the group's first by default), those of one dtype together."""
         runtime = self._placement.runtime
         group = runtime.process_groups["DP_GROUP"]
+        source = runtime.dp_ranks[0] if source is None else source
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         with torch.no_grad():
             for together in kinds.values():
                 flat = torch.cat([tensor.reshape(-1) for tensor in together])
-                runtime.wait_collective(dist.broadcast(flat, runtime.dp_ranks[0], group=group, async_op=True))
-                for tensor, part in zip(together, flat.split([t.numel() for t in together]), strict=True):
+                runtime.wait_collective(dist.broadcast(flat, source, group=group, async_op=True))
+                for tensor, part in zip(together, torch.split(flat, [t.numel() for t in together]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
 
     @property
@@ -82,9 +87,16 @@ class Replicas:
         """Prepare for a step's gradients; ``is_plain``: they become the parameters' gradients as they are."""
         if self._reducer is None:
             return
-        if self._options["broadcast_buffers"] and torch.is_grad_enabled():
-            self._broadcast(self._buffers())
+        if self.attendance is not None:
+            self.attendance.attend()
+        if torch.is_grad_enabled():
+            self._share_buffers()
         self._reducer.begin_step(self._placement.owned_parameters(), is_plain and self._reduces_this_step)
+
+    def _share_buffers(self) -> None:
+        if self._options["broadcast_buffers"]:
+            source = None if self.attendance is None else self.attendance.present[0]
+            self._broadcast(self._buffers(), source)
 
     def abandon_step(self) -> None:
         """Forget a failed step's gradients."""
@@ -92,8 +104,33 @@ class Replicas:
             self._reducer.abandon_step()
 
     def reduce_gradients(self) -> None:
-        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th step."""
+        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th training step."""
+        if self._reducer is None or not torch.is_grad_enabled():
+            return
         reduces, self._passes = self._reduces_this_step, self._passes + 1
-        if self._reducer is not None and reduces:
-            divisor = self._placement.runtime.num_microbatches if self.averages_microbatches else 1
-            self._reducer.reduce(divisor, bool(self._options["gradient_as_bucket_view"]))
+        if reduces:
+            runtime = self._placement.runtime
+            present = runtime.dp_ranks if self.attendance is None or self.divides_by_group else self.attendance.present
+            self._reducer.reduce(
+                len(present),
+                runtime.num_microbatches if self.averages_microbatches else 1,
+                bool(self._options["gradient_as_bucket_view"]),
+            )
+
+    def shadow_step(self) -> None:
+        """Take part in the collectives of a training step that other ranks run; contributes zeros."""
+        parameters = self._placement.owned_parameters()
+        kept = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        assert self._reducer is not None, "only data-parallel ranks wait for each other"
+        self._share_buffers()
+        self._reducer.begin_step(parameters, False)
+        self.reduce_gradients()
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+    def take_over_from(self, rank: int) -> None:
+        """Take parameters and buffers over from a rank that trained longest."""
+        parameters = [parameter.data for parameter in self._placement.owned_parameters()]
+        self._broadcast([*parameters, *self._buffers()], rank)

@@ -6,14 +6,19 @@ import logging
 
 from torch import nn
 
+from shardwright.huggingface.collector import install_hooks
+
 logger = logging.getLogger("shardwright")
 
 
 def prepare(module: nn.Module) -> None:
-    """Switch off key/value caches that a model would make itself: they are state that modules share in place.
+    """Make a model ready to be divided, on every rank alike.
 
-    Generation then computes every position anew, which is slower and gives the same tokens.
+    Key/value caches that a model would make itself are switched off: they are state that modules share in place.
+    Generation then computes every position anew, which is slower and gives the same tokens. The hooks that collect
+    outputs are installed, because only the rank that is called first would do it.
     """
+    install_hooks(module)
     changed = []
     for name, child in module.named_modules():
         for attribute in ("config", "generation_config"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardwright.data_parallel.uneven import joined
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.task import running_task
 from shardwright.model.backward import backward
@@ -147,6 +149,45 @@ class DistributedModel(Saving):
 
         return method
 
+    # --- data parallelism
+
+    def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Reduce gradients over data-parallel ranks by ``hook(state, bucket)``, which returns a future of the result.
+
+        The bucket holds gradients summed over microbatches; the hook averages over ranks *and* microbatches itself.
+
+        Raises:
+            ConfigError: ``overlapping_allreduce`` is off.
+        """
+        if not self._options["overlapping_allreduce"]:
+            raise ConfigError("register_comm_hook needs overlapping_allreduce=True")
+        self.placement.replicas.register_comm_hook(state, hook)
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[None]:
+        """A context for data-parallel ranks with different numbers of batches.
+
+        A rank that leaves it early takes part in the others' collectives until they are through, and then takes over
+        the weights of one that trained longest. All ranks of one pipeline must have the same number of batches.
+
+        Args:
+            divide_by_initial_world_size: Average over all data-parallel ranks, also over those without batches.
+            enable: False makes the context do nothing.
+            throw_on_early_termination: Raise on every rank when one has no batches left.
+
+        Raises:
+            ConfigError: The job has no data parallelism.
+        """
+        if not enable:
+            return nullcontext()
+        if len(self._runtime.dp_ranks) == 1:
+            raise ConfigError("model.join() is for data parallelism; this job has one data-parallel rank")
+        return joined(self._runtime, self.placement.replicas, divide_by_initial_world_size, throw_on_early_termination)
+
     # --- what lives where
 
     @property
@@ -159,7 +200,7 @@ class DistributedModel(Saving):
         return self.module
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
-        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward (optimizer may be None)."""
+        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward."""
         return self.placement.post_partition_hooks.register(hook)
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:

@@ -26,11 +26,11 @@ class Saving(nn.Module):
     """Saves and loads a model that may be divided. Names are those of the wrapped module."""
 
     module: nn.Module
-    _placement: Placement
+    placement: Placement
 
     def local_state_dict(self) -> dict[str, Any]:
         """This rank's part of the state dict, marked by the key ``_smp_is_partial``; nothing is sent."""
-        return local_state_dict(self.module, self._placement.ownership)
+        return local_state_dict(self.module, self.placement.ownership)
 
     def state_dict(self, gather_to_rank0: bool = False) -> dict[str, Any]:  # type: ignore[override]
         """The state dict of the whole model, on the CPU.
@@ -41,10 +41,10 @@ class Saving(nn.Module):
         Args:
             gather_to_rank0: Give it to the first rank of the pipeline only, and ``{}`` to the others.
         """
-        if self._placement.ownership is None:
+        if self.placement.ownership is None:
             return self.module.state_dict()
         gather = to_first_rank if gather_to_rank0 else over_pipeline
-        return state_dict(self.module, self._placement.ownership, gather=gather)
+        return state_dict(self.module, self.placement.ownership, gather=gather)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
@@ -64,8 +64,8 @@ class Saving(nn.Module):
         Raises:
             RuntimeError: In torch's words, if shapes differ, or keys do and `strict` is set.
         """
-        if same_partition_load and not self._placement.partitioned:
-            self._placement.post_partition_hooks.register(
+        if same_partition_load and not self.placement.partitioned:
+            self.placement.post_partition_hooks.register(
                 lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
             )
             return IncompatibleKeys([], [])
@@ -74,7 +74,7 @@ class Saving(nn.Module):
             state_dict,
             strict,
             same_partition_load,
-            ownership=self._placement.ownership,
+            ownership=self.placement.ownership,
         )
 
     def cpu(self) -> Self:

@@ -93,15 +93,15 @@ class Splitter:
         for path, size in sizes.items():
             if size % num_microbatches:
                 raise ConfigError(
-                    f"smp.step: {path} of {self._name} has {size} samples, which {num_microbatches} microbatches do not "
-                    "divide evenly; drop the last batch (drop_last=True), change `microbatches`, or name the argument "
+                    f"smp.step: {path} of {self._name} has {size} samples, which {num_microbatches} microbatches do not"
+                    " divide evenly; drop the last batch (drop_last=True), change `microbatches`, or name the argument "
                     "in non_split_inputs to pass it whole"
                 )
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{path} has {size}" for path, size in sizes.items())
             raise ConfigError(
-                f"smp.step: tensors to be split into microbatches disagree in size: {listed}; name those that belong to "
-                "every microbatch in non_split_inputs, or give the axis of the batch in input_split_axes"
+                f"smp.step: tensors to be split into microbatches disagree in size: {listed}; name those that belong"
+                " to every microbatch in non_split_inputs, or give the axis of the batch in input_split_axes"
             )
 
     def _slice(self, name: str, value: Any, num_microbatches: int, microbatch: int) -> Any:

@@ -43,7 +43,7 @@ class StepTransaction:
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
         self._rng = torch.get_rng_state()
-        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     @property
     def is_plain(self) -> bool:
@@ -55,8 +55,9 @@ class StepTransaction:
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
             users = {key: hook for key, hook in (hooks or {}).items() if not isinstance(hook, Listener)}
             held.append(users)
-            for key in users:
-                del hooks[key]
+            if hooks is not None:
+                for key in users:
+                    del hooks[key]
         if held[0] or held[1]:
             self._hooks.append((parameter, held[0], held[1]))
 
