@@ -193,9 +193,7 @@ def _secret(launch: LaunchInfo, cfg: Any, store: Store) -> bytes:
 def _make_process_groups(runtime: Runtime, store: Store) -> None:
     if not dist.is_initialized():
         if runtime.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
-            raise ConfigError(
-                'the configuration key "ddp_dist_backend" is "nccl", but there is no GPU; allowed: "auto"'
-            )
+            raise ConfigError('the configuration key "ddp_dist_backend" is "nccl", but no GPU is here; allowed: "auto"')
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend, store=PrefixStore("groups", store), rank=runtime.rank, world_size=runtime.launch.world_size
