@@ -268,3 +268,12 @@ def test_a_trace_under_autocast_does_not_cut_the_gradients_of_what_follows() -> 
 def test_lazy_modules_are_refused() -> None:
     with pytest.raises(PartitionError, match=r"'1\.weight' has no shape yet"):
         trace_forward(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2)), lambda: None)
+
+
+def test_running_out_of_memory_says_what_to_do() -> None:
+    class Large(nn.Module):
+        def forward(self) -> None:
+            raise torch.OutOfMemoryError("no more")
+
+    with pytest.raises(PartitionError, match="trace_device='cpu'"):
+        trace_forward(Large(), Large())

@@ -145,15 +145,17 @@ class Audit:
 
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""
+        readers: dict[tuple[int, str], set[str]] = {}
+        for module, name, reader in self._reads:
+            readers.setdefault((module, name), set()).add(reader)
         for module, name, container, before in self._contents:
             now = _flat(container)
             if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-                users = sorted(reader for key, attribute, reader in self._reads if (key, attribute) == (module, name))
-                self._writes.setdefault((module, name), set()).update(users)
+                # Whoever got hold of the container may have changed it.
+                self._writes.setdefault((module, name), set()).update(readers.get((module, name), ()))
         for (module, name), writers in self._writes.items():
-            readers = sorted(reader for key, attribute, reader in self._reads if (key, attribute) == (module, name))
             for writer in sorted(writers):
-                for reader in readers:
+                for reader in sorted(readers.get((module, name), ())):
                     full_name = join_path(self._tree.path_of.get(module, "?"), name)
                     self._join(reader, writer, f"reads {full_name}, which the other sets in its forward")
         for index in sorted(self._written_buffers):

@@ -109,6 +109,10 @@ class Writes:
                 keep_version = torch.autograd._unsafe_preserve_version_counter(watched)  # type: ignore[attr-defined]
                 self._saved[id(watched)] = (watched, watched.detach().clone(), keep_version)
 
+    def written(self) -> list[torch.Tensor]:
+        """What was written to so far."""
+        return [tensor for tensor, _, _ in self._saved.values()]
+
     def restore(self) -> None:
         """Put the kept values back, without a change of version."""
         with torch.no_grad():

@@ -13,12 +13,16 @@ from shardwright.partition.decision import Decision
 
 _LOGGER = logging.getLogger("shardwright")
 _MOST_JOINS = 12
+_LOG_WIDTH = 120
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
 
 def announce(decision: Decision, module: nn.Module) -> None:
     """Print a decision for `module` to the standard error stream, and log it."""
-    render(decision, Console(stderr=True))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    render(decision, console)
     _LOGGER.info("Partition assignments: %s", assignments(decision))
 
 

@@ -134,7 +134,7 @@ def trace_forward(
         The trace.
 
     Raises:
-        PartitionError: If times are to be measured for a model on the meta device.
+        PartitionError: If times are to be measured for a model on the meta device, or the GPU has too little memory.
     """
     tree = ModelTree.of(module)
     on_meta = any(entry.tensor.device.type == "meta" for entry in tree.parameters)
@@ -146,6 +146,11 @@ def trace_forward(
     try:
         recording = run.watched(measure_memory)
         seconds = run.timed(where) if measure_times else {}
+    except torch.OutOfMemoryError as problem:
+        raise PartitionError(
+            f"the trace of {type(module).__name__} ran out of memory on {where}: use "
+            "smp.DistributedModel(..., trace_device='cpu'), or the configuration key skip_tracing"
+        ) from problem
     finally:
         _TRACING.reset(token)
     return recording.trace(where, seconds if measure_times else None, measure_memory)
@@ -175,6 +180,7 @@ class _Run:
         self._kwargs = kwargs
         self._device = device
         self._runner = runner
+        self._written: list[torch.Tensor] = []
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -198,13 +204,17 @@ class _Run:
             ):
                 self._call(*args, **kwargs)
             recording.finish()
+            self._written = writes.written()
         return recording
 
     def timed(self, where: torch.device) -> dict[str, float]:
         with self._prepared(gradients=False) as (args, kwargs, writes):
+            # Watching would slow this run down, but the first one told what will be written to.
+            for tensor in self._written:
+                writes.before_write(tensor)
             stack = Stack()
             timing = Timing(where, stack)
-            with intercepted(self._tree, stack, timing, self._runner), _OnlyWrites(writes):
+            with intercepted(self._tree, stack, timing, self._runner):
                 started = timing.clock.now()
                 self._call(*args, **kwargs)
                 timing.clock.add("", started)
@@ -305,10 +315,13 @@ class _Recording:
         self._kept_bytes[""] = self._kept[id(self._stack.executions[0])].nbytes()
 
     def trace(self, device: torch.device, seconds: Mapping[str, float] | None, measured_memory: bool) -> Trace:
+        num_calls: dict[str, int] = {}
+        for (_, callee), count in self._calls.items():
+            num_calls[callee] = num_calls.get(callee, 0) + count
         records = {
             entry.path: ModuleRecord(
                 execution_index=self._first.get(entry.path),
-                num_calls=sum(count for (_, callee), count in self._calls.items() if callee == entry.path),
+                num_calls=num_calls.get(entry.path, 0),
                 forward_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
                 operations=self._operations.get(entry.path, 0),
                 activation_bytes=self._kept_bytes.get(entry.path, 0),
@@ -345,13 +358,6 @@ class _Kept:
 
     def nbytes(self) -> int:
         return sum(size for size, _ in self._storages.values())
-
-
-class _OnlyWrites(OperationMode):  # type: ignore[no-untyped-call]
-    """Reports writes alone, for the timed run."""
-
-    def __init__(self, writes: Writes) -> None:
-        super().__init__(lambda func, tensors: None, writes.before_write, lambda func, args, kwargs, result: None)
 
 
 def _tensors_in(value: object) -> list[torch.Tensor]:
