@@ -151,7 +151,7 @@ impl Machine {
                 if let Some(task) = task {
                     self.finish_task(worker, &task, now);
                 }
-                self.release_turn(worker, WorkerState::Idle, now);
+                self.release_turn(worker, task, WorkerState::Idle, now);
                 self.busy_workers -= 1;
             }
             WorkerState::Idle => {}
@@ -246,7 +246,8 @@ impl Machine {
     }
 
     fn suspend(&mut self, worker: WorkerId, state: WorkerState, now: Duration) {
-        self.release_turn(worker, state, now);
+        let task = self.workers[worker.0 as usize].task;
+        self.release_turn(worker, task, state, now);
         self.step.suspensions += 1;
         self.total.suspensions += 1;
         let pending = self
@@ -259,12 +260,18 @@ impl Machine {
         self.dispatch(None, now);
     }
 
-    /// Takes the turn from the worker that has it, and records the slice that ends.
-    fn release_turn(&mut self, worker: WorkerId, state: WorkerState, now: Duration) {
+    /// Takes the turn from the worker that has it, and records the slice of its task that ends.
+    fn release_turn(
+        &mut self,
+        worker: WorkerId,
+        task: Option<CurrentTask>,
+        state: WorkerState,
+        now: Duration,
+    ) {
         let slot = &mut self.workers[worker.0 as usize];
         let start = std::mem::replace(&mut slot.since, now);
         slot.state = state;
-        if let Some(task) = slot.task {
+        if let Some(task) = task {
             self.record_task(worker, task.kind, &task, start, now);
         }
         self.turn = Turn::Free;

@@ -3,6 +3,7 @@
 mod alone;
 mod failures;
 mod laws;
+mod records;
 mod rig;
 mod rules;
 mod script;
