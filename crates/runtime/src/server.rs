@@ -99,7 +99,7 @@ impl Server {
             let event = state.machine.poll_main(self.now());
             let left = deadline.saturating_duration_since(Instant::now());
             if event.is_some() || left.is_zero() {
-                state.machine.leave_main();
+                state.machine.block_main(false);
                 drop(self.settle(state));
                 return event;
             }
@@ -156,18 +156,24 @@ impl Server {
     ) -> Result<Option<Vec<Body>>, ServerError> {
         let deadline = Instant::now() + patience;
         let mut state = self.lock();
-        loop {
+        state.machine.block_main(true);
+        let result = loop {
             state.machine.tick(self.now());
             state = self.settle(state);
-            if state.machine.poll_main_wait()? == Waiting::Over {
-                return state.machine.take_responses(requests).map(Some);
+            match state.machine.poll_main_wait() {
+                Ok(Waiting::Over) => break state.machine.take_responses(requests).map(Some),
+                Ok(Waiting::Suspended) => {}
+                Err(error) => break Err(error),
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(None);
+                break Ok(None);
             }
             state = wait_on(&self.main_bell, state, left);
-        }
+        };
+        state.machine.block_main(false);
+        drop(self.settle(state));
+        result
     }
 
     /// Parks a root task until the schedule grants its backward.

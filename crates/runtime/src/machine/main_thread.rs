@@ -38,9 +38,9 @@ impl Machine {
         self.main_blocked = true;
     }
 
-    /// The main thread no longer waits in the server.
-    pub fn leave_main(&mut self) {
-        self.main_blocked = false;
+    /// Says whether the main thread waits in the server (EX-8).
+    pub fn block_main(&mut self, blocked: bool) {
+        self.main_blocked = blocked;
     }
 
     /// What the main thread has to do now.

@@ -53,7 +53,7 @@ impl Machine {
         if !matches!(self.stage, Stage::Running) {
             return;
         }
-        if self.turn != Turn::Free {
+        if matches!(self.turn, Turn::Worker(_)) || !self.main_blocked {
             self.stall.progress(now);
             return;
         }
