@@ -11,16 +11,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use shardwright_wire::Buffer;
 
-/// Fill `bytes` from memory that a live tensor owns.
-pub(crate) fn copy_from(address: usize, bytes: &mut [u8]) {
-    if !bytes.is_empty() {
-        // SAFETY: the caller of `TensorParts.append` passes the address and byte count of a dense
-        // tensor that it keeps alive during the call; `bytes` is freshly allocated, so the two
-        // ranges cannot overlap.
-        unsafe {
-            std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), bytes.len());
-        }
+/// Copy memory that a live tensor owns.
+pub(crate) fn copy_from(address: usize, nbytes: usize) -> Buffer {
+    if nbytes == 0 {
+        return Buffer::default();
     }
+    // SAFETY: the caller of `TensorParts.append` passes the address and byte count of a dense
+    // tensor, which it keeps alive and unchanged during the call.
+    Buffer::copy_of(unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) })
 }
 
 /// Received bytes, writable through the buffer protocol, freed with their last tensor.

@@ -1,11 +1,10 @@
 //! Tensors' bytes on their way between Python and messages.
 
-use std::convert::Infallible;
 use std::sync::Mutex;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use shardwright_wire::{Buffer, TensorMeta, TensorPart};
+use shardwright_wire::{TensorMeta, TensorPart};
 
 use crate::raw::{self, ReceivedBuffer};
 
@@ -85,16 +84,10 @@ impl TensorParts {
                 meta.dtype, meta.shape, meta.strides
             )));
         }
-        let copy = || {
-            Buffer::filled_by(nbytes, |bytes| {
-                raw::copy_from(address, bytes);
-                Ok::<(), Infallible>(())
-            })
-        };
-        let Ok(data) = if nbytes > DETACHED_COPY_BYTES {
-            py.detach(copy)
+        let data = if nbytes > DETACHED_COPY_BYTES {
+            py.detach(|| raw::copy_from(address, nbytes))
         } else {
-            copy()
+            raw::copy_from(address, nbytes)
         };
         self.parts().push(TensorPart { meta, data });
         Ok(())

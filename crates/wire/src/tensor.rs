@@ -90,6 +90,24 @@ impl Buffer {
         Arc::unwrap_or_clone(self.words)
     }
 
+    /// A copy of `bytes`, written once, where [`Self::filled_by`] writes zeros before.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let whole = bytes.chunks_exact(16);
+        let mut tail = [0; 16];
+        tail[..whole.remainder().len()].copy_from_slice(whole.remainder());
+        let mut words = Vec::with_capacity(bytes.len().div_ceil(16));
+        words.extend(
+            whole.map(|word| u128::from_ne_bytes(word.try_into().expect("chunks are of 16 bytes"))),
+        );
+        if words.len() * 16 < bytes.len() {
+            words.push(u128::from_ne_bytes(tail));
+        }
+        Self {
+            words: Arc::new(words),
+            len: bytes.len(),
+        }
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.len]
@@ -113,4 +131,19 @@ pub struct TensorPart {
     pub meta: TensorMeta,
     /// The bytes, in storage order.
     pub data: Buffer,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_hold_the_bytes_whatever_their_number() {
+        for len in 0..70_u8 {
+            let bytes: Vec<u8> = (1..=len).collect();
+            let copy = Buffer::copy_of(&bytes);
+            assert_eq!(copy.as_bytes(), bytes);
+            assert_eq!(copy.words.len(), bytes.len().div_ceil(16));
+        }
+    }
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
+use shardwright_wire::Beat;
+use shardwright_wire::codec::beat_frame;
 
 use super::{Kind, Recorder, heavy, numbered};
 use crate::secret::Secret;
@@ -45,6 +47,38 @@ fn a_frozen_peer_is_noticed_although_it_takes_nothing() {
     rank.close(None);
     assert!(began.elapsed() < Duration::from_secs(8));
     drop(frozen);
+}
+
+#[test]
+fn a_rank_that_sends_nonsense_is_lost_with_the_reason() {
+    let mut oversized = beat_frame(Beat::default()).head;
+    oversized[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+    let mut newer = beat_frame(Beat::default()).head;
+    newer[4] = 2;
+    let nonsense = [
+        (
+            oversized,
+            "18446744073709551615 bytes of control, at most 268435456 are allowed",
+        ),
+        (newer, "format version 2 where this library reads version 1"),
+        (
+            vec![b'x'; 64],
+            "not a shardwright frame: it begins with [78, 78, 78, 78]",
+        ),
+    ];
+    for (bytes, expected) in nonsense {
+        let recorder = Arc::new(Recorder::default());
+        let mut all = all_options(2);
+        let frozen = join_frozen(all.pop().unwrap());
+        let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
+            .join()
+            .unwrap()
+            .unwrap();
+        frozen.join().unwrap().unwrap().write(Rank(0), &bytes);
+        let reason = expected.to_owned();
+        assert_eq!(recorder.wait_loss(Rank(1)), Loss::Broken { reason });
+        rank.close(None);
+    }
 }
 
 #[test]

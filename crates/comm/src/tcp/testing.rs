@@ -57,17 +57,20 @@ pub(crate) fn join(
 
 /// A rank without threads; dropping it is its death.
 pub(crate) struct Frozen {
-    _connected: Connected,
+    connected: Connected,
+}
+
+impl Frozen {
+    /// Writes raw bytes to a peer.
+    pub(crate) fn write(&self, to: Rank, bytes: &[u8]) {
+        std::io::Write::write_all(&mut &self.connected.streams[&to], bytes).unwrap();
+    }
 }
 
 /// Joins in a thread, and then neither reads nor writes: a frozen process.
 pub(crate) fn join_frozen(options: JobOptions) -> JoinHandle<Result<Frozen, StartError>> {
     let thread = std::thread::Builder::new().name("test-frozen".to_owned());
     thread
-        .spawn(move || {
-            start(options, &Cancel::default()).map(|connected| Frozen {
-                _connected: connected,
-            })
-        })
+        .spawn(move || start(options, &Cancel::default()).map(|connected| Frozen { connected }))
         .unwrap()
 }

@@ -1,0 +1,69 @@
+//! A process of its own, so that its threads and sockets can be counted.
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shardwright_comm::{JobOptions, Listener, Router, Secret, Tcp, Transport, connect};
+use shardwright_core::Rank;
+use shardwright_wire::Limits;
+
+fn job(world: u32) -> Vec<Arc<Tcp>> {
+    let listener = Listener::bind("127.0.0.1", 0).unwrap();
+    let port = listener.port();
+    let mut listener = Some(listener);
+    let threads: Vec<_> = (0..world)
+        .map(|rank| {
+            let options = JobOptions {
+                rank: Rank(rank),
+                world,
+                host: "127.0.0.1".to_owned(),
+                port,
+                listener: listener.take(),
+                bind_address: None,
+                host_name: "host".to_owned(),
+                secret: Secret::new(b"secret".to_vec()),
+                version: "1".to_owned(),
+                fingerprint: String::new(),
+                connect_timeout: Duration::from_secs(30),
+                liveness_timeout: Duration::from_secs(30),
+                limits: Limits::default(),
+            };
+            let thread = std::thread::Builder::new();
+            thread
+                .spawn(move || connect(options, Arc::new(Router::default()), &mut || true).unwrap())
+                .unwrap()
+        })
+        .collect();
+    threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .collect()
+}
+
+fn count(what: &str) -> usize {
+    std::fs::read_dir(format!("/proc/self/{what}"))
+        .unwrap()
+        .count()
+}
+
+#[test]
+fn a_closed_job_leaves_no_thread_and_no_socket() {
+    let before = (count("task"), count("fd"));
+    for _ in 0..3 {
+        let ranks = job(4);
+        assert!(count("task") >= before.0 + 4 * 7);
+        let closing: Vec<_> = ranks
+            .into_iter()
+            .map(|rank| {
+                std::thread::Builder::new()
+                    .spawn(move || rank.close(None))
+                    .unwrap()
+            })
+            .collect();
+        for thread in closing {
+            thread.join().unwrap();
+        }
+        assert_eq!((count("task"), count("fd")), before);
+    }
+}
