@@ -268,3 +268,14 @@ def test_a_decision_survives_json_and_is_checked_against_the_model() -> None:
         again.check_against(Tied().double())
     with pytest.raises(PartitionError, match="not a partition decision"):
         Decision.from_json("[]")
+
+
+def test_a_model_divided_under_inference_mode_can_still_be_trained() -> None:
+    model = Tied()
+    with torch.inference_mode():
+        share = apply_ownership(model, decide(model, body=1), 0)
+    model.requires_grad_(False)
+    model.requires_grad_(True)
+    assert not any(p.is_inference() for p in model.parameters())
+    model.head(model.embedding(torch.tensor([1]))).sum().backward()
+    assert share.gradient_bytes() == share.parameter_bytes()

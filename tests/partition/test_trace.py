@@ -277,3 +277,18 @@ def test_running_out_of_memory_says_what_to_do() -> None:
 
     with pytest.raises(PartitionError, match="trace_device='cpu'"):
         trace_forward(Large(), Large())
+
+
+def test_a_trace_under_inference_mode_leaves_ordinary_tensors() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    before = snapshot_of(model)
+    with torch.inference_mode():
+        trace = trace_forward(model, model, (torch.ones(2, 4),))
+    assert trace.order() == ["", "0", "1"]
+    assert snapshot_of(model) == before
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def snapshot_of(model: nn.Module) -> list[Any]:
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(id(t), t._version, t.tolist(), t.is_inference()) for t in tensors]

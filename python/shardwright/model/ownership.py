@@ -180,4 +180,6 @@ def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int) -> Owne
         PartitionError: If the decision was made for another model.
     """
     decision.check_against(module)
-    return Ownership(module, decision, pp_rank)
+    # The first step may be an evaluation, but training follows.
+    with torch.inference_mode(False):
+        return Ownership(module, decision, pp_rank)

@@ -223,7 +223,8 @@ class _Run:
     @contextlib.contextmanager
     def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes]]:
         own = {id(entry.tensor) for entry in self._tree.parameters}
-        with preserved(self._tree) as writes, contextlib.ExitStack() as stack:
+        # Under inference mode the copies of buffers would be tensors that nothing else may write to.
+        with torch.inference_mode(False), preserved(self._tree) as writes, contextlib.ExitStack() as stack:
             if self._device is not None:
                 stack.enter_context(moved_to(self._tree, self._device))
             stack.enter_context(torch.set_grad_enabled(gradients))
