@@ -1,0 +1,55 @@
+"""What the package shows to the outside: its names, its types, and an import that changes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import shardwright as smp
+
+NAMES = Path(__file__).with_name("public_names.txt")
+
+WATCHED_IMPORT = """
+import json, logging, os, signal, sys, threading
+import torch, numpy
+before = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in signal.valid_signals()]
+import shardwright
+after = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in signal.valid_signals()]
+print(json.dumps({
+    "same": before == after,
+    "handlers": len(logging.getLogger("shardwright").handlers) + len(logging.getLogger().handlers),
+    "process_group": torch.distributed.is_initialized(),
+    "transformers": "transformers" in sys.modules,
+}))
+"""
+
+
+def test_the_public_names_are_those_written_down() -> None:
+    assert sorted(smp.__all__) == NAMES.read_text().split()
+
+
+@pytest.mark.parametrize("name", smp.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(smp, name)
+    assert not callable(value) or value.__doc__
+
+
+def test_importing_changes_nothing() -> None:
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", WATCHED_IMPORT], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    seen = json.loads(result.stdout)
+    assert seen == {"same": True, "handlers": 0, "process_group": False, "transformers": False}
+    assert result.stderr == ""
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    package = resources.files("shardwright")
+    assert package.joinpath("py.typed").is_file()
+    assert package.joinpath("_core.pyi").is_file()
