@@ -57,6 +57,19 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
     return parts
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap, so that strides can travel."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in dense host memory, as a plain tensor without history."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
@@ -70,23 +83,12 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
             "tensors with values of whole bytes can: convert it, for example by .to_dense() or .dequantize()"
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if not plain.is_contiguous() and not _is_dense(plain):
+    if not is_dense(plain):
         plain = plain.contiguous()
     if not plain.is_cuda:
         return plain
     host = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, pin_memory=True)
     return host.copy_(plain, non_blocking=True)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a stretch of memory, each at its own place: a permutation of a contiguous tensor."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def unpack(parts: Any) -> list[torch.Tensor]:
