@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright import _core
-from shardwright.errors import FrameError
-from shardwright.execution.context import TaskState, suspended
+from shardwright.errors import FrameError, UnsupportedValueError
+from shardwright.execution import process
+from shardwright.execution.context import TaskState, carried, suspended
 from shardwright.execution.exchange import rebuild_results, sharing_of
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, current_frame
+from shardwright.huggingface import collector
+from shardwright.huggingface.adapter import refuse_cache
 from shardwright.values import pack, registry, unpack
 
 
@@ -56,19 +58,21 @@ def call_remote(
     assert task is not None
     assert frame is not None
     frame.settle()
-    tree = (args, dict(kwargs))
-    spec, given = _core.flatten((*tree, None), registry)
-    sharing = sharing_of(given)
-    if sharing is not None:
-        spec, given = _core.flatten((*tree, sharing), registry)
-    state = TaskState.capture()
-    inputs, needs = [], []
-    for index, tensor in enumerate(given):
-        need = tensor.requires_grad and (state.grad_mode or not tensor._is_view())
-        needs.append(need)
-        if need:
-            inputs.append((get_gradient_edge(tensor), index))
     number = frame.next_call_number()
+    spec, given = _arguments(target, args, kwargs)
+    extras = sharing_of(given) | carried(
+        f"module {target.name!r}, which rank {target.rank} owns, was called", task.state.device, task.state.settings
+    )
+    extras["key"] = process.derive(frame.key, number)
+    wanted = collector.outgoing()
+    if wanted is not None:
+        extras["collector"] = wanted
+    extras_spec, _ = _core.flatten(extras, registry)
+    needs = [tensor.requires_grad for tensor in given]
+    inputs: list[tuple[GradientEdge, int]] = [
+        (get_gradient_edge(tensor), index) for index, tensor in enumerate(given) if needs[index]
+    ]
+    state = TaskState.capture()
     request = task.runtime.server.send_request(
         task.worker,
         to=target.rank,
@@ -85,40 +89,43 @@ def call_remote(
         inference_mode=state.inference_mode,
         autocast=state.autocast,
         checkpointing=frame.checkpointing > 0,
-        spec=spec,
+        spec=_core.Spec.join([spec, extras_spec]),
         parts=pack(given, needs),
     )
-    del spec
-    [(spec, parts)] = _wait(task, [request], "forward", state)
+    with suspended():
+        [(spec, parts)] = task.runtime.server.wait(task.worker, [request], "forward")
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
     return _receive(frame, call, spec, parts, given)
 
 
-def _wait(task: RunningTask, requests: list[int], phase: str, state: TaskState) -> list[Any]:
-    with suspended():
-        return task.runtime.server.wait(task.worker, requests, phase)
+def _arguments(
+    target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, list[torch.Tensor]]:
+    try:
+        spec, given = _core.flatten((args, dict(kwargs)), registry, ["args", "kwargs"])
+    except UnsupportedValueError:
+        refuse_cache(target.name, target.rank, (args, kwargs))
+        raise
+    return spec, given
 
 
 def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | None) -> None:
+    owned = f"module {target.name!r}, which rank {target.rank} owns,"
     if task is None or frame is None:
-        if torch._C._current_graph_task_id() != -1:  # type: ignore[attr-defined]
+        if torch._C._current_graph_task_id() != -1:
             raise FrameError(
-                f"module {target.name!r}, which rank {target.rank} owns, was called during backward (a reentrant "
-                "checkpoint or a reversible block around it): place the whole block on one rank with smp.set_partition"
+                f"{owned} was called during backward (a reentrant checkpoint or a reversible block around it): place "
+                "the whole block on one rank with smp.set_partition"
             )
-        raise FrameError(
-            f"module {target.name!r}, which rank {target.rank} owns, was called outside a step: call the model inside "
-            "a function decorated with smp.step"
-        )
+        raise FrameError(f"{owned} was called outside a step: call the model inside a function decorated with smp.step")
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         raise FrameError(
-            f"module {target.name!r}, which rank {target.rank} owns, was called under a torch.func transform or "
-            "forward-mode differentiation, which cannot cross ranks: apply it inside one module"
+            f"{owned} was called under a torch.func transform or forward-mode differentiation, which cannot cross "
+            "ranks: apply it inside one module"
         )
-    if not frame.checkpointing and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise FrameError(
-            f"module {target.name!r}, which rank {target.rank} owns, was called inside saved_tensors_hooks, which "
-            "cannot cross ranks: use them inside one module"
+            f"{owned} was called inside saved_tensors_hooks, which cannot cross ranks: use them inside one module"
         )
 
 
@@ -126,27 +133,14 @@ def _receive(frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.
     received = unpack(parts)
     needs = [bool(parts.meta(index)[4]) for index in range(len(received))]
     result_spec, returned_spec = spec.split()
-    returned = returned_spec.build(received, registry) or {}
-    tensors, call.results = rebuild_results(frame, call.module, received, needs, returned.get("recipes", {}), given)
+    returned = returned_spec.build([], registry) or {}
     if any(needs):
         frame.calls.append(call)
-    for index in returned.get("watch", ()):
-        frame.watch(call.module, tensors[index])
-    for index in returned.get("watch_arguments", ()):
-        frame.watch(call.module, given[index])
-    # A written argument came back as a further result: cut like the others, then copied over the caller's own tensor.
-    place_of = {id(tensor): index for index, tensor in enumerate(received)}
-    for index, value in returned.get("written", ()):
-        place = place_of[id(value)]
-        _write_back(frame, given[index], tensors[place])
-    return result_spec.build(tensors, registry)
-
-
-def _write_back(frame: Frame, tensor: torch.Tensor, value: torch.Tensor) -> None:
-    with nullcontext() if torch.is_grad_enabled() else torch.no_grad():
-        tensor.copy_(value)
-    if tensor.grad_fn is not None:
-        frame.written.add(tensor.grad_fn)
+    tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
+    result, additions = result_spec.build(tensors, registry)
+    if additions is not None:
+        collector.incoming(additions)
+    return result
 
 
 class ServerBackward:
@@ -184,9 +178,8 @@ class ServerBackward:
                     parts=pack(tensors, [False] * len(tensors)),
                 )
             )
+            del tensors
             gradients.clear()
         with suspended():
             answers = server.wait(self._task.worker, requests, "backward")
         return [dict(spec.build(unpack(parts), registry) or ()) for spec, parts in answers]
-
-

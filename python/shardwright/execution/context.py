@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -13,6 +14,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from shardwright.errors import FrameError
+from shardwright.execution import process
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -53,6 +55,39 @@ class TaskState:
             yield
 
 
+def default_device(what: str) -> torch.device | None:
+    """The calling thread's default device, None when it is not set.
+
+    Raises:
+        FrameError: A torch mode is active that cannot follow into other threads; ``what`` was done under it.
+    """
+    device = None
+    for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        if not isinstance(mode, DeviceContext):
+            raise FrameError(
+                f"{what} under the torch function mode {type(mode).__name__}, which does not reach modules on other "
+                "ranks: enter it inside the module that needs it"
+            )
+        device = mode.device
+    modes = _get_current_dispatch_mode_stack()
+    if modes:
+        raise FrameError(
+            f"{what} under the torch dispatch mode {type(modes[-1]).__name__}, which does not reach modules on other "
+            "ranks: enter it inside the module that needs it"
+        )
+    return device
+
+
+@contextmanager
+def on_device(device: torch.device | None) -> Iterator[None]:
+    """Run the block with a default device, or without one."""
+    if device is None:
+        yield
+    else:
+        with device:
+            yield
+
+
 @dataclass(frozen=True, slots=True)
 class StepState:
     """What the script's own thread had set when it called the step function; every task on this rank starts from it.
@@ -61,63 +96,91 @@ class StepState:
         variables: Context variables.
         task: Gradient, inference and autocast mode.
         device: The default device, None when it is not set.
-        dtype: The default dtype.
+        settings: What torch keeps for the whole process.
+        random: The states of the random number generators.
+        seed: What the script last seeded the default generator with.
         cuda_device: The current CUDA device, None without CUDA.
     """
 
     variables: contextvars.Context
     task: TaskState
     device: torch.device | None
-    dtype: torch.dtype
+    settings: process.Settings
+    random: process.RandomState
+    seed: int
     cuda_device: int | None
 
     @staticmethod
     def capture() -> StepState:
         """The calling thread's state; raises :class:`FrameError` for modes that cannot follow into other threads."""
-        device = None
-        for mode in _get_current_function_mode_stack():
-            if not isinstance(mode, DeviceContext):
-                raise FrameError(
-                    f"the step function was called under the torch function mode {type(mode).__name__}, which does "
-                    "not reach modules on other ranks: enter it inside the module that needs it"
-                )
-            device = mode.device
-        modes = _get_current_dispatch_mode_stack()
-        if modes:
-            raise FrameError(
-                f"the step function was called under the torch dispatch mode {type(modes[-1]).__name__}, which does "
-                "not reach modules on other ranks: enter it inside the module that needs it"
-            )
+        device = default_device("the step function was called")
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             raise FrameError(
                 "the step function was called inside torch.autograd.graph.saved_tensors_hooks (or save_on_cpu), which "
                 "do not reach modules on other ranks: use them inside the module that needs them"
             )
-        cuda = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        cuda = torch.cuda.current_device() if process.cuda_in_use() else None
         return StepState(
-            contextvars.copy_context(), TaskState.capture(), device, torch.get_default_dtype(), cuda
+            contextvars.copy_context(),
+            TaskState.capture(),
+            device,
+            process.settings(),
+            process.random_state(),
+            torch.initial_seed(),
+            cuda,
         )
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Set the thread's default device, CUDA device and default dtype for the block."""
+        """Set the thread's default device, CUDA device and the process's settings for the block."""
         if self.cuda_device is not None:
             torch.cuda.set_device(self.cuda_device)
-        if torch.get_default_dtype() != self.dtype:
-            torch.set_default_dtype(self.dtype)
-        if self.device is None:
+        process.restore_settings(self.settings)
+        with on_device(self.device):
             yield
-        else:
-            with self.device:
-                yield
+
+    def root_key(self, step: int, microbatch: int) -> int:
+        """The key of a step function's random numbers, and of all that it calls; see :func:`process.derive`."""
+        return process.derive(process.derive(self.seed, step), microbatch)
+
+    def restore(self) -> None:
+        """After a step: put back what its tasks may have left changed, the random number generators too."""
+        process.restore_settings(self.settings)
+        process.restore_random_state(self.random)
+
+
+def carried(what: str, device: torch.device | None, settings: process.Settings) -> dict[str, Any]:
+    """What the calling task has changed of the script's device and settings, for the rank that it calls."""
+    changed: dict[str, Any] = {}
+    now = default_device(what)
+    if now != device:
+        changed["device"] = now
+    different = process.difference(settings, process.settings())
+    if different:
+        changed["settings"] = different
+    return changed
+
+
+@contextmanager
+def as_carried(extras: Mapping[str, Any]) -> Iterator[None]:
+    """Run the block under what :func:`carried` gave."""
+    if "settings" in extras:
+        process.restore_settings(process.changed(process.settings(), extras["settings"]))
+    if "device" in extras:
+        with on_device(extras["device"]):
+            yield
+    else:
+        yield
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
     """Around a wait: puts back what is process-wide and another task may have changed meanwhile."""
-    dtype = torch.get_default_dtype()
+    settings, random = process.settings(), process.random_state()
+    if any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES):
+        torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
     try:
         yield
     finally:
-        if torch.get_default_dtype() != dtype:
-            torch.set_default_dtype(dtype)
+        process.restore_settings(settings)
+        process.restore_random_state(random)

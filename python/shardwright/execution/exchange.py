@@ -1,21 +1,29 @@
 """What a request and its response say about tensors beyond their bytes: sharing, views and writes.
 
-A request's body is ``(args, kwargs, sharing)``, a response's ``(result, returned)``. Tensors are numbered in the
-order in which :func:`shardwright._core.flatten` meets them, each once.
+A request's body is ``((args, kwargs), extras)``, a response's ``(result, returned)``. Tensors are numbered in the
+order in which :func:`shardwright._core.flatten` meets them, each once; a response may carry further ones.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from shardwright.errors import FrameError
-from shardwright.frames import Frame, cut
+from shardwright.frames import Frame, Slot, cut
+from shardwright.values.tensors import is_dense
 
-#: How a result is found at the requester instead of sent: the kind, the index it refers to, sizes, strides, offset.
-Recipe = tuple[str, int, list[int], list[int], int]
+#: How a result is found at the requester instead of sent: the kind, the number it refers to, sizes, strides, offset,
+#: whether it was made in grad mode, and whether it requires a gradient.
+Recipe = tuple[str, int, list[int], list[int], int, bool, bool]
+
+_creation_of: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_meta
+_Creation: Any = torch._C._autograd.CreationMeta
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -23,20 +31,7 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlap, so that strides can travel."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any] | None:
+def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
     """What the executing rank cannot see: arguments that share memory, and those sent in another layout."""
     shared: dict[int, list[int]] = {}
     if len(tensors) > 1:
@@ -44,161 +39,254 @@ def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any] | None:
             shared.setdefault(storage_id(tensor), []).append(index)
     groups = [group for group in shared.values() if len(group) > 1]
     relaid = [index for index, tensor in enumerate(tensors) if not is_dense(tensor)]
-    return {"groups": groups, "relaid": relaid} if groups or relaid else None
+    sharing: dict[str, Any] = {}
+    if groups:
+        sharing["groups"] = groups
+    if relaid:
+        sharing["relaid"] = relaid
+    return sharing
 
 
-def containers_of(tree: Any) -> list[list[Any] | dict[Any, Any]]:
-    """The lists and dicts in an argument tree, in order."""
-    found: list[list[Any] | dict[Any, Any]] = []
-    stack = [tree]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            found.append(value)
-            stack.extend(value.values())
-        elif isinstance(value, list):
-            found.append(value)
-            stack.extend(value)
-        elif isinstance(value, tuple):
-            stack.extend(value)
-    return found
+def _contents(value: Any) -> list[Any] | None:
+    """What a value that can be changed holds; None for any other value."""
+    if isinstance(value, list):
+        return list(value)
+    if isinstance(value, dict):
+        return [part for item in value.items() for part in item]
+    if isinstance(value, set):
+        return sorted(value, key=id)
+    if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor | type):
+        return [part for item in vars(value).items() for part in item]
+    return None
 
 
 class Arguments:
     """The arguments of one execution, as they were before it, to see afterwards what it did to them."""
 
-    def __init__(self, module: str, tensors: list[torch.Tensor], tree: Any, sharing: dict[str, Any] | None) -> None:
-        """Remember versions and the contents of lists and dicts."""
+    def __init__(self, module: str, tensors: list[torch.Tensor], tree: Any, extras: dict[str, Any]) -> None:
+        """Remember versions, histories and the contents of containers."""
         self.module = module
         self.tensors = tensors
-        self.sharing = sharing or {"groups": [], "relaid": []}
-        self._versions = [_version(tensor) for tensor in tensors]
-        self._containers = [(container, container.copy()) for container in containers_of(tree)]
+        self.groups: list[list[int]] = extras.get("groups", [])
+        self.relaid: list[int] = extras.get("relaid", [])
+        self._versions = [tensor._version for tensor in tensors]
+        self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
+        self._containers = list(self._snapshots(tree))
+
+    @staticmethod
+    def _snapshots(tree: Any) -> list[tuple[Any, list[Any]]]:
+        found: list[tuple[Any, list[Any]]] = []
+        stack = [tree]
+        while stack:
+            value = stack.pop()
+            if isinstance(value, tuple):
+                stack.extend(value)
+                continue
+            contents = _contents(value)
+            if contents is not None:
+                found.append((value, contents))
+                stack.extend(contents)
+        return found
 
     def check_containers(self) -> None:
-        """Raise :class:`FrameError` if a list or dict was changed: that change cannot travel back."""
+        """Raise :class:`FrameError` if a container was changed: that change cannot travel back."""
         for container, before in self._containers:
-            pairs = zip(_items(container), _items(before), strict=False)
-            if len(container) != len(before) or any(a is not b for a, b in pairs):
+            now = _contents(container)
+            assert now is not None, "it was a container before"
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
                 raise FrameError(
-                    f"module {self.module!r} changed a {type(container).__name__} that it was given; it runs on another "
-                    "rank than its caller, where that change cannot be seen: return the new value instead"
+                    f"module {self.module!r} changed a {type(container).__name__} that it was given; it runs on "
+                    "another rank than its caller, where that change cannot be seen: return the new value instead"
                 )
 
     def written(self) -> list[int]:
-        """The indices of the tensors written in place; refuses writes that other arguments would have to show."""
-        written = [i for i, t in enumerate(self.tensors) if _version(t) != self._versions[i]]
+        """The indices of the tensors written in place; refuses what the caller's own tensors could not show."""
+        for index, tensor in enumerate(self.tensors):
+            if tensor.requires_grad != (self._history[index] is not None) and self.rewritten(index) is None:
+                raise FrameError(
+                    f"module {self.module!r} called requires_grad_() or detach_() on an argument; it runs on another "
+                    "rank than its caller, where that cannot be seen: do it on a detach() or clone(), or in the caller"
+                )
+        written = [i for i, tensor in enumerate(self.tensors) if tensor._version != self._versions[i]]
         for index in written:
-            for group in self.sharing["groups"]:
-                if index in group:
-                    raise FrameError(
-                        f"module {self.module!r} wrote in place to an argument that shares memory with another "
-                        "argument; on another rank they are separate copies: pass a clone(), or only one of them"
-                    )
+            if any(index in group for group in self.groups):
+                raise FrameError(
+                    f"module {self.module!r} wrote in place to an argument that shares memory with another "
+                    "argument; on another rank they are separate copies: pass a clone(), or only one of them"
+                )
         return written
 
-
-def _items(container: list[Any] | dict[Any, Any]) -> list[Any]:
-    if isinstance(container, list):
-        return container
-    return [part for item in container.items() for part in item]
-
-
-def _view(tensor: torch.Tensor) -> torch.Tensor:
-    with torch.set_grad_enabled(tensor.requires_grad):
-        return tensor.view_as(tensor)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    def rewritten(self, index: int) -> Node | None:
+        """The new history of an argument that was written to in grad mode; None where only values changed."""
+        node = self.tensors[index].grad_fn
+        return None if node is self._history[index] else node
 
 
 @dataclass(slots=True)
 class Returned:
-    """How results relate to arguments and to each other.
+    """How the tensors of a response relate to arguments and to each other.
 
     Attributes:
-        recipes: By result index, how the requester finds it among what it already has.
+        tensors: The results, then the bases of results that share memory, then the arguments that were written to.
+        needs: Which of them get a gradient.
+        recipes: By number, how the requester finds a result among what it already has.
         watch: Results that share memory in a way that cannot be rebuilt.
         watch_arguments: Arguments that such results share memory with.
-        written: The arguments that were written to.
+        written: The written arguments, each with its number among the tensors.
     """
 
+    tensors: list[torch.Tensor]
+    needs: list[bool] = field(default_factory=list)
     recipes: dict[int, Recipe] = field(default_factory=dict)
     watch: list[int] = field(default_factory=list)
     watch_arguments: list[int] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
+    written: list[tuple[int, int]] = field(default_factory=list)
 
-    def as_value(self, arguments: Arguments) -> dict[str, Any] | None:
-        """The form that travels; None in the ordinary case that nothing needs saying."""
-        if not (self.recipes or self.watch or self.written):
-            return None
-        return {
-            "recipes": self.recipes,
-            "watch": self.watch,
-            "watch_arguments": self.watch_arguments,
-            # A view is a further tensor of the response, also where the argument itself is a result.
-            "written": [(index, _view(arguments.tensors[index])) for index in self.written],
-        }
+    def as_value(self) -> dict[str, Any]:
+        """What travels beside the result; empty in the ordinary case that nothing needs saying."""
+        names = ("recipes", "watch", "watch_arguments", "written")
+        return {name: value for name in names if (value := getattr(self, name))}
 
 
 def describe_results(results: list[torch.Tensor], arguments: Arguments) -> Returned:
-    """Say which results are arguments, or views of arguments or of other results."""
-    returned = Returned(written=arguments.written())
-    argument_of = {id(tensor): index for index, tensor in enumerate(arguments.tensors)}
-    result_of = {id(tensor): index for index, tensor in enumerate(results)}
-    memory: dict[int, int] = {}
-    argument_memory = {storage_id(tensor): index for index, tensor in enumerate(arguments.tensors)}
-    for index, tensor in enumerate(results):
-        argument = argument_of.get(id(tensor))
+    """Say which results are arguments, or views of arguments or of other results, and which arguments were written."""
+    returned = Returned(list(results))
+    written = arguments.written()
+    numbers = {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
+    _add_bases(returned, numbers)
+    places = {id(tensor): place for place, tensor in enumerate(returned.tensors)}
+    for place, tensor in enumerate(returned.tensors):
+        argument = numbers.get(id(tensor))
         if argument is not None:
-            returned.recipes[index] = ("argument", argument, [], [], 0)
+            returned.recipes[place] = ("argument", argument, [], [], 0, True, tensor.requires_grad)
             continue
-        base = tensor._base if tensor._is_view() else None
-        if base is not None and tensor.dtype == base.dtype and tensor.requires_grad == base.requires_grad:
-            view = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset() - base.storage_offset())
-            argument = argument_of.get(id(base))
-            if argument is not None and argument not in arguments.sharing["relaid"]:
-                returned.recipes[index] = ("view of argument", argument, *view)
-                continue
-            result = result_of.get(id(base))
-            if result is not None and result != index and is_dense(base):
-                returned.recipes[index] = ("view of result", result, *view)
-                continue
-        key = storage_id(tensor)
-        if key in argument_memory:
-            returned.watch.append(index)
-            returned.watch_arguments.append(argument_memory[key])
-        elif key in memory:
-            returned.watch += [memory[key], index]
-        memory.setdefault(key, index)
+        base = _replayable_base(tensor)
+        if base is None:
+            continue
+        argument = numbers.get(id(base))
+        if argument is not None and argument not in arguments.relaid:
+            returned.recipes[place] = _recipe("view of argument", argument, tensor, base)
+        elif argument is None and base is not tensor and id(base) in places and is_dense(base):
+            returned.recipes[place] = _recipe("view of result", places[id(base)], tensor, base)
+    _find_shared(returned, arguments)
+    returned.needs = [
+        tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
+    ]
+    for index in written:
+        returned.written.append((index, len(returned.tensors)))
+        node = arguments.rewritten(index)
+        # A view of its own, because the argument itself may be a result too.
+        with torch.set_grad_enabled(node is not None):
+            tensor = arguments.tensors[index]
+            returned.tensors.append(tensor.detach() if node is None else tensor.view_as(tensor))
+        returned.needs.append(node is not None)
     return returned
 
 
+def _replayable_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What a tensor is a view of, if the requester can make it again by the base's strides."""
+    base = tensor._base if tensor._is_view() else None
+    if base is None or tensor.dtype != base.dtype:
+        return None
+    return None if _creation_of(tensor) in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
+
+
+def _recipe(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) -> Recipe:
+    offset = int(tensor.storage_offset()) - int(base.storage_offset())
+    grad_mode = bool(_creation_of(tensor) != _Creation.NO_GRAD_MODE)
+    return kind, number, list(tensor.shape), list(tensor.stride()), offset, grad_mode, tensor.requires_grad
+
+
+def _add_bases(returned: Returned, arguments: dict[int, int]) -> None:
+    """Send what several results are views of, so that they can be made as views of it again."""
+    known = arguments.keys() | {id(tensor) for tensor in returned.tensors}
+    bases: dict[int, torch.Tensor] = {}
+    views: Counter[int] = Counter()
+    elements: Counter[int] = Counter()
+    for tensor in returned.tensors:
+        base = _replayable_base(tensor)
+        if base is not None and id(base) not in known and is_dense(base):
+            bases[id(base)] = base
+            views[id(base)] += 1
+            elements[id(base)] += tensor.numel()
+    for key, base in bases.items():
+        if views[key] > 1 and base.numel() <= 2 * elements[key]:
+            returned.tensors.append(base)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The range of bytes that a tensor lies in."""
+    start = int(tensor.storage_offset())
+    end = start + 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start * tensor.element_size(), (end if tensor.numel() else start) * tensor.element_size()
+
+
+def _find_shared(returned: Returned, arguments: Arguments) -> None:
+    """Find memory shared in ways that no view makes again: it must not be written to any more."""
+    owners: dict[int, list[tuple[bool, int, tuple[int, int]]]] = {}
+    for index, tensor in enumerate(arguments.tensors):
+        owners.setdefault(storage_id(tensor), []).append((True, index, _extent(tensor)))
+    for place, tensor in enumerate(returned.tensors):
+        if place in returned.recipes:
+            continue
+        extent = _extent(tensor)
+        others = owners.setdefault(storage_id(tensor), [])
+        for is_argument, other, (start, end) in others:
+            if start < extent[1] and extent[0] < end:
+                (returned.watch_arguments if is_argument else returned.watch).append(other)
+                returned.watch.append(place)
+        others.append((False, place, extent))
+
+
 def rebuild_results(
-    frame: Frame, module: str, received: list[torch.Tensor], needs: list[bool], recipes: dict[int, Recipe],
+    frame: Frame,
+    module: str,
+    received: list[torch.Tensor],
+    needs: list[bool],
+    returned: dict[str, Any],
     given: list[torch.Tensor],
-) -> tuple[list[torch.Tensor], list[tuple[Any, int]]]:
-    """Make the requester's tensors of a response.
+) -> tuple[list[torch.Tensor], list[tuple[Slot, int]]]:
+    """Make the requester's tensors of a response, and write to its own what the module wrote.
 
     Returns:
-        The tensors by index, and the slot and index of each that was cut.
+        The tensors by number, and the slot and number of each that was cut.
     """
-    tensors: dict[int, torch.Tensor] = {}
-    slots: list[tuple[Any, int]] = []
-    views: list[tuple[int, Recipe]] = []
-    for index, tensor in enumerate(received):
-        recipe = recipes.get(index)
-        if recipe is None:
-            if needs[index]:
-                tensor, slot = cut(tensor, f"a result of module {module!r}")
-                slots.append((slot, index))
-            tensors[index] = tensor
-        elif recipe[0] == "argument":
-            tensors[index] = given[recipe[1]]
+    recipes: dict[int, Recipe] = returned.get("recipes", {})
+    tensors = list(received)
+    slots: list[tuple[Slot, int]] = []
+    for place, need in enumerate(needs):
+        if need:
+            tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
+            slots.append((slot, place))
+    for index, place in returned.get("written", ()):
+        _write_back(frame, given[index], tensors[place], needs[place])
+    for place, (kind, number, shape, strides, offset, grad_mode, needs_gradient) in recipes.items():
+        if kind == "argument":
+            tensors[place] = given[number]
         else:
-            views.append((index, recipe))
-    for index, (kind, base_index, shape, stride, offset) in views:
-        base = given[base_index] if kind == "view of argument" else tensors[base_index]
-        tensors[index] = base.as_strided(shape, stride, base.storage_offset() + offset)
-    return [tensors[index] for index in range(len(received))], slots
+            base = given[number] if kind == "view of argument" else tensors[number]
+            with torch.set_grad_enabled(grad_mode):
+                tensors[place] = base.as_strided(shape, strides, base.storage_offset() + offset)
+        if tensors[place].requires_grad != needs_gradient:
+            raise FrameError(
+                f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "
+                "the rank of its caller: return a clone()"
+            )
+    shares = f"module {module!r} returned tensors that share memory; one of them lives on"
+    for place in returned.get("watch", ()):
+        frame.watch(tensors[place], shares)
+    for index in returned.get("watch_arguments", ()):
+        frame.watch(given[index], shares)
+    kept = f"module {module!r} kept a tensor that it was given or returned"
+    for place in returned.get("kept_results", ()):
+        frame.watch(tensors[place], kept)
+    for index in returned.get("kept_arguments", ()):
+        frame.watch(given[index], kept)
+    return tensors, slots
+
+
+def _write_back(frame: Frame, tensor: torch.Tensor, value: torch.Tensor, in_grad_mode: bool) -> None:
+    with torch.set_grad_enabled(in_grad_mode):
+        tensor.copy_(value)
+    if in_grad_mode and tensor.grad_fn is not None:
+        frame.written.add(tensor.grad_fn)

@@ -29,12 +29,14 @@ def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Mod
         return call_remote(target, args, kwargs)
 
     remote._torchdynamo_disable = True  # type: ignore[attr-defined]
-    module._compiled_call_impl = remote  # type: ignore[assignment]
-    module.forward = remote  # type: ignore[method-assign]
+    module._compiled_call_impl = remote
+    module.forward = remote
 
 
 def group_sequential(
-    module: nn.Sequential, target_of: Callable[[nn.Module], RemoteModule | None], remote_self: Callable[[int], RemoteModule]
+    module: nn.Sequential,
+    target_of: Callable[[nn.Module], RemoteModule | None],
+    remote_self: Callable[[int], RemoteModule],
 ) -> None:
     """Send each run of consecutive children of an ``nn.Sequential`` that one rank owns as one request (appendix B).
 
@@ -53,12 +55,13 @@ def group_sequential(
 
     @functools.wraps(module.forward)
     def forward(input: Any) -> Any:
-        children = list(module.children())
+        children = list(module._modules.values())  # children() would leave out repeated ones
         for rank, start, end in runs:
             if rank is not None and end - start > 1:
                 input = call_remote(remote_self(rank), (input,), {}, (start, end))
             else:
                 for child in children[start:end]:
+                    assert child is not None, "an nn.Sequential holds modules only"
                     input = child(input)
         return input
 
@@ -71,7 +74,8 @@ def _runs(
     """The runs ``(owner or None for here, start, end)``; a run ends with a child that its owner holds."""
     runs: list[tuple[int | None, int, int]] = []
     light = 0  # children since the end of the last run that could go along with a longer one
-    for index, child in enumerate(module.children()):
+    for index, child in enumerate(module._modules.values()):
+        assert child is not None, "an nn.Sequential holds modules only"
         target = target_of(child)
         rank = None if target is None else target.rank
         if rank is None and next(child.parameters(), None) is None and next(child.buffers(), None) is None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from shardwright import _core
+from shardwright.execution import process
 from shardwright.execution.call import ServerBackward
-from shardwright.execution.context import TaskState
-from shardwright.execution.exchange import Arguments, describe_results
+from shardwright.execution.context import TaskState, as_carried
+from shardwright.execution.exchange import Arguments, Returned, describe_results
 from shardwright.execution.task import RunningTask
-from shardwright.frames import Frame, cut, in_frame, run_backward
-from shardwright.frames.backward import close_calls
+from shardwright.frames import Frame, close_calls, cut, in_frame, run_backward
+from shardwright.frames.frame import Watched, settle, watch
+from shardwright.huggingface import collector
 from shardwright.values import pack, registry, unpack
 
 if TYPE_CHECKING:
@@ -33,6 +38,7 @@ class FrameTable:
         """Start empty; it is empty again after every step."""
         self._frames: dict[FrameKey, Frame] = {}
         self._visits: Counter[tuple[int, int, int]] = Counter()
+        self._watched: dict[int, dict[int, Watched]] = {}
 
     def __len__(self) -> int:
         """How many frames wait."""
@@ -54,10 +60,50 @@ class FrameTable:
         """Give a frame away."""
         return self._frames.pop(key)
 
+    def watch(self, microbatch: int, tensor: torch.Tensor, why: str) -> None:
+        """Refuse writes to a tensor of which the requester has a copy, until the microbatch's backward."""
+        watch(self._watched.setdefault(microbatch, {}), tensor, why)
+
+    def settle(self, microbatch: int) -> None:
+        """Raise :class:`FrameError` if a watched tensor of the microbatch was written to."""
+        if microbatch in self._watched:
+            settle(self._watched[microbatch], microbatch)
+
+    def forget_watched(self, microbatch: int) -> None:
+        """Stop watching: the microbatch's backward has begun."""
+        self._watched.pop(microbatch, None)
+
     def clear(self) -> None:
         """Forget everything, at the end of a step."""
         self._frames.clear()
         self._visits.clear()
+        self._watched.clear()
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A tensor that crossed: does anything on this rank keep its memory after the call?"""
+
+    name: str
+    number: int
+    memory: StorageWeakRef
+    tensor: weakref.ref[torch.Tensor]
+
+    @staticmethod
+    def of(name: str, number: int, tensor: torch.Tensor) -> _Sent:
+        owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+        return _Sent(name, number, _memory_of(tensor), weakref.ref(owner))
+
+
+def _memory_of(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def root_frame(task: RunningTask) -> Frame:
+    """The frame of the step function for the task's microbatch; its random numbers start here."""
+    frame = Frame(task.microbatch, key=task.state.root_key(task.runtime.step, task.microbatch))
+    process.seed(frame.key)
+    return frame
 
 
 def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
@@ -68,27 +114,44 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     name = placement.name_of(request.module)
     frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}")
     frame.spanning = placement.is_divided(module)
+    spec, parts, returned, sent = _forward(module, name, frame, request)
+    # The tensors are gone now, unless autograd or the module keeps them.
+    why = f"module {name!r} kept a tensor that it was given or returned"
+    for one in sent:
+        if not one.memory.expired():  # type: ignore[no-untyped-call]
+            returned.setdefault(one.name, []).append(one.number)
+            tensor = one.tensor()
+            if tensor is not None:
+                runtime.frames.watch(request.microbatch, tensor, why)
+            del tensor
+    runtime.frames.settle(request.microbatch)
+    if frame.results:
+        runtime.frames.keep((request.requester, request.id), frame)
+        runtime.frames.visit(request.model, request.module, request.microbatch)
+    else:
+        close_calls(frame, ServerBackward(task, frame))
+    returned_spec, _ = _core.flatten(returned or None, registry)
+    runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
+
+
+def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[Any, Any, dict[str, Any], list[_Sent]]:
     given = _cut_arguments(frame, request, name)
-    args, kwargs, sharing = request.spec.build(given, registry)
-    arguments = Arguments(name, given, (args, kwargs), sharing)
+    tree_spec, extras_spec = request.spec.split()
+    extras: dict[str, Any] = extras_spec.build([], registry)
+    args, kwargs = tree_spec.build(given, registry)
+    arguments = Arguments(name, given, (args, kwargs), extras)
+    frame.key = extras["key"]
+    process.seed(frame.key)
     state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
-    with state.applied():
-        with in_frame(frame):
+    with state.applied(), as_carried(extras):
+        with in_frame(frame), collector.executing(extras.get("collector")) as additions:
             result = _execute(module, request, args, kwargs)
         frame.settle()
         arguments.check_containers()
-        _, results = _core.flatten((result, None), registry)
+        spec, results = _core.flatten((result, additions()), registry, [f"the result of {name}", "collected outputs"])
         returned = describe_results(results, arguments)
-        spec, tensors = _core.flatten((result, returned.as_value(arguments)), registry)
-    needs = [tensor.requires_grad and index not in returned.recipes for index, tensor in enumerate(tensors)]
-    if any(needs):
-        frame.results = [(get_gradient_edge(t), i) for i, t in enumerate(tensors) if needs[i]]
-        runtime.frames.keep((request.requester, request.id), frame)
-        runtime.frames.visit(request.model, request.module, request.microbatch)
-    elif frame.calls:
-        close_calls(frame, ServerBackward(task, frame))
-    sent = [t.new_empty(0) if i in returned.recipes else t for i, t in enumerate(tensors)]
-    runtime.server.respond(request, spec, pack(sent, needs))
+    frame.results = [(get_gradient_edge(t), i) for i, t in enumerate(returned.tensors) if returned.needs[i]]
+    return spec, _pack(returned), returned.as_value(), _sent(given, returned)
 
 
 def _cut_arguments(frame: Frame, request: Any, name: str) -> list[torch.Tensor]:
@@ -100,39 +163,52 @@ def _cut_arguments(frame: Frame, request: Any, name: str) -> list[torch.Tensor]:
     return given
 
 
+def _pack(returned: Returned) -> Any:
+    sent = [t.new_empty(0) if i in returned.recipes else t for i, t in enumerate(returned.tensors)]
+    return pack(sent, returned.needs)
+
+
+def _sent(given: list[torch.Tensor], returned: Returned) -> list[_Sent]:
+    sent = [_Sent.of("kept_arguments", index, tensor) for index, tensor in enumerate(given)]
+    for place, tensor in enumerate(returned.tensors):
+        if place not in returned.recipes:
+            sent.append(_Sent.of("kept_results", place, tensor))
+    return sent
+
+
 def _execute(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if request.range is not None:
         start, end = request.range
         (value,) = args
-        for child in list(module.children())[start:end]:
-            value = checkpoint(child, value, use_reentrant=False) if request.checkpointing else child(value)
+        for child in list(module._modules.values())[start:end]:
+            assert child is not None, "an nn.Sequential holds modules only"
+            value = _execute_one(child, request, (value,), {})
         return value
-    if request.checkpointing:
+    return _execute_one(module, request, args, kwargs)
+
+
+def _execute_one(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # Layers of transformers checkpoint themselves when told to; twice would compute them three times.
+    if request.checkpointing and not getattr(module, "gradient_checkpointing", False):
         return checkpoint(module, *args, use_reentrant=False, **kwargs)
     return module(*args, **kwargs)
 
 
 def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> None:
-    """Run the backward of an earlier forward request and answer with its arguments' gradients."""
+    """Run the backward of an earlier forward request and answer with its arguments' gradients.
+
+    A request to close, which no gradient reached, is one without gradients: a later call of the module may still have
+    brought some to this one, through state that the module carried from the one to the other.
+    """
     frame = runtime.frames.take((request.requester, request.forward))
+    runtime.frames.settle(request.microbatch)
+    runtime.frames.forget_watched(request.microbatch)
     frame.retain_graph = runtime.frames.visited_again(request.model, request.module, request.microbatch)
-    gradients = dict(request.spec.build(unpack(request.parts), registry))
+    gradients = dict(request.spec.build(unpack(request.parts), registry) or ())
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
     frame.results = []
-    remote = ServerBackward(task, frame)
-    run_backward(frame, roots, remote)
-    close_calls(frame, remote)
+    run_backward(frame, roots, ServerBackward(task, frame), close=True)
     answer = [(index, gradient) for slot, index in frame.inputs if (gradient := slot.take()) is not None]
     frame.inputs = []
     spec, tensors = _core.flatten(answer, registry)
     runtime.server.respond(request, spec, pack(tensors, [False] * len(tensors)))
-
-
-def run_close(runtime: Runtime, request: Any, task: RunningTask) -> None:
-    """Forget an earlier forward that no gradient reached, and whatever it called itself."""
-    frame = runtime.frames.take((request.requester, request.forward))
-    for slot, _ in frame.inputs:
-        slot.take()
-    close_calls(frame, ServerBackward(task, frame))
-    spec, _ = _core.flatten(None, registry)
-    runtime.server.respond(request, spec, pack([], []))

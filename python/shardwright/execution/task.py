@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardwright.execution.context import StepState
     from shardwright.runtime import Runtime
 
 
@@ -20,6 +21,7 @@ class RunningTask:
         module: The module that runs, None for the step function.
         microbatch: Its microbatch.
         phase: ``"forward"`` or ``"backward"``.
+        state: What the script had set when the step began.
     """
 
     runtime: Runtime
@@ -27,6 +29,7 @@ class RunningTask:
     module: str | None
     microbatch: int
     phase: str
+    state: StepState
 
 
 class _Thread(threading.local):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import RemoteError, StepAborted
 from shardwright.execution.context import StepState
-from shardwright.execution.serve import run_close, run_forward, run_request_backward
+from shardwright.execution.serve import run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class WorkerPool:
         request = task.request
         module = None if request is None else self._runtime.placement(request.model).name_of(request.module)
         phase = "backward" if task.kind in ("backward", "close") else "forward"
-        running = RunningTask(self._runtime, worker, module, task.microbatch, phase)
+        state = self._state
+        assert state is not None, "the server grants tasks only within a step"
+        running = RunningTask(self._runtime, worker, module, task.microbatch, phase, state)
         set_running_task(running)
         try:
-            state = self._state
-            assert state is not None, "the server grants tasks only within a step"
             state.variables.copy().run(self._run, task, running, state)
         except StepAborted:
             pass
@@ -81,10 +81,8 @@ class WorkerPool:
                     self._root(task.microbatch)
             elif task.kind == "forward":
                 run_forward(runtime, task.request, running)
-            elif task.kind == "backward":
-                run_request_backward(runtime, task.request, running)
             else:
-                run_close(runtime, task.request, running)
+                run_request_backward(runtime, task.request, running)
 
     def _fail(self, running: RunningTask, error: BaseException) -> None:
         if self.error is None:

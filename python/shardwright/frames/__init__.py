@@ -6,8 +6,8 @@ remote call tensors are *cut*: the graph ends there, and gradient edges are kept
 a frame runs its nodes level by level between the remote calls, each node once, with its whole gradient.
 """
 
-from shardwright.frames.backward import RemoteBackward, run_backward
+from shardwright.frames.backward import RemoteBackward, close_calls, run_backward
 from shardwright.frames.cut import Slot, cut
 from shardwright.frames.frame import Call, Frame, current_frame, in_frame
 
-__all__ = ["Call", "Frame", "RemoteBackward", "Slot", "current_frame", "cut", "in_frame", "run_backward"]
+__all__ = ["Call", "Frame", "RemoteBackward", "Slot", "close_calls", "current_frame", "cut", "in_frame", "run_backward"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+from torch.autograd.graph import GradientEdge, Node
 
-from shardwright.frames.cut import EngineCall, Slot
+from shardwright.frames.cut import slot_of
+from shardwright.frames.engine import accumulate, capture
 from shardwright.frames.frame import Call, Frame
-from shardwright.frames.levels import Levels
+from shardwright.frames.levels import Levels, Vertex
+from shardwright.frames.single import run_node
 
 Roots = list[tuple[GradientEdge, torch.Tensor]]
 
@@ -29,53 +31,58 @@ class RemoteBackward(Protocol):
         ...
 
 
-def run_backward(frame: Frame, roots: Roots, remote: RemoteBackward) -> None:
+def run_backward(frame: Frame, roots: Roots, remote: RemoteBackward, *, close: bool = False) -> None:
     """Run a frame's backward from root edges and their gradients.
 
     Parameters' gradients accumulate in ``.grad``, the frame's arguments' gradients in its input slots. ``roots``
     is emptied at once, so that nothing but the graph keeps what only they reach.
+
+    Args:
+        frame: The frame.
+        roots: Where gradients enter, and which.
+        remote: Runs the remote calls' backward.
+        close: Whether this is the frame's last backward: calls that no gradient reaches are then closed too, and what
+            gradients those still bring (of state that a module carried to a later call) go on their way.
     """
-    if not frame.calls and not frame.hooks:
-        edges, gradients = [edge for edge, _ in roots], [gradient for _, gradient in roots]
-        roots.clear()
-        _engine(edges, gradients, frame.retain_graph)
+    if frame.calls or frame.hooks or frame.kept_gradients:
+        _LevelBackward(frame, roots, remote, close).run()
         return
-    _LevelBackward(frame, roots, remote).run()
+    # A root may enter one edge twice; the engine, given edges one by one, adds that up itself.
+    entering = _summed(roots)
+    edges = [edge for edge, _ in roots]  # may be all that keeps the nodes of Python functions
+    roots.clear()
+    accumulate(entering, frame.retain_graph)
+    del edges
 
 
 def close_calls(frame: Frame, remote: RemoteBackward) -> None:
     """Close the calls that no backward has reached, so that their ranks forget them."""
-    calls, frame.calls = frame.calls, []
-    if calls:
-        for call in calls:
-            for slot, _ in call.results:
-                slot.take()
-        remote.backward([(call, []) for call in reversed(calls)])
+    if frame.calls:
+        run_backward(frame, [], remote, close=True)
 
 
-def _engine(edges: list[GradientEdge], gradients: list[torch.Tensor], retain_graph: bool) -> None:
-    if edges:
-        with EngineCall():
-            # Not torch.autograd.backward, which reads metadata that the nodes of Python functions do not show. Here
-            # the engine itself checks the gradients.
-            _engine_run_backward(
-                tuple(edges), tuple(gradients), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
-            )
+def _summed(roots: Roots) -> dict[tuple[Node, int], torch.Tensor]:
+    entering: dict[tuple[Node, int], torch.Tensor] = {}
+    for edge, gradient in roots:
+        key = (edge.node, edge.output_nr)
+        entering[key] = entering[key] + gradient if key in entering else gradient
+    return entering
 
 
 class _LevelBackward:
     """One backward of one frame; holds the gradients that wait for their level."""
 
-    def __init__(self, frame: Frame, roots: Roots, remote: RemoteBackward) -> None:
+    def __init__(self, frame: Frame, roots: Roots, remote: RemoteBackward, close: bool) -> None:
         self.frame = frame
         self.remote = remote
-        self.levels = Levels(frame, [edge for edge, _ in roots])
-        self.slots: dict[Node, Slot] = {
-            slot.edge.node: slot
-            for slots in (frame.inputs, *(call.results for call in frame.calls))
-            for slot, _ in slots
-            if slot.edge is not None
-        }
+        self.hooks = frame.all_hooks()
+        # An edge may be all that keeps a node of a Python function: the nodes found by the walk do not.
+        self.edges = [edge for edge, _ in roots]
+        starts: dict[Vertex, None] = dict.fromkeys(edge.node for edge in self.edges)
+        for call in reversed(frame.calls):
+            if close or any(slot.gradient is not None for slot, _ in call.results):
+                starts[call] = None
+        self.levels = Levels(frame.calls, starts, {node for node, _ in self.hooks})
         self.waiting: list[dict[tuple[Node, int], torch.Tensor]] = [{} for _ in self.levels.nodes_at]
         for edge, gradient in roots:
             self.put(edge.node, edge.output_nr, gradient)
@@ -88,6 +95,20 @@ class _LevelBackward:
         waiting[key] = waiting[key] + gradient if key in waiting else gradient
 
     def run(self) -> None:
+        """Run all levels; leaves' own hooks run here, on the whole gradient, not at each engine call."""
+        held: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        for node, leaf in self.levels.leaves.items():
+            hooks: dict[int, Any] = leaf._backward_hooks  # type: ignore[assignment]
+            held.append((hooks, dict(hooks)))
+            self.hooks[node, 0] = [*hooks.values(), *self.hooks.get((node, 0), ())]
+            hooks.clear()
+        try:
+            self.run_levels()
+        finally:
+            for hooks, before in held:
+                hooks.update(before)
+
+    def run_levels(self) -> None:
         reached: set[Call] = set()
         for level in range(len(self.waiting)):
             self.run_nodes(level)
@@ -107,6 +128,7 @@ class _LevelBackward:
         for call, answer in zip(calls, self.remote.backward(asked), strict=True):
             for edge, index in call.inputs:
                 gradient = answer.pop(index, None)
+                self.edges.append(edge)
                 if gradient is not None:
                     self.put(edge.node, edge.output_nr, gradient)
             call.inputs = []
@@ -115,11 +137,11 @@ class _LevelBackward:
         entering, self.waiting[level] = self.waiting[level], {}
         engine: dict[tuple[Node, int], torch.Tensor] = {}
         for (node, number), gradient in entering.items():
-            for hook in self.frame.hooks.get((node, number), {}).values():
+            for hook in self.hooks.get((node, number), ()):
                 replaced = hook(gradient)
                 if replaced is not None:
                     gradient = replaced
-            slot = self.slots.get(node)
+            slot = slot_of(node)
             if slot is not None:
                 slot.add(gradient)
             else:
@@ -138,24 +160,13 @@ class _LevelBackward:
                 if edge[0] not in inside:
                     leaving[edge] = None
         ends = [node for node in nodes if not self.levels.edges_of(node)]
-        if not leaving and not any(end in self.slots for end in ends):
-            edges = [GradientEdge(node, number) for node, number in entering]
-            _engine(edges, list(entering.values()), self.frame.retain_graph)
+        if not leaving and not any(slot_of(end) for end in ends):
+            accumulate(entering, self.frame.retain_graph)
             return
-        if self.stops_short(leaving, ends):
+        if leaving and self.levels.stops_short({node for node, _ in leaving}, ends):
             self.run_node_by_node(nodes, inside, entering)
             return
-        targets = [GradientEdge(node, number) for node, number in leaving] + [GradientEdge(end, 0) for end in ends]
-        with EngineCall():
-            gradients = _engine_run_backward(
-                tuple(GradientEdge(node, number) for node, number in entering),
-                tuple(entering.values()),
-                self.frame.retain_graph,
-                False,
-                tuple(targets),
-                allow_unreachable=True,
-                accumulate_grad=False,
-            )
+        gradients = capture(entering, [*leaving, *((end, 0) for end in ends)], self.frame.retain_graph)
         entering.clear()
         for (node, number), gradient in zip(leaving, gradients, strict=False):
             if gradient is not None:
@@ -164,82 +175,37 @@ class _LevelBackward:
 
     def finish(self, ends: list[tuple[Node, torch.Tensor | None]]) -> None:
         """Hand gradients to the slots, and to the nodes that accumulate them in leaves."""
-        leaves: list[tuple[Node, torch.Tensor]] = []
+        leaves: dict[tuple[Node, int], torch.Tensor] = {}
         for node, gradient in ends:
             if gradient is None:
                 continue
-            slot = self.slots.get(node)
+            slot = slot_of(node)
             if slot is not None:
                 slot.add(gradient)
             else:
-                leaves.append((node, gradient))
-        _engine([GradientEdge(node, 0) for node, _ in leaves], [gradient for _, gradient in leaves], False)
-
-    def stops_short(self, leaving: dict[tuple[Node, int], None], ends: list[Node]) -> bool:
-        """Whether one edge to stop at lies upstream of another: the engine would then run past the first."""
-        starts = {node for node, _ in leaving}
-        targets = starts | set(ends)
-        seen: set[Node] = set()
-        # Any path from a stop to another stop is found by one walk from all the stops' successors.
-        stack = [behind for node in starts for behind, _ in self.levels.edges_of(node)]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if node in targets:
-                return True
-            stack.extend(behind for behind, _ in self.levels.edges_of(node))
-        return False
+                leaves[node, 0] = gradient
+        accumulate(leaves, False)
 
     def run_node_by_node(
         self, nodes: list[Node], inside: set[Node], entering: dict[tuple[Node, int], torch.Tensor]
     ) -> None:
         """Call the nodes one by one, in topological order, where the engine cannot stop at the right edges."""
         gathered: dict[Node, dict[int, torch.Tensor]] = {}
-
-        def add(node: Node, number: int, gradient: torch.Tensor) -> None:
-            numbers = gathered.setdefault(node, {})
-            gradient = _as_expected(node, number, gradient)
-            numbers[number] = gradient if number not in numbers else numbers[number] + gradient
-
         for (node, number), gradient in entering.items():
-            add(node, number, gradient)
+            gathered.setdefault(node, {})[number] = gradient
         entering.clear()
-        with EngineCall(), torch.no_grad():
-            for node in nodes:
-                numbers = gathered.pop(node, None)
-                if numbers is None:
-                    continue
-                edges = self.levels.edges_of(node)
-                if not edges:
-                    self.finish([(node, numbers[0])])
-                    continue
-                answer = node(*(_or_zeros(node, number, numbers.get(number)) for number in _output_numbers(node)))
-                answers = answer if isinstance(answer, tuple) else (answer,)
-                for (behind, number), gradient in zip(node.next_functions, answers, strict=False):
-                    if behind is None or gradient is None:
-                        continue
-                    if behind in inside:
-                        add(behind, number, gradient)
-                    else:
-                        self.put(behind, number, _as_expected(behind, number, gradient))
-
-
-def _output_numbers(node: Node) -> range:
-    return range(len(node._input_metadata))
-
-
-def _or_zeros(node: Node, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
-    if gradient is not None:
-        return gradient
-    expected = node._input_metadata[number]
-    return torch.zeros(tuple(expected.shape), dtype=expected.dtype, device=expected.device)
-
-
-def _as_expected(node: Node, number: int, gradient: torch.Tensor) -> torch.Tensor:
-    """The engine's own check of a gradient: summed to the expected shape, and of the expected dtype."""
-    expected = node._input_metadata[number]
-    if gradient.shape != expected.shape:
-        gradient = gradient.sum_to_size(tuple(expected.shape))
-    return gradient if gradient.dtype == expected.dtype else gradient.to(expected.dtype)
+        for node in nodes:
+            gradients = gathered.pop(node, None)
+            if gradients is None:
+                continue
+            edges = list(dict.fromkeys(self.levels.edges_of(node)))
+            if not edges:
+                self.finish([(node, gradients[0])])
+                continue
+            separately = len(edges) > 1 and self.levels.stops_short({behind for behind, _ in edges}, [])
+            for (behind, number), gradient in run_node(node, gradients, edges, separately):
+                if behind in inside:
+                    numbers = gathered.setdefault(behind, {})
+                    numbers[number] = gradient if number not in numbers else numbers[number] + gradient
+                else:
+                    self.put(behind, number, gradient)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.errors import FrameError
 
@@ -29,14 +28,13 @@ class EngineCall:
 
 
 class Slot:
-    """Gathers the gradient of one cut tensor, and knows the edge at which it arrives."""
+    """Gathers the gradient of one cut tensor; the cut's node refers to it, never the other way round."""
 
-    __slots__ = ("closed", "edge", "gradient", "what")
+    __slots__ = ("closed", "gradient", "what")
 
     def __init__(self, what: str) -> None:
         """Make an empty slot; ``what`` names the tensor in errors."""
         self.what = what
-        self.edge: GradientEdge | None = None
         self.gradient: torch.Tensor | None = None
         self.closed = False
 
@@ -105,10 +103,12 @@ def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
     slot = Slot(what)
     with torch.enable_grad():  # whatever the caller's mode: the mode travels with the request
         result: torch.Tensor = _Cut.apply(_anchor(tensor.device), [tensor], slot)  # type: ignore[no-untyped-call]
-    slot.edge = get_gradient_edge(result)
     return result, slot
 
 
-def is_cut(node: object) -> bool:
-    """Whether an autograd node is that of a cut."""
-    return getattr(type(node), "_forward_cls", None) is _Cut
+def slot_of(node: object) -> Slot | None:
+    """The slot that gathers the gradient arriving at an autograd node; None for a node that is no cut."""
+    if getattr(type(node), "_forward_cls", None) is not _Cut:
+        return None
+    slot: Slot = node.slot  # type: ignore[attr-defined]
+    return slot

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
 from shardwright.frames.cut import Slot
 
-Hook = Callable[[torch.Tensor], torch.Tensor | None]
+Hook = Callable[[torch.Tensor], Any]
+Hooks = dict[tuple[Node, int], list[Hook]]
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +44,44 @@ class Call:
     results: list[tuple[Slot, int]]
 
 
+@dataclass(slots=True, frozen=True)
+class Watched:
+    """A tensor that must not be written to in place any more, because the write could not reach where it should.
+
+    Attributes:
+        tensor: The tensor; once nobody else refers to it, nobody can write to it.
+        version: Its version when it came or went.
+        why: What was done with it, for the error.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    why: str
+
+    def check(self, microbatch: int) -> bool:
+        """Whether the tensor still lives; raises :class:`FrameError` if it was written to."""
+        tensor = self.tensor()
+        if tensor is not None and tensor._version != self.version:
+            raise FrameError(
+                f"{self.why}, and was written to in place later (microbatch {microbatch}): across ranks that write "
+                "cannot be seen everywhere it should be; write to a clone(), or have the module use a clone()"
+            )
+        return tensor is not None
+
+
+def watch(watched: dict[int, Watched], tensor: torch.Tensor, why: str) -> None:
+    """Watch a tensor from now on, unless it is watched already."""
+    earlier = watched.get(id(tensor))
+    if not tensor.is_inference() and (earlier is None or earlier.tensor() is not tensor):
+        watched[id(tensor)] = Watched(weakref.ref(tensor), tensor._version, why)
+
+
+def settle(watched: dict[int, Watched], microbatch: int) -> None:
+    """Check watched tensors, and forget those that nobody refers to any more."""
+    for key in [key for key, one in watched.items() if not one.check(microbatch)]:
+        del watched[key]
+
+
 @dataclass(slots=True, eq=False)
 class Frame:
     """One execution: of a request, or of the step function for one microbatch (``request`` is then None).
@@ -54,10 +95,12 @@ class Frame:
         inputs: The slots of the arguments that need a gradient, with their index in the request.
         results: The edges of the differentiable results, with their index in the response.
         hooks: Hooks on tensors of this frame, by node and output number.
+        kept_gradients: Tensors whose gradient is to be kept, with the edge each had when that was asked for.
         spanning: Whether modules inside it live on other ranks; only then its own code is guarded.
         written: Nodes of tensors that a remote module wrote to.
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
+        key: Seeds the frame's random numbers; the same whatever the schedule.
     """
 
     microbatch: int
@@ -68,32 +111,51 @@ class Frame:
     inputs: list[tuple[Slot, int]] = field(default_factory=list)
     results: list[tuple[GradientEdge, int]] = field(default_factory=list)
     hooks: dict[tuple[Node, int], dict[int, Hook]] = field(default_factory=dict)
+    kept_gradients: list[tuple[weakref.ref[torch.Tensor], GradientEdge]] = field(default_factory=list)
     spanning: bool = True
     checkpointing: int = 0
     num_calls: int = 0
     written: set[Node] = field(default_factory=set)
     retain_graph: bool = False
-    _fragile: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    key: int = 0
+    _watched: dict[int, Watched] = field(default_factory=dict)
 
     def next_call_number(self) -> int:
         """The number of the next remote call of this frame."""
         number, self.num_calls = self.num_calls, self.num_calls + 1
         return number
 
-    def watch(self, module: str, tensor: torch.Tensor) -> None:
-        """Remember a result that shares memory in a way that cannot be rebuilt here; see :meth:`settle`."""
-        self._fragile.append((module, tensor, tensor._version))
+    def watch(self, tensor: torch.Tensor, why: str) -> None:
+        """Refuse in-place writes to a tensor from now on; see :meth:`settle`."""
+        watch(self._watched, tensor, why)
 
     def settle(self) -> None:
-        """Raise :class:`FrameError` if a result that shares memory was written since it came back."""
-        for module, tensor, version in self._fragile:
-            if tensor._version != version:
-                raise FrameError(
-                    f"module {module!r} returned tensors that share memory, and one of them was written to in place "
-                    f"later (microbatch {self.microbatch}): the write cannot reach the other one across ranks; "
-                    "return a clone() from the module, or write to a clone"
-                )
-        self._fragile.clear()
+        """Raise :class:`FrameError` if a watched tensor was written to."""
+        settle(self._watched, self.microbatch)
+
+    def forget_watched(self) -> None:
+        """Stop watching: backward has run, and a write can change no result any more."""
+        self._watched.clear()
+
+    def all_hooks(self) -> Hooks:
+        """The hooks to run in backward, in order, those that keep a tensor's gradient last, as torch has it."""
+        hooks = {edge: list(those.values()) for edge, those in self.hooks.items() if those}
+        for reference, edge in self.kept_gradients:
+            tensor = reference()
+            if tensor is not None:
+                if tensor.grad_fn is not None:  # where it is now, after in-place operations
+                    edge = get_gradient_edge(tensor)
+                hooks.setdefault((edge.node, edge.output_nr), []).append(_keeper(reference))
+        return hooks
+
+
+def _keeper(reference: weakref.ref[torch.Tensor]) -> Hook:
+    def keep(gradient: torch.Tensor) -> None:
+        tensor = reference()
+        if tensor is not None:
+            tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+
+    return keep
 
 
 class _Current(threading.local):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.errors import FrameError
-from shardwright.frames.cut import is_cut
+from shardwright.frames.cut import slot_of
 from shardwright.frames.frame import Frame, current_frame
 
 #: Modules of this process that have a part on another rank, or live there altogether.
@@ -57,23 +57,29 @@ def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Te
 
 
 def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> HookHandle | None:
+    edge = _checked_edge(frame, tensor)
+    if not frame.spanning:
+        return None
+    hooks = frame.hooks.setdefault((edge.node, edge.output_nr), {})
+    hook_id = next(_hook_ids)
+    hooks[hook_id] = hook
+    return HookHandle(hooks, hook_id)
+
+
+def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
     edge = get_gradient_edge(tensor)
-    if any(slot.edge is not None and slot.edge.node is edge.node for slot, _ in frame.inputs):
+    slot = slot_of(edge.node)
+    if slot is not None and any(slot is argument for argument, _ in frame.inputs):
         raise FrameError(
             f"a hook (or retain_grad) on an argument of {frame.name} would see only the gradient from inside it, "
             "because it runs on another rank than its caller: register it where the tensor is made, or on a clone()"
         )
-    if not frame.spanning:
-        return None
     if edge.node in frame.written:
         raise FrameError(
             "a hook on a tensor that a module on another rank wrote to in place would not see the gradient from "
             "inside that module: register it on a clone()"
         )
-    hooks = frame.hooks.setdefault((edge.node, edge.output_nr), {})
-    hook_id = next(_hook_ids)
-    hooks[hook_id] = hook
-    return HookHandle(hooks, hook_id)
+    return edge
 
 
 def _retain_grad(tensor: torch.Tensor) -> None:
@@ -81,22 +87,18 @@ def _retain_grad(tensor: torch.Tensor) -> None:
     if frame is None or tensor.grad_fn is None:
         _original["retain_grad"](tensor)
         return
-    reference = weakref.ref(tensor)
-
-    def keep(gradient: torch.Tensor) -> None:
-        kept = reference()
-        if kept is not None:
-            kept.grad = gradient.clone() if kept.grad is None else kept.grad + gradient
-
-    if _frame_hook(frame, tensor, keep) is None:
+    edge = _checked_edge(frame, tensor)
+    if not frame.spanning:
         _original["retain_grad"](tensor)
+    elif not any(reference() is tensor for reference, _ in frame.kept_gradients):
+        frame.kept_gradients.append((weakref.ref(tensor), edge))
 
 
 def _check_no_cut(outputs: Any, what: str) -> None:
     frame = current_frame()
     if frame is None or not frame.spanning:
         return
-    arguments = {slot.edge.node for slot, _ in frame.inputs if slot.edge is not None}
+    arguments = {slot for slot, _ in frame.inputs}
     listed = outputs if isinstance(outputs, Sequence) and not isinstance(outputs, GradientEdge) else [outputs]
     stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in listed]
     seen = set(stack)
@@ -104,7 +106,8 @@ def _check_no_cut(outputs: Any, what: str) -> None:
         node = stack.pop()
         if node is None:
             continue
-        if is_cut(node) and not (what == "torch.autograd.grad" and node in arguments):
+        slot = slot_of(node)
+        if slot is not None and not (what == "torch.autograd.grad" and slot in arguments):
             raise FrameError(
                 f"{what} in the code of {frame.name} reaches a module on another rank, where it cannot follow; call "
                 "model.backward(loss) in the step function instead, or place the whole computation on one rank"
@@ -193,4 +196,3 @@ def uninstall() -> None:
     if _users == 0:
         for key, owner, name, _ in _PLACES:
             setattr(owner, name, _original.pop(key))
-

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
-from shardwright.huggingface.collector import install_hooks
+from shardwright.errors import FrameError
+from shardwright.huggingface import collector
 
 logger = logging.getLogger("shardwright")
 
 
 def prepare(module: nn.Module) -> None:
-    """Make a model ready to be divided, on every rank alike.
+    """Make models of ``transformers`` ready to be divided.
 
     Key/value caches that a model would make itself are switched off: they are state that modules share in place.
-    Generation then computes every position anew, which is slower and gives the same tokens. The hooks that collect
-    outputs are installed, because only the rank that is called first would do it.
+    Generation then computes every position anew, which is slower and gives the same tokens.
     """
-    install_hooks(module)
     changed = []
     for name, child in module.named_modules():
         for attribute in ("config", "generation_config"):
@@ -28,3 +30,22 @@ def prepare(module: nn.Module) -> None:
                 changed.append(name or type(module).__name__)
     if changed:
         logger.info("use_cache was switched off: key/value caches cannot be shared by modules on different ranks")
+    collector.install(module)
+
+
+def refuse_cache(module: str, rank: int, arguments: Any) -> None:
+    """Raise :class:`FrameError` if a key/value cache is among the arguments of a call to another rank."""
+    caches = sys.modules.get("transformers.cache_utils")
+    if caches is not None and _holds(arguments, caches.Cache):
+        raise FrameError(
+            f"module {module!r}, which rank {rank} owns, was given a key/value cache, which modules on different ranks "
+            "cannot share: pass use_cache=False and no past_key_values"
+        )
+
+
+def _holds(value: Any, kind: type) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds(item, kind) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds(item, kind) for item in value)
+    return isinstance(value, kind)

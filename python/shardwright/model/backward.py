@@ -39,6 +39,7 @@ def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], g
         runtime.server.await_backward(task.worker)
     with in_frame(None):
         run_backward(frame, roots, ServerBackward(task, frame))
+    frame.forget_watched()
     task.phase = "forward"
 
 

@@ -10,9 +10,9 @@ from shardwright import _core
 from shardwright.errors import ShardwrightError, StepAborted
 from shardwright.execution.call import ServerBackward
 from shardwright.execution.context import StepState
+from shardwright.execution.serve import root_frame
 from shardwright.execution.task import RunningTask, running_task
-from shardwright.frames import Frame, in_frame
-from shardwright.frames.backward import close_calls
+from shardwright.frames import close_calls, in_frame
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
@@ -93,6 +93,7 @@ class _Pipeline:
             return self.supervise()
         finally:
             runtime.workers.end_step()
+            state.restore()
             self.parts = []
 
     def run_root(self, microbatch: int) -> None:
@@ -101,7 +102,7 @@ class _Pipeline:
         assert task is not None, "root tasks run on workers"
         arguments, self.parts[microbatch] = self.parts[microbatch], None
         assert arguments is not None, "each microbatch is granted once"
-        frame = Frame(microbatch)
+        frame = root_frame(task)
         with in_frame(frame):
             result = self.step.function(*arguments[0], **arguments[1])
         frame.settle()

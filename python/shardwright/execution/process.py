@@ -1,0 +1,104 @@
+"""What torch keeps for the whole process, though each task must see its own: settings and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Values in the order of :data:`_SETTINGS`.
+Settings = tuple[Any, ...]
+#: The default generators' states: the CPU's, then those of the CUDA devices in use.
+RandomState = tuple[torch.Tensor, dict[int, torch.Tensor]]
+
+_MASK = (1 << 63) - 1
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _set_anomaly(value: tuple[bool, bool]) -> None:
+    torch.set_anomaly_enabled(value[0], value[1])
+
+
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
+    ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    ("mathematical attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    ("matrix product precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (
+        "deterministic algorithms",
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        _set_deterministic,
+    ),
+    ("anomaly detection", lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
+    ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+    ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+    ("cuDNN determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+)
+
+
+def cuda_in_use() -> bool:
+    """Whether this process has begun to use CUDA."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def settings() -> Settings:
+    """The process's settings now."""
+    return tuple(get() for _, get, _ in _SETTINGS)
+
+
+def restore_settings(wanted: Settings) -> None:
+    """Make the settings what they were."""
+    for (_, get, set_), value in zip(_SETTINGS, wanted, strict=True):
+        if get() != value:
+            set_(value)
+
+
+def difference(before: Settings, after: Settings) -> dict[str, Any]:
+    """The settings in ``after`` that are not as they were ``before``, by name."""
+    if before == after:
+        return {}
+    return {name: new for (name, _, _), old, new in zip(_SETTINGS, before, after, strict=True) if old != new}
+
+
+def changed(base: Settings, different: dict[str, Any]) -> Settings:
+    """``base`` with some settings changed."""
+    return tuple(different.get(name, value) for (name, _, _), value in zip(_SETTINGS, base, strict=True))
+
+
+def random_state() -> RandomState:
+    """The states of the default generators in use."""
+    if not cuda_in_use():
+        return torch.get_rng_state(), {}
+    device = torch.cuda.current_device()
+    return torch.get_rng_state(), {device: torch.cuda.get_rng_state(device)}
+
+
+def restore_random_state(state: RandomState) -> None:
+    """Put the generators back."""
+    torch.set_rng_state(state[0])
+    for device, one in state[1].items():
+        torch.cuda.set_rng_state(one, device)
+
+
+def derive(key: int, number: int) -> int:
+    """A key for the ``number``-th part of what ``key`` stands for; well mixed, and the same everywhere."""
+    mixed = (key ^ (number + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> shift)) * factor & ((1 << 64) - 1)
+    return (mixed ^ (mixed >> 31)) & _MASK
+
+
+def seed(key: int) -> None:
+    """Start a task's random numbers, so that they do not depend on what ran before it.
+
+    Only the generators' states are set: what the script seeded them with stays what it was for the script.
+    """
+    torch.default_generator.manual_seed(key)
+    if cuda_in_use():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)

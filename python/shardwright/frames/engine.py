@@ -1,0 +1,45 @@
+"""Our own calls of the autograd engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+
+from shardwright.frames.cut import EngineCall
+
+# Not torch.autograd.backward and grad, which read metadata that the nodes of Python functions do not show. The engine
+# checks the gradients itself.
+
+
+def accumulate(entering: Mapping[tuple[Node, int], torch.Tensor], retain_graph: bool) -> None:
+    """Run everything behind the entering edges, and accumulate gradients in leaves."""
+    if entering:
+        with EngineCall():
+            _engine_run_backward(
+                tuple(GradientEdge(node, number) for node, number in entering),
+                tuple(entering.values()),
+                retain_graph,
+                False,
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
+
+
+def capture(
+    entering: Mapping[tuple[Node, int], torch.Tensor], targets: Iterable[tuple[Node, int]], retain_graph: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """Run from the entering edges to the targets, and give the gradients that arrive there."""
+    with EngineCall():
+        gradients: tuple[torch.Tensor | None, ...] = _engine_run_backward(
+            tuple(GradientEdge(node, number) for node, number in entering),
+            tuple(entering.values()),
+            retain_graph,
+            False,
+            tuple(GradientEdge(node, number) for node, number in targets),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
+    return gradients

@@ -1,0 +1,248 @@
+"""Ranks simulated in one process: a request runs at once, in a thread of its own, on its owner's copy of the model.
+
+The copies share parameters and buffers, so that gradients are found where plain torch puts them; everything else, and
+the threads' state, is apart as it is between processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from shardwright.execution.call import RemoteModule, ServerBackward
+from shardwright.execution.context import StepState
+from shardwright.execution.intercept import group_sequential, make_remote
+from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
+from shardwright.execution.task import RunningTask, set_running_task
+from shardwright.frames import close_calls, guards, in_frame
+from shardwright.model.backward import _roots, run_backward
+from torch import nn
+
+_threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
+_SECONDS = 120.0
+
+
+@dataclass
+class FakeRequest:
+    """What the execution server hands to Python, with the fields that the executing side reads."""
+
+    id: int
+    to: int
+    kind: str
+    requester: int
+    model: int
+    module: int
+    range: tuple[int, int] | None
+    forward: int | None
+    microbatch: int
+    parent: int | None
+    call: int
+    grad_mode: bool
+    inference_mode: bool
+    autocast: list[tuple[str, str, bool]]
+    checkpointing: bool
+    spec: Any
+    parts: Any
+
+
+@dataclass
+class LoopbackServer:
+    """Runs each request on the simulated rank that it is sent to, before ``send_request`` returns."""
+
+    job: LoopbackJob
+    responses: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    requests: list[FakeRequest] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the requests so far."""
+        return [request.kind for request in self.requests]
+
+    def send_request(self, worker: int, *, to: int, kind: str, control: None, **fields: Any) -> int:
+        """Run a request; ``worker`` is here the requesting rank."""
+        request = FakeRequest(id=len(self.requests), to=to, kind=kind, requester=worker, **fields)
+        self.requests.append(request)
+        self.job.in_new_thread(to, request)
+        return request.id
+
+    def wait(self, worker: int, requests: list[int], phase: str) -> list[tuple[Any, Any]]:
+        """The answers, which have come already."""
+        return [self.responses.pop(request) for request in requests]
+
+    def respond(self, request: FakeRequest, spec: Any, parts: Any) -> None:
+        """Keep an answer."""
+        self.responses[request.id] = (spec, parts)
+
+
+@dataclass(eq=False)
+class LoopbackPlacement:
+    """The placement that the executing side asks for modules: one rank's copy of the model."""
+
+    names: list[str]
+    modules: list[nn.Module]
+
+    def wait_until_placed(self) -> None:
+        """Placed from the start."""
+
+    def module_of(self, module_id: int) -> nn.Module:
+        """The rank's own copy."""
+        return self.modules[module_id]
+
+    def name_of(self, module_id: int) -> str:
+        """The name."""
+        return self.names[module_id]
+
+    def is_divided(self, module: nn.Module) -> bool:
+        """As the real placement has it."""
+        return module in guards.divided_modules
+
+
+class LoopbackRuntime:
+    """One simulated rank."""
+
+    def __init__(self, server: LoopbackServer, placement: LoopbackPlacement) -> None:
+        self.server = server
+        self._placement = placement
+        self.frames = FrameTable()
+        self.step = 1
+
+    def placement(self, model: int) -> LoopbackPlacement:
+        """The placement of the only model."""
+        return self._placement
+
+
+class LoopbackJob:
+    """One model whose modules are divided over simulated ranks."""
+
+    def __init__(self, model: nn.Module, owners: Callable[[str], int]) -> None:
+        """``owners`` gives the rank of each module by name; the root is on rank 0, which takes ``model`` itself."""
+        self.model = model
+        names = [name for name, _ in model.named_modules()]
+        self.owners = {name: owners(name) for name in names}
+        self.server = LoopbackServer(self)
+        shared = [*model.parameters(), *model.buffers()]
+        self.copies = [model]
+        for _ in range(max(self.owners.values())):
+            self.copies.append(copy.deepcopy(model, {id(tensor): tensor for tensor in shared}))
+        self.runtimes = []
+        for rank, copied in enumerate(self.copies):
+            placement = LoopbackPlacement(names, list(copied.modules()))
+            self._divide(rank, placement)
+            self.runtimes.append(LoopbackRuntime(self.server, placement))
+        self._state: StepState | None = None
+
+    def _divide(self, rank: int, placement: LoopbackPlacement) -> None:
+        """Intercept calls to what other ranks own, as ``Placement`` does."""
+        ids = {name: index for index, name in enumerate(placement.names)}
+        targets: dict[int, RemoteModule] = {}
+        for name, module in zip(placement.names, placement.modules, strict=True):
+            if self.owners[name] != rank and next(module.parameters(), None) is not None:
+                targets[id(module)] = RemoteModule(name, ids[name], 0, self.owners[name])
+        for module in placement.modules:
+            if any(id(part) in targets for part in module.modules()):
+                guards.divided_modules.add(module)
+        for name, module in zip(placement.names, placement.modules, strict=True):
+            if id(module) in targets:
+                make_remote(module, targets[id(module)], lambda _: None)
+            elif isinstance(module, nn.Sequential):
+                group_sequential(
+                    module,
+                    lambda child: targets.get(id(child)),
+                    lambda owner, name=name: RemoteModule(name, ids[name], 0, owner),
+                )
+
+    def in_new_thread(self, rank: int, request: FakeRequest) -> None:
+        """Run a request on a rank, in a thread that has torch's defaults, as a worker has."""
+        assert self._state is not None
+        variables = self._state.variables.copy()
+        _threads.submit(variables.run, self._serve, rank, request).result(_SECONDS)
+
+    def _serve(self, rank: int, request: FakeRequest) -> None:
+        assert self._state is not None
+        runtime: Any = self.runtimes[rank]
+        phase = "forward" if request.kind == "forward" else "backward"
+        name = runtime.placement(0).name_of(request.module)
+        task = RunningTask(runtime, rank, name, request.microbatch, phase, self._state)
+        set_running_task(task)
+        try:
+            with self._state.applied():
+                (run_forward if request.kind == "forward" else run_request_backward)(runtime, request, task)
+        finally:
+            set_running_task(None)
+
+    @property
+    def live_frames(self) -> int:
+        """How many frames wait on all ranks."""
+        return sum(len(runtime.frames) for runtime in self.runtimes)
+
+    def run(self, function: Callable[[Callable[..., None]], Any], microbatch: int = 0) -> Any:
+        """Run a step function for one microbatch; it gets the function to call for backward.
+
+        As in a real step, nothing is kept when it fails.
+        """
+        self._state = StepState.capture()
+        try:
+            return _threads.submit(self._state.variables.copy().run, self._root, function, microbatch).result(_SECONDS)
+        except BaseException:
+            for runtime in self.runtimes:
+                runtime.frames.clear()
+            raise
+
+    def _root(self, function: Callable[[Callable[..., None]], Any], microbatch: int) -> Any:
+        assert self._state is not None
+        runtime: Any = self.runtimes[0]
+        task = RunningTask(runtime, 0, None, microbatch, "forward", self._state)
+        frame = root_frame(task)
+
+        def backward(tensors: Any, grad_tensors: Any = None) -> None:
+            frame.settle()
+            roots = _roots(tensors, grad_tensors)
+            with in_frame(None):
+                run_backward(frame, roots, ServerBackward(task, frame))
+            frame.forget_watched()
+
+        set_running_task(task)
+        try:
+            with self._state.applied(), self._state.task.applied():
+                with in_frame(frame):
+                    result = function(backward)
+                frame.settle()
+                close_calls(frame, ServerBackward(task, frame))
+        finally:
+            set_running_task(None)
+        return result
+
+    def end_step(self) -> None:
+        """Forget what lasts for a step."""
+        for runtime in self.runtimes:
+            runtime.frames.clear()
+
+    def owned_buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers, as each owner has them."""
+        found = {}
+        for name, owner in self.owners.items():
+            module = self.copies[owner].get_submodule(name)
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    found[f"{name}.{key}" if name else key] = buffer
+        return found
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """The guards that a runtime with several ranks puts in place."""
+    guards.install()
+    try:
+        yield
+    finally:
+        guards.uninstall()
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The gradients by parameter name."""
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
