@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod log;
 mod node;
 mod partition;
 mod raw;
@@ -19,6 +20,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use crate::config::Config;
+    #[pymodule_export]
+    use crate::log::take_log;
     #[pymodule_export]
     use crate::node::{Listener, Node};
     #[pymodule_export]

@@ -14,6 +14,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
 
 use crate::error::{comm_error, start_error};
+use crate::log;
 use crate::tensors::TensorParts;
 use crate::values::Spec;
 
@@ -97,6 +98,7 @@ impl Node {
             liveness_timeout: duration("liveness_timeout", liveness_timeout)?,
             limits: Limits::default(),
         };
+        log::collect();
         let router = Arc::new(Router::default());
         let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
         let outcome = interruptible(py, |go_on| {
