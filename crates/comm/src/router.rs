@@ -8,6 +8,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{Beat, Message};
 
 use crate::objects::ObjectPlane;
+use crate::published::Published;
 use crate::transport::{Loss, Receiver};
 
 /// How many messages are kept for a handler that is not there yet: more than
@@ -18,6 +19,7 @@ pub const KEPT_CAPACITY: usize = 65_536;
 #[derive(Default)]
 pub struct Router {
     objects: ObjectPlane,
+    published: Published,
     state: Mutex<State>,
 }
 
@@ -38,6 +40,11 @@ impl Router {
     /// Where objects arrive.
     pub fn objects(&self) -> &ObjectPlane {
         &self.objects
+    }
+
+    /// What this rank keeps for others to fetch.
+    pub fn published(&self) -> &Published {
+        &self.published
     }
 
     /// Hands everything but objects to `handler` from now on, and what was kept
@@ -76,7 +83,9 @@ impl Router {
 impl Receiver for Router {
     fn deliver(&self, from: Rank, message: Message) {
         if let Message::Object(object) = message {
-            self.objects.push(from, *object);
+            if let Some(object) = self.published.answer(from, *object) {
+                self.objects.push(from, object);
+            }
             return;
         }
         let mut state = self.lock();
@@ -96,6 +105,7 @@ impl Receiver for Router {
 
     fn peer_lost(&self, from: Rank, loss: Loss) {
         self.objects.peer_lost(from, loss.clone());
+        self.published.peer_lost(from);
         let mut state = self.lock();
         state.lost.entry(from).or_insert_with(|| loss.clone());
         if let Some(handler) = state.handler.clone() {

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
     CommError, JobOptions, Owner, Patience, Receiver, Router, SLICE, Secret, Transport, in_process,
+    published,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
@@ -199,6 +200,30 @@ impl Node {
         }
     }
 
+    /// Keep a value for `peers` to fetch; the key to ask for it by. Takes the tensors out of `parts`.
+    fn publish(&self, spec: &Spec, parts: &TensorParts, peers: Vec<u32>) -> i64 {
+        let body = Body {
+            value: spec.0.clone(),
+            tensors: parts.take(),
+        };
+        self.router
+            .published()
+            .publish(body, peers.into_iter().map(Rank))
+    }
+
+    /// Ask for what a rank has published; it arrives as an object on the channel that this returns.
+    fn fetch(&self, py: Python<'_>, source: u32, key: i64) -> PyResult<String> {
+        py.detach(|| published::fetch(&*self.transport, Rank(source), key))
+            .map_err(|error| self.error(&error))?;
+        Ok(published::channel_of(key))
+    }
+
+    /// Tell a rank that this one will not fetch what it has published.
+    fn release(&self, py: Python<'_>, source: u32, key: i64) -> PyResult<()> {
+        py.detach(|| published::release(&*self.transport, Rank(source), key))
+            .map_err(|error| self.error(&error))
+    }
+
     /// Wait until every rank of `group` has called this with the same name.
     ///
     /// Raises `PeerLostError` or `RemoteError` on all of them when one cannot come.
@@ -239,6 +264,7 @@ impl Node {
         dict.set_item("bytes_received", stats.bytes_received)?;
         dict.set_item("strangers_dropped", stats.strangers_dropped)?;
         dict.set_item("objects_waiting", self.router.objects().waiting())?;
+        dict.set_item("objects_kept_for_others", self.router.published().len())?;
         Ok(dict)
     }
 
@@ -259,6 +285,7 @@ impl Node {
 
 impl Node {
     fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
+        router.published().connect(&transport);
         Self {
             transport,
             router,

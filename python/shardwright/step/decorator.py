@@ -48,7 +48,7 @@ class StepFunction(Generic[P, R]):
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Bind like a function, so that methods can be step functions."""
-        return self if instance is None else functools.partial(self.__call__, instance)
+        return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
 
 @overload

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
 from shardwright.errors import ShardwrightError
+from shardwright.step.deferred import DeferredTensor
 
 
 class StepOutput:
     """One returned tensor of a step function, for every microbatch.
 
-    Attributes:
-        outputs: The tensors, in order of microbatch.
+    Usable on every rank of the pipeline; large tensors are brought from the root when they are first used.
     """
 
-    __slots__ = ("outputs",)
+    __slots__ = ("_outputs",)
 
-    def __init__(self, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, outputs: Sequence[torch.Tensor | DeferredTensor]) -> None:
         """Keep the microbatches' tensors."""
-        self.outputs = outputs
+        self._outputs = list(outputs)
 
     def __repr__(self) -> str:
-        """The shapes by microbatch."""
-        return f"StepOutput({len(self.outputs)} microbatches of shape {tuple(self.outputs[0].shape)})"
+        """How many microbatches."""
+        return f"StepOutput({len(self._outputs)} microbatches)"
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The tensors, in order of microbatch.
+
+        Raises:
+            PeerLostError: A large tensor was not fetched before the root left.
+        """
+        fetched = [output.fetch() if isinstance(output, DeferredTensor) else output for output in self._outputs]
+        self._outputs = list(fetched)
+        return fetched
 
     def reduce_mean(self) -> torch.Tensor:
         """The mean over microbatches, of one microbatch's shape and dtype."""
@@ -35,16 +46,13 @@ class StepOutput:
     def reduce_sum(self) -> torch.Tensor:
         """The sum over microbatches, of one microbatch's shape and dtype."""
         self._check_shapes("summed")
-        total = self.outputs[0]
-        for output in self.outputs[1:]:
-            total = total + output
-        return total
+        first, *others = self.outputs
+        return sum(others, start=first)
 
     def concat(self) -> torch.Tensor:
         """The microbatches joined along axis 0; 0-dim tensors are stacked."""
-        if self.outputs[0].dim() == 0:
-            return torch.stack(self.outputs)
-        return torch.cat(self.outputs, dim=0)
+        outputs = self.outputs
+        return torch.stack(outputs) if outputs[0].dim() == 0 else torch.cat(outputs, dim=0)
 
     def stack(self) -> torch.Tensor:
         """The microbatches along a new axis 0."""
@@ -66,7 +74,7 @@ def merge_microbatches(results: list[Any]) -> Any:
     values.
     """
     first = results[0]
-    if isinstance(first, torch.Tensor) and all(isinstance(result, torch.Tensor) for result in results):
+    if all(isinstance(result, (torch.Tensor, DeferredTensor)) for result in results):
         return StepOutput(results)
     same_type = all(type(result) is type(first) for result in results)
     if same_type and isinstance(first, dict) and all(result.keys() == first.keys() for result in results):
@@ -98,7 +106,7 @@ def _equal(left: Any, right: Any) -> bool:
         return False
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     """The value with every tensor in its dicts, lists, tuples and dataclasses replaced."""
     if isinstance(value, torch.Tensor):
         return function(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from shardwright.execution.context import StepState
 from shardwright.execution.serve import root_frame
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
+from shardwright.step.deferred import deferring_large
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
@@ -128,7 +130,8 @@ class _Pipeline:
             elif event.kind == "stall_report":
                 runtime.logger.warning("%s", event.text)
             elif event.kind == "root_done":
-                spec, tensors = _core.flatten(self.results, registry)
+                sent = map_tensors(self.results, partial(deferring_large, runtime))
+                spec, tensors = _core.flatten(sent, registry)
                 runtime.server.end_step(spec, pack(tensors, [False] * len(tensors)))
                 return self.results
             elif event.kind == "step_end":

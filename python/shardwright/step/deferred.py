@@ -1,0 +1,75 @@
+"""Large tensors that a step function returned: they stay on the root until another rank uses them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwright import _core
+from shardwright.runtime import current_runtime
+from shardwright.values import pack, registry, unpack
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+#: Returned tensors of more bytes than this are sent only to ranks that use them.
+LARGEST_SENT_BYTES = 1 << 16
+
+
+class DeferredTensor:
+    """A returned tensor that the root keeps for this rank until it is used, or no longer wanted."""
+
+    __slots__ = ("__weakref__", "_key", "_release", "_root", "_runtime")
+
+    def __init__(self, root: int, key: int) -> None:
+        """Name the tensor that global rank ``root`` has published under ``key``."""
+        self._root = root
+        self._key = key
+        self._runtime: Runtime | None = None
+        self._release: Any = None
+
+    @staticmethod
+    def publish(runtime: Runtime, tensor: torch.Tensor) -> DeferredTensor:
+        """On the root: keep a tensor for the other ranks of the pipeline."""
+        spec, tensors = _core.flatten(tensor.detach(), registry)
+        key = runtime.node.publish(spec, pack(tensors, [False]), runtime.pp_ranks[1:])
+        return DeferredTensor(runtime.rank, key)
+
+    @staticmethod
+    def received(fields: tuple[int, int]) -> DeferredTensor:
+        """On another rank: from what travelled."""
+        runtime = current_runtime()
+        deferred = DeferredTensor(*fields)
+        deferred._runtime = runtime
+        deferred._release = weakref.finalize(deferred, runtime.node.release, *fields)
+        deferred._release.atexit = False
+        return deferred
+
+    def fields(self) -> tuple[int, int]:
+        """What travels: the root's global rank and the key."""
+        return self._root, self._key
+
+    def fetch(self) -> torch.Tensor:
+        """Bring the tensor here; once.
+
+        Raises:
+            PeerLostError: The root is gone.
+        """
+        assert self._runtime is not None, "the root has the tensor itself"
+        self._release.detach()
+        channel = self._runtime.node.fetch(self._root, self._key)
+        spec, parts = self._runtime.receive_object(self._root, channel)
+        tensor: torch.Tensor = spec.build(unpack(parts), registry)
+        return tensor
+
+
+registry.add(DeferredTensor, "shardwright:DeferredTensor", DeferredTensor.fields, DeferredTensor.received)
+
+
+def deferring_large(runtime: Runtime, tensor: torch.Tensor) -> Any:
+    """The tensor itself, or for a large one what stands for it on the other ranks."""
+    if tensor.numel() * tensor.element_size() <= LARGEST_SENT_BYTES:
+        return tensor
+    return DeferredTensor.publish(runtime, tensor)
