@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .cases import Case, all_cases
-from .compare import BAR
-from .table import Outcome, judge, render
+from .table import BAR, Outcome, judge, render
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A job that has written nothing for this long is ended; ranks end themselves earlier.
@@ -79,18 +78,18 @@ class Job:
     def outcomes(self) -> list[Outcome]:
         """What came of the cases up to the one that ended the job, if one did; at least one."""
         rows = self.rows()
-        outcomes = []
+        outcomes: list[Outcome] = []
         for case in self.cases:
             outcome = judge(case, [found.get(case.name) for found in rows])
             outcomes.append(outcome)
-            if not all(case.name in found and "error" not in found[case.name] for found in rows):
+            if not all(case.name in found for found in rows):
                 outcome.log = "\n".join(self.log.read_text().splitlines()[-LOG_LINES:])
                 break
         return outcomes
 
 
-def run_cases(cases: list[Case], progress: Progress) -> list[Outcome]:
-    """Run all cases, one job for each topology; a job that fails is started again behind the failed case."""
+def run_cases(cases: list[Case], progress: Progress, show_logs: bool) -> list[Outcome]:
+    """Run all cases, one job for each topology; a job that fails is started again behind it."""
     outcomes: list[Outcome] = []
     bar = progress.add_task("", total=len(cases))
     for topology, group in itertools.groupby(cases, key=lambda case: case.topology):
@@ -106,6 +105,8 @@ def run_cases(cases: list[Case], progress: Progress) -> list[Outcome]:
                         job.process.terminate()
                         job.process.wait()
                 found = job.outcomes()
+                if show_logs and any(outcome.failures for outcome in found):
+                    progress.console.print(job.log.read_text(), markup=False, highlight=False)
             for outcome in found:
                 if outcome.failures:
                     progress.console.print(
@@ -122,7 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
     parser.add_argument("patterns", nargs="*", help="names of cases to run, with * and ?; all by default")
     parser.add_argument("--list", action="store_true", help="only list the cases")
-    parser.add_argument("--logs", action="store_true", help="print the end of the log of each failed job")
+    parser.add_argument("--logs", action="store_true", help="show the whole log of each job with a failed case")
     arguments = parser.parse_args()
     cases = [
         case
@@ -137,12 +138,12 @@ def main() -> int:
         TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        outcomes = run_cases(cases, progress)
+        outcomes = run_cases(cases, progress, arguments.logs)
     print(render(outcomes))
     failed = [outcome for outcome in outcomes if outcome.failures]
     for outcome in failed:
         print(f"\n{outcome.case.name}:", *outcome.failures, sep="\n  ")
-        if arguments.logs and outcome.log:
+        if outcome.log:
             print(outcome.log)
     summary = {
         "cases": len(outcomes),

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from shardwright import StepOutput
 
-#: The bar for every error.
-BAR = 1e-10
 #: A tensor's error is relative to its own largest element, or to this part of the largest of its kind.
 FLOOR = 1e-3
 

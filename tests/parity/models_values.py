@@ -199,7 +199,7 @@ class Views(nn.Module):
         assert again is y
         x.mul_(1.25)
         y.add_(1)
-        return self.after(x + y) * part.mean() + transposed.sum(0)[:, None] + shaped.sum((1, 2))[:, None]
+        return self.after(x + y) * part.mean() + transposed.mean(0)[:, None] + shaped.mean((1, 2))[:, None]
 
 
 class WholeStorage(nn.Module):

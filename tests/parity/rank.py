@@ -14,9 +14,10 @@ from typing import Any
 import shardwright as smp
 import torch
 
-from .cases import PROBLEMS, Case
+from .cases import Case
 from .compare import Comparison, at_microbatch
 from .problem import STEPS, Phase, Problem, generator
+from .problems import PROBLEMS, check_names
 from .reference import Expected, Reference
 
 SEED = 7
@@ -159,7 +160,7 @@ class RankRun:
         """Bytes held equal the partition table on every rank, and sum to those of one process."""
         report: dict[str, Any] = {"held": {}, "table": {}}
         for name, model in self.models.items():
-            decision = model._placement.ownership.decision
+            decision = model.placement.ownership.decision
             parameters = decision.parameter_bytes(smp.pp_rank())
             table = {"parameters": parameters, "buffers": decision.buffer_bytes(smp.pp_rank())}
             held = {
@@ -198,6 +199,8 @@ class RankRun:
     def result(self, seconds: float) -> dict[str, Any]:
         """This rank's row."""
         sent = smp.stats()["server"]["total"]["sent"]
+        requests = self.problem.requests
+        samples = STEPS * self.case.microbatches * self.case.dp
         return {
             "case": self.case.name,
             "worst": self.comparison.worst,
@@ -206,6 +209,7 @@ class RankRun:
             "parameters": sum(p.numel() for model in self.models.values() for p in model.local_parameters()),
             "forward": sent["forward"],
             "backward": sent["backward"],
+            "expected_forward": None if requests is None else requests(self.case.pp) * samples,
             "seconds": seconds,
         }
 
@@ -232,33 +236,31 @@ def configuration(case: Case) -> dict[str, Any]:
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """Run one case in a job of its own within these processes."""
+    """Run one case in a job of its own within these processes; this rank's row."""
     started = time.monotonic()
-    smp.init(configuration(case))
-    run = RankRun(case)
-    run.run()
-    smp.barrier()
-    row = run.result(time.monotonic() - started)
+    try:
+        smp.init(configuration(case))
+        run = RankRun(case)
+        run.run()
+        smp.barrier()
+        row = run.result(time.monotonic() - started)
+    except Exception as error:
+        traceback.print_exc()
+        row = {"case": case.name, "error": f"{type(error).__name__}: {error}"}
     smp.shutdown()
     return row
 
 
 def main() -> int:
-    """Run the cases of a file, and write a row for each; the first exception ends this rank."""
+    """Run the cases of a file, and write a row for each."""
     cases = [Case(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
+    check_names()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    results = Path(sys.argv[2])
-    with (results / f"{os.environ['RANK']}.jsonl").open("a") as rows:
+    with (Path(sys.argv[2]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
         for case in cases:
             faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-            try:
-                row = run_case(case)
-            except BaseException as error:
-                row = {"case": case.name, "error": f"{type(error).__name__}: {error}"}
-                print(json.dumps(row), file=rows, flush=True)
-                traceback.print_exc()
-                return 1
+            row = run_case(case)
             faulthandler.cancel_dump_traceback_later()
             print(json.dumps(row), file=rows, flush=True)
     return 0
