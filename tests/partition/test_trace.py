@@ -10,6 +10,7 @@ import pytest
 import torch
 from shardwright.errors import PartitionError
 from shardwright.partition import trace as trace_module
+from shardwright.partition.elsewhere import retrying_on
 from shardwright.partition.trace import choose_device, is_tracing, trace_forward
 from torch import nn
 
@@ -190,7 +191,7 @@ def test_a_module_with_an_unsupported_operation_runs_on_the_other_device(monkeyp
 
     model = nn.Sequential(nn.Linear(2, 2), Picky(), nn.Linear(2, 2))
     cpu = torch.device("cpu")
-    monkeypatch.setattr(trace_module, "_runner_for", lambda device: trace_module.retrying_on(cpu, cpu))
+    monkeypatch.setattr(trace_module, "runner_for", lambda device: retrying_on(cpu, cpu))
     trace = trace_forward(model, model, (torch.ones(1, 2),))
     assert Picky.attempts == 2
     assert trace.order() == ["", "0", "1", "2"]

@@ -20,7 +20,7 @@ _Function = Callable[..., Any]
 
 
 def _getters(*names: str) -> list[_Function]:
-    return [getattr(torch.Tensor, name).__get__ for name in names]
+    return [getattr(torch.Tensor, name).__get__ for name in names if hasattr(torch.Tensor, name)]
 
 
 def _setter(name: str) -> _Function:
@@ -32,7 +32,7 @@ def _methods(*names: str) -> list[_Function]:
     return [getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name)]
 
 
-# Everything that is answered from metadata alone.
+# Everything that is answered from metadata alone, as far as this version of torch has it.
 _METADATA: frozenset[_Function] = frozenset(
     _getters(
         "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "nbytes", "itemsize",

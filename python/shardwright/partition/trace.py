@@ -12,13 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, run_plainly
+from shardwright.partition.elsewhere import runner_for
+from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
 from shardwright.partition.tree import ModelTree
 
@@ -141,7 +142,7 @@ def trace_forward(
     if measure_times and on_meta:
         raise PartitionError("trace_execution_times=True needs a model with values, but this one is on the meta device")
     where = device or _own_device(tree)
-    run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, _runner_for(where))
+    run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
     token = _TRACING.set(True)
     try:
         recording = run.watched(measure_memory)
@@ -371,35 +372,3 @@ def _tensors_in(value: object) -> list[torch.Tensor]:
                 if isinstance(item, torch.Tensor):
                     found[id(item)] = item
     return list(found.values())
-
-
-def _runner_for(device: torch.device) -> Runner:
-    if device.type == "cpu" and torch.cuda.is_available():
-        return retrying_on(device, torch.device("cuda", torch.cuda.current_device()))
-    return run_plainly
-
-
-def retrying_on(device: torch.device, other: torch.device) -> Runner:
-    """A runner that runs a module on `other` if an operation it needs does not exist on `device`."""
-
-    def runner(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except RuntimeError as problem:
-            if not _is_unsupported(problem):
-                raise
-            _LOGGER.debug("%s is traced on %s: %s", type(module).__name__, other, problem)
-            with moved_to(ModelTree.of(module), other):
-                moved_args, moved_kwargs = tree_map(_mover(other), (args, kwargs))
-                result = function(*moved_args, **moved_kwargs)
-            return tree_map(_mover(device), result)
-
-    return runner
-
-
-def _mover(device: torch.device) -> Callable[[Any], Any]:
-    return lambda item: item.to(device) if isinstance(item, torch.Tensor) else item
-
-
-def _is_unsupported(problem: RuntimeError) -> bool:
-    return isinstance(problem, NotImplementedError) or "not implemented for" in str(problem)
