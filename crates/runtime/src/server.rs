@@ -51,7 +51,7 @@ impl State {
 impl Server {
     /// A server between steps. Without a transport it is the only rank.
     pub fn attach(transport: Option<Arc<dyn Transport>>, config: MachineConfig) -> Arc<Self> {
-        Arc::new(Self {
+        let server = Arc::new(Self {
             state: Mutex::new(State {
                 machine: Machine::new(config),
                 bells: Vec::new(),
@@ -61,7 +61,10 @@ impl Server {
             transport,
             started: Instant::now(),
             started_at: SystemTime::now(),
-        })
+        });
+        // Heartbeats say from the start that this rank runs its script (EX-8).
+        drop(server.settle(server.lock()));
+        server
     }
 
     /// Enters a step; see [`Machine::begin_step`].
@@ -98,10 +101,14 @@ impl Server {
             state = self.settle(state);
             let event = state.machine.poll_main(self.now());
             let left = deadline.saturating_duration_since(Instant::now());
-            if event.is_some() || left.is_zero() {
+            if event.is_some() {
                 state.machine.block_main(false);
                 drop(self.settle(state));
                 return event;
+            }
+            if left.is_zero() {
+                // The caller looks for signals and comes back: it still waits (EX-8).
+                return None;
             }
             state = wait_on(&self.main_bell, state, left);
         }

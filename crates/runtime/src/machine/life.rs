@@ -66,6 +66,7 @@ impl Machine {
             return Err(ServerError::NoMicrobatches { step: plan.step });
         }
         self.forget_step();
+        self.main_blocked = false;
         self.plan = plan;
         self.begun = self.is_root();
         self.root = RootProgress::default();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use shardwright_comm::Transport;
 use shardwright_core::WorkerId;
 use shardwright_wire::{Value, Work};
 
@@ -87,6 +88,32 @@ fn a_step_runs_on_every_number_of_ranks() {
             rank.shut_down();
         }
     }
+}
+
+#[test]
+fn a_rank_before_its_first_step_counts_as_computing() {
+    // EX-8: it may load data for minutes while its peers wait in the step.
+    let ranks = job(2);
+    for rank in &ranks {
+        let transport = rank.transport.as_ref().expect("two ranks are connected");
+        assert!(transport.pulse().beat(false).executing);
+        rank.server.begin_step(plan(1, "train_step", 1)).unwrap();
+        assert!(transport.pulse().beat(false).executing);
+    }
+    assert_eq!(
+        ranks[1]
+            .server
+            .supervise(std::time::Duration::from_millis(1)),
+        None
+    );
+    let beat = ranks[1]
+        .transport
+        .as_ref()
+        .expect("connected")
+        .pulse()
+        .beat(false);
+    assert_eq!((beat.step, beat.executing), (1, false));
+    shut_down(&ranks);
 }
 
 #[test]
