@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import logging
 import os
 import time
 import traceback
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwright import logs
 from shardwright.errors import RemoteError, ShardwrightError
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
@@ -36,7 +36,7 @@ class Runtime:
         step: The number of the current or last step, counted from 1.
     """
 
-    logger = logging.getLogger("shardwright")
+    logger = logs.logger
 
     def __init__(self, *, cfg: Any, topology: Any, launch: LaunchInfo, node: Any, server: Any) -> None:
         """Take over the parts; see :func:`shardwright.start.init`."""
@@ -122,6 +122,7 @@ class Runtime:
             placement.replicas.reduce_gradients()
         if self.launch.world_size > 1:
             self.server.leave_step()
+            logs.forward()
         transaction.close()
 
     def after_step(self) -> None:

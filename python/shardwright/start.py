@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from shardwright import _core
+from shardwright import _core, logs
 from shardwright.config import load_config
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.frames import guards
@@ -98,6 +98,7 @@ def shutdown() -> None:
     if runtime.pp_size > 1:
         guards.uninstall()
     runtime.node.close(runtime.farewell)
+    logs.forward()
     if runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
     runtime.process_groups.clear()

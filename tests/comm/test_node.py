@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright import _core
+from shardwright import _core, logs
 from shardwright.errors import JobStartError, PeerLostError, ShardwrightError
 from shardwright.values import pack, registry, unpack
 
@@ -155,7 +157,7 @@ def test_a_single_node_has_nobody_to_talk_to() -> None:
 def test_an_interrupt_ends_every_wait(wait: str) -> None:
     script = f"""
 import sys
-from shardwright import _core
+from shardwright import _core, logs
 
 def start():
     listener = _core.Listener.bind("127.0.0.1", 0)
@@ -177,3 +179,26 @@ except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 7
     assert time.monotonic() - began < 10
+
+
+def test_a_stranger_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptureFixture) -> None:
+    logs.forward()
+    caplog.clear()
+    listener = _core.Listener.bind("127.0.0.1", 0)
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(connect, rank, 2, listener) for rank in range(2)]
+        nodes = [start.result(WAIT) for start in starts]
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", listener.port), WAIT) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    assert nodes[0].stats()["strangers_dropped"] == 3
+    logs.forward()
+    warnings = [record.getMessage() for record in caplog.records if record.name == "shardwright"]
+    assert len(warnings) == 1
+    assert "dropped a stranger's connection" in warnings[0]
+    send(nodes[0], 1, "still here")
+    assert receive(nodes[1], 0) == "still here"
+    for node in nodes:
+        node.close()

@@ -21,6 +21,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", _DTYPES.values(), ids=str)
 def test_every_dtype_is_carried_bit_for_bit(dtype: torch.dtype) -> None:
     raw = torch.randint(0, 2 if dtype is torch.bool else 256, (6 * dtype.itemsize,), dtype=torch.uint8)
@@ -97,6 +98,7 @@ class Marked(torch.Tensor):
     pass
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("make", "text"),
     [
