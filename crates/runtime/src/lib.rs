@@ -6,6 +6,7 @@
 //! Nothing here knows torch or Python. The reasons and the numbered invariants (EX-1 and on)
 //! stand in `docs/design/execution.md`.
 
+mod bells;
 mod counters;
 mod failure;
 mod machine;

@@ -11,6 +11,7 @@ use shardwright_comm::{CommError, Loss, Receiver, Transport};
 use shardwright_core::{ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId};
 use shardwright_wire::{Beat, Body, Message, Phase};
 
+use crate::bells::{State, wait_on};
 use crate::counters::Stats;
 use crate::failure::{LocalError, ServerError};
 use crate::machine::{
@@ -29,23 +30,6 @@ pub struct Server {
     transport: Option<Arc<dyn Transport>>,
     started: Instant,
     started_at: SystemTime,
-}
-
-struct State {
-    machine: Machine,
-    bells: Vec<Arc<Condvar>>,
-    /// What the heartbeats have been told of the machine's progress.
-    pulsed: u64,
-}
-
-impl State {
-    fn bell(&mut self, worker: WorkerId) -> Arc<Condvar> {
-        let index = worker.0 as usize;
-        if self.bells.len() <= index {
-            self.bells.resize_with(index + 1, Arc::default);
-        }
-        Arc::clone(&self.bells[index])
-    }
 }
 
 impl Server {
@@ -376,16 +360,6 @@ impl Server {
             state.pulsed = progress;
         }
     }
-}
-
-fn wait_on<'a>(
-    bell: &Condvar,
-    state: MutexGuard<'a, State>,
-    patience: Duration,
-) -> MutexGuard<'a, State> {
-    bell.wait_timeout(state, patience)
-        .unwrap_or_else(PoisonError::into_inner)
-        .0
 }
 
 impl Receiver for Server {

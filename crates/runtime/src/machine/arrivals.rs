@@ -44,6 +44,10 @@ impl Kept {
         (taken, stale as u64)
     }
 
+    pub(super) fn abort_of(&self, step: StepEpoch) -> Option<ErrorReport> {
+        self.aborts.get(&step).cloned()
+    }
+
     pub(super) fn take_abort(&mut self, step: StepEpoch) -> Option<ErrorReport> {
         let newer = self.aborts.split_off(&StepEpoch(step.0 + 1));
         std::mem::replace(&mut self.aborts, newer).remove(&step)

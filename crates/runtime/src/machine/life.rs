@@ -160,7 +160,8 @@ impl Machine {
 
     /// Raises the failure of a step whose tasks are over; for those who wait in a collective of
     /// `needed` ranks. A rank that has left in good order fails it only after a while, since it
-    /// may have left because its own part was done.
+    /// may have left because its own part was done. Of a step not entered yet it raises, without
+    /// entering it, what would fail it at its entry.
     pub fn check_abort(
         &mut self,
         step: StepEpoch,
@@ -174,6 +175,16 @@ impl Machine {
             && let Some(failure) = self.departed_from_collective(needed, now)
         {
             self.fail_with(failure, true, now);
+        }
+        if step > self.plan.step {
+            let failure = self
+                .kept
+                .abort_of(step)
+                .map(Failure::remote)
+                .or_else(|| self.departed_from_collective(needed, now));
+            return failure.map_or(Ok(()), |failure| {
+                Err(ServerError::Failed(Box::new(failure)))
+            });
         }
         match &self.stage {
             Stage::Aborting(failure) if step == self.plan.step => {

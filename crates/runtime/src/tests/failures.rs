@@ -278,6 +278,37 @@ fn a_failure_during_the_commit_is_seen_there_and_by_other_replicas() {
     shut_down(&ranks);
 }
 
+#[test]
+fn a_step_failed_elsewhere_is_seen_before_it_is_entered() {
+    // A rank may wait for others at the beginning of a step, outside the server.
+    let ranks = job(2);
+    let error = LocalError {
+        kind: "ValueError".to_owned(),
+        message: "no batch".to_owned(),
+        ..LocalError::default()
+    };
+    ranks[0].server.fail(Some(StepEpoch(1)), error);
+    let deadline = Instant::now() + super::rig::WATCHDOG;
+    let failure = loop {
+        assert!(Instant::now() < deadline, "the abort never came");
+        match ranks[1].server.check_abort(StepEpoch(1), &[Rank(0)]) {
+            Ok(()) => std::thread::yield_now(),
+            Err(ServerError::Failed(failure)) => break failure,
+            Err(other) => panic!("{other}"),
+        }
+    };
+    assert_eq!(
+        (failure.kind, failure.report.message.as_str()),
+        (FailureKind::Remote, "no batch")
+    );
+    let behaviour = chain(2);
+    let next = on_every_rank(&ranks, move |rank| {
+        rank.step(plan(2, "train_step", 1), &behaviour)
+    });
+    assert!(matches!(next[..], [Ended::Done(_), Ended::Done(_)]));
+    shut_down(&ranks);
+}
+
 /// Loses every response.
 struct DeafToResponses(Arc<Server>);
 

@@ -1,0 +1,36 @@
+//! What the server's lock guards, and the bells that wake those who wait for it.
+
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use shardwright_core::WorkerId;
+
+use crate::machine::Machine;
+
+pub(crate) struct State {
+    pub(crate) machine: Machine,
+    pub(crate) bells: Vec<Arc<Condvar>>,
+    /// What the heartbeats have been told of the machine's progress.
+    pub(crate) pulsed: u64,
+}
+
+impl State {
+    pub(crate) fn bell(&mut self, worker: WorkerId) -> Arc<Condvar> {
+        let index = worker.0 as usize;
+        if self.bells.len() <= index {
+            self.bells.resize_with(index + 1, Arc::default);
+        }
+        Arc::clone(&self.bells[index])
+    }
+}
+
+/// Sleeps until the bell rings, or for `patience`.
+pub(crate) fn wait_on<'a>(
+    bell: &Condvar,
+    state: MutexGuard<'a, State>,
+    patience: Duration,
+) -> MutexGuard<'a, State> {
+    bell.wait_timeout(state, patience)
+        .unwrap_or_else(PoisonError::into_inner)
+        .0
+}
