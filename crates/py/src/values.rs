@@ -50,9 +50,8 @@ impl Spec {
     /// The tuple of these values, which all refer to the same tensors; [`Spec::split`] undoes it.
     #[staticmethod]
     fn join(specs: Vec<PyRef<'_, Spec>>) -> Spec {
-        Spec(Value::Tuple(
-            specs.iter().map(|spec| spec.0.clone()).collect(),
-        ))
+        let values = specs.into_iter().map(|spec| spec.0.clone());
+        Spec(Value::Tuple(values.collect()))
     }
 
     fn __repr__(&self) -> String {
