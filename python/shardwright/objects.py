@@ -19,9 +19,9 @@ def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
     runtime.node.send_object(rank, channel, spec, pack(tensors, [False] * len(tensors)))
 
 
-def receive_on(runtime: Runtime, rank: int, channel: str) -> Any:
-    """Wait for what a global rank sent by :func:`send_on`."""
-    spec, parts = runtime.receive_object(rank, channel)
+def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
+    """Wait for what a global rank sent by :func:`send_on`; raises ``TimeoutError`` at a deadline (monotonic time)."""
+    spec, parts = runtime.receive_object(rank, channel, deadline)
     return spec.build(unpack(parts), registry)
 
 

@@ -18,6 +18,7 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.timeline.alone import AloneRecorder
 
 if TYPE_CHECKING:
+    from shardwright.data_parallel.collectives import Collectives
     from shardwright.launch import LaunchInfo
     from shardwright.model.distributed import DistributedModel
     from shardwright.model.placement import Placement
@@ -58,7 +59,11 @@ class Runtime:
         self.recorder = AloneRecorder()
         self.step = 0
         self.in_step = False
+        #: Whether the execution server has begun the step.
+        self.entered = False
         self.process_groups: dict[str, Any] = {}
+        #: Those of the data-parallel group; only with ``ddp``.
+        self.collectives: Collectives | None = None
         self.pending_controls: list[int] = []
         self.store: Any = None
         self.owns_process_group = False
@@ -104,14 +109,12 @@ class Runtime:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
-    def next_step(self) -> int:
+    def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""
         self.step += 1
-        return self.step
 
     def begin_step_alone(self, name: str) -> None:
         """Begin a step of a pipeline of one rank."""
-        self.next_step()
         if self.launch.world_size > 1:
             self.server.begin_alone(step=self.step, function=name)
 
@@ -138,19 +141,30 @@ class Runtime:
         """The distributed optimizer that trains a model, None when there is none yet."""
         return next((optimizer for optimizer in self.optimizers if optimizer.trains(model)), None)
 
-    def receive_object(self, rank: int, channel: str) -> Any:
-        """Wait for an object of another rank, watching for a failure of the step."""
+    def check_abort(self, needed: list[int]) -> None:
+        """Raise if the step that runs here, or else the next one, has failed, or one of the ranks needed is gone."""
+        self.server.check_abort(self.step if self.in_step else self.step + 1, needed)
+
+    def receive_object(self, rank: int, channel: str, deadline: float | None = None) -> Any:
+        """Wait for an object of another rank, watching for a failure of the step.
+
+        Raises:
+            TimeoutError: It did not come before ``deadline``, on the monotonic clock.
+        """
         while True:
             received = self.node.recv_object(rank, channel, 0.1)
             if received is not None:
                 return received
-            self.server.check_abort(self.step, [rank])
+            if deadline is None:
+                self.check_abort([rank])
+            elif time.monotonic() > deadline:
+                raise TimeoutError(f"nothing came from rank {rank} on channel {channel!r}")
 
     def wait_collective(self, work: Any) -> None:
         """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere."""
         pause = 1e-5
         while not work.is_completed():
-            self.server.check_abort(self.step, self.dp_ranks)
+            self.check_abort(self.dp_ranks)
             time.sleep(pause)
             pause = min(pause * 1.5, 1e-3)
         try:
@@ -163,7 +177,7 @@ class Runtime:
         """Say which rank is gone, where a collective only says that something is."""
         deadline = time.monotonic() + self.cfg.liveness_timeout_seconds
         while time.monotonic() < deadline:
-            self.server.check_abort(self.step, self.dp_ranks)
+            self.check_abort(self.dp_ranks)
             time.sleep(0.01)
 
     def fail_step(self, error: BaseException) -> None:
@@ -171,17 +185,20 @@ class Runtime:
         self.frames.clear()
         for placement in self.placements:
             placement.replicas.abandon_step()
-        if self.launch.world_size == 1 or isinstance(error, RemoteError) or error is self.workers.error:
+        if self.launch.world_size == 1:
             return
-        self.server.fail(
-            module=None,
-            microbatch=None,
-            phase=None,
-            kind=type(error).__qualname__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
-            step=self.step,
-        )
+        if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:
+            self.server.fail(
+                module=None,
+                microbatch=None,
+                phase=None,
+                kind=type(error).__qualname__,
+                message=str(error),
+                traceback="".join(traceback.format_exception(error)),
+                step=self.step,
+            )
+        if self.collectives is not None and isinstance(error, Exception):
+            self.collectives.abandon_step()
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of the root."""

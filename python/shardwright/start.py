@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shardwright import _core, logs
 from shardwright.config import load_config
+from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
@@ -206,6 +207,8 @@ def _make_process_groups(runtime: Runtime, store: Store) -> None:
             group = dist.new_group(list(ranks))
             if runtime.rank in ranks:
                 runtime.process_groups[kind] = group
+    if len(runtime.dp_ranks) > 1:
+        runtime.collectives = Collectives(runtime)
 
 
 def _watch_the_end_of_the_script(runtime: Runtime) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from shardwright.data_parallel.bucket import GradBucket, make_buckets
+from shardwright.data_parallel.collectives import Collectives
 
 CommHook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -25,19 +26,19 @@ class Reducer:
     one, and keeps none otherwise.
     """
 
-    def __init__(self, group: Any, bucket_bytes: int, overlap: bool, wait: Callable[[Any], None]) -> None:
+    def __init__(self, collectives: Collectives, name: str, bucket_bytes: int, overlap: bool) -> None:
         """Make a reducer.
 
         Args:
-            group: The data-parallel process group.
+            collectives: Those of the data-parallel group.
+            name: The model's, the same on all ranks.
             bucket_bytes: How large a bucket may get.
             overlap: Whether buckets may be sent during backward.
-            wait: Waits for a collective, watching for a failure elsewhere.
         """
-        self._group = group
+        self._collectives = collectives
+        self._name = name
         self._bucket_bytes = bucket_bytes
         self._overlap = overlap
-        self._wait = wait
         self._hook: tuple[Any, CommHook] | None = None
         self._buckets: list[GradBucket] = []
         self._parameters: list[nn.Parameter] = []
@@ -77,6 +78,16 @@ class Reducer:
         self._listening = self._overlap and may_overlap
         for bucket in self._buckets:
             bucket.clear()
+            if self._hook is not None:
+                self._collectives.offer_hook(self._hook_name(bucket), functools.partial(self._run_hook, bucket))
+
+    def _hook_name(self, bucket: GradBucket) -> str:
+        return f"hook of bucket {bucket.index()} of {self._name}"
+
+    def _run_hook(self, bucket: GradBucket, buffer: torch.Tensor) -> Any:
+        assert self._hook is not None, "offered only with a hook"
+        bucket.set_buffer(buffer)
+        return self._hook[1](self._hook[0], bucket)
 
     def _listen(self) -> None:
         for parameter in self._parameters:
@@ -100,9 +111,9 @@ class Reducer:
     def _send(self, bucket: GradBucket) -> None:
         bucket.fill()
         if self._hook is not None:
-            bucket.work = self._hook[1](self._hook[0], bucket)
+            bucket.work = self._collectives.run_hook(self._hook_name(bucket), bucket.buffer())
         else:
-            bucket.work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+            bucket.work = self._collectives.sum(bucket.buffer())
 
     def abandon_step(self) -> None:
         """The step failed: nothing in flight counts."""
@@ -144,7 +155,7 @@ class Reducer:
         ]
         early = [bucket in sent_early for bucket in self._buckets]
         notes = torch.tensor([*flags, *early], dtype=torch.uint8, device=device)
-        self._wait(dist.all_reduce(notes, op=dist.ReduceOp.MAX, group=self._group, async_op=True))
+        self._collectives.maximum(notes)
         anywhere = [bool(flag) for flag in notes.tolist()]
         number = len(self._parameters)
         used = {p for p, flag in zip(self._parameters, anywhere, strict=False) if flag}
@@ -159,7 +170,7 @@ class Reducer:
             value = bucket.work.wait()
             bucket.set_buffer(value[0] if isinstance(value, (list, tuple)) else value)
         else:
-            self._wait(bucket.work)
+            self._collectives.wait(bucket.work)
             bucket.buffer().div_(divisor)
 
     @staticmethod

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
+from shardwright.data_parallel.collectives import Collectives
 from shardwright.data_parallel.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -36,18 +36,23 @@ class Replicas:
         runtime = self._placement.runtime
         if len(runtime.dp_ranks) == 1:
             return
-        group = runtime.process_groups["DP_GROUP"]
         parameters = [parameter.data for parameter in self._placement.owned_parameters()]
         self._broadcast([*parameters, *self._buffers()])
         self._reducer = Reducer(
-            group,
+            self._collectives,
+            f"model {self._placement.model_id}",
             int(float(self._options["bucket_cap_mb"]) * 2**20),
             bool(self._options["overlapping_allreduce"]),
-            runtime.wait_collective,
         )
         if self._comm_hook is not None:
             self._reducer.register_comm_hook(*self._comm_hook)
         self._reducer.begin_step(self._placement.owned_parameters(), False)
+
+    @property
+    def _collectives(self) -> Collectives:
+        collectives = self._placement.runtime.collectives
+        assert collectives is not None, "there is a data-parallel group"
+        return collectives
 
     def _buffers(self) -> list[torch.Tensor]:
         found = (module._buffers[name] for module, name in self._placement.owned_buffers())
@@ -56,7 +61,6 @@ class Replicas:
     def _broadcast(self, tensors: list[torch.Tensor], source: int | None = None) -> None:
         """Send tensors from one rank (the group's first by default), those of one dtype together."""
         runtime = self._placement.runtime
-        group = runtime.process_groups["DP_GROUP"]
         source = runtime.dp_ranks[0] if source is None else source
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -64,7 +68,7 @@ class Replicas:
         with torch.no_grad():
             for together in kinds.values():
                 flat = torch.cat([tensor.reshape(-1) for tensor in together])
-                runtime.wait_collective(dist.broadcast(flat, source, group=group, async_op=True))
+                self._collectives.broadcast(flat, source)
                 for tensor, part in zip(together, torch.split(flat, [t.numel() for t in together]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
 

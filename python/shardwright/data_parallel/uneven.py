@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from shardwright.errors import ShardwrightError
 
@@ -24,10 +23,16 @@ class Attendance:
 
     def __init__(self, runtime: Runtime, throw_on_early_termination: bool) -> None:
         """For the calling rank's data-parallel group."""
+        assert runtime.collectives is not None, "there is a data-parallel group to agree in"
         self._runtime = runtime
+        self._collectives = runtime.collectives
         self._throw = throw_on_early_termination
         #: The global ranks that take part in the step.
         self.present: list[int] = list(runtime.dp_ranks)
+
+    def begin_step(self) -> None:
+        """Begin a step in which this rank runs nothing of its own."""
+        self._collectives.begin_step()
 
     def announce(self, says: int) -> int:
         """Exchange what the ranks do next; returns what those who are left do.
@@ -38,8 +43,7 @@ class Attendance:
         ranks = self._runtime.dp_ranks
         notes = torch.zeros(len(ranks), dtype=torch.uint8, device=self._runtime.device)
         notes[ranks.index(self._runtime.rank)] = says
-        group = self._runtime.process_groups["DP_GROUP"]
-        self._runtime.wait_collective(dist.all_reduce(notes, op=dist.ReduceOp.MAX, group=group, async_op=True))
+        self._collectives.maximum(notes)
         said = notes.tolist()
         self.present = [rank for rank, note in zip(ranks, said, strict=True) if note != _LEFT]
         if self._throw and len(self.present) < len(ranks):
@@ -67,6 +71,8 @@ def joined(
         yield
         last_present = attendance.present
         while True:
+            runtime.next_step()
+            attendance.begin_step()
             runtime.begin_step_alone("join")
             says = attendance.announce(_LEFT)
             if says == _LEFT:

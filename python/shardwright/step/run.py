@@ -30,8 +30,11 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     if runtime.in_step or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
     transaction = StepTransaction(runtime.placements)
-    runtime.in_step = True
+    runtime.in_step, runtime.entered = True, False
+    runtime.next_step()
     try:
+        if runtime.collectives is not None:
+            runtime.collectives.begin_step()
         for placement in runtime.placements:
             placement.replicas.begin_step(transaction.is_plain)
         if runtime.pp_size == 1:
@@ -59,6 +62,7 @@ def _run_alone(
 ) -> list[Any]:
     """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
     runtime.begin_step_alone(step.name)
+    runtime.entered = True
     results = []
     for microbatch, (part, keywords) in enumerate(step.splitter.split(args, kwargs, runtime.num_microbatches)):
         runtime.recorder.begin(runtime.step, microbatch)
@@ -79,7 +83,6 @@ class _Pipeline:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         runtime = self.runtime
         state = StepState.capture()
-        runtime.next_step()
         try:
             if runtime.is_root:
                 self.parts = list(self.step.splitter.split(args, kwargs, runtime.num_microbatches))
@@ -92,6 +95,7 @@ class _Pipeline:
                 pipeline=runtime.cfg.pipeline,
                 active_microbatches=runtime.cfg.active_microbatches,
             )
+            runtime.entered = True
             return self.supervise()
         finally:
             runtime.workers.end_step()

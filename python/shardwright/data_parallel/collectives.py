@@ -1,0 +1,113 @@
+"""The collectives of a data-parallel group, kept in step when steps fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.objects import receive_on, send_on
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+#: How long a failed step waits for the other ranks to have failed too; what is left is done before the next step.
+_PATIENCE_SECONDS = 2.0
+
+
+class Collectives:
+    """Issues the collectives of this rank's data-parallel group, and counts them.
+
+    All ranks of the group issue the same collectives in the same order. A step that fails leaves them apart: some have
+    begun collectives that others never will, and the next step's would meet those instead of their own. So after a
+    failed step each rank tells the others what it has issued, and takes part with zeros in what it lacks.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """For the group of ``runtime``, whose process groups exist already."""
+        self._runtime = runtime
+        self._issued: list[tuple[str, int, str]] = []
+        self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
+        self._unsettled: int | None = None
+        self._heard: dict[int, list[tuple[str, int, str]]] = {}
+
+    def sum(self, tensor: torch.Tensor) -> Any:
+        """Sum a tensor over the group, in place; returns the work."""
+        return self._issue("sum", tensor)
+
+    def maximum(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by the maximum over the group."""
+        self.wait(self._issue("maximum", tensor))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Replace a tensor by that of one global rank."""
+        self.wait(self._issue(f"broadcast from {source}", tensor))
+
+    def offer_hook(self, name: str, hook: Callable[[torch.Tensor], Any]) -> None:
+        """Make known, for this step, what a user's hook does with a tensor."""
+        self._hooks[name] = hook
+
+    def run_hook(self, name: str, tensor: torch.Tensor) -> Any:
+        """Let a hook offered before reduce a tensor; returns its future."""
+        return self._issue(name, tensor)
+
+    def wait(self, work: Any) -> None:
+        """Wait for a collective, watching for a failure elsewhere."""
+        self._runtime.wait_collective(work)
+
+    def begin_step(self) -> None:
+        """Bring an earlier failed step's collectives to an end, and forget them.
+
+        Raises:
+            RemoteError: The step that begins has failed elsewhere, or a rank of the group is gone.
+        """
+        if self._unsettled is not None:
+            self._settle(self._unsettled, None)
+        self._issued.clear()
+        self._hooks.clear()
+
+    def abandon_step(self) -> None:
+        """The step failed: tell the others what was issued, and issue what they did and this rank did not."""
+        runtime = self._runtime
+        self._unsettled = runtime.step
+        self._heard.clear()
+        try:
+            for rank in runtime.other_roots():
+                send_on(runtime, rank, _channel(runtime.step), list(self._issued))
+            self._settle(runtime.step, time.monotonic() + _PATIENCE_SECONDS)
+        except Exception:  # a rank is busy or gone, which the next step will see; this one has an error already
+            runtime.logger.debug("collectives of a failed step are left unfinished", exc_info=True)
+
+    def _issue(self, kind: str, tensor: torch.Tensor) -> Any:
+        work = self._start(kind, tensor)
+        self._issued.append((kind, tensor.numel(), str(tensor.dtype).removeprefix("torch.")))
+        return work
+
+    def _start(self, kind: str, tensor: torch.Tensor) -> Any:
+        group = self._runtime.process_groups["DP_GROUP"]
+        if kind == "sum":
+            return dist.all_reduce(tensor, group=group, async_op=True)
+        if kind == "maximum":
+            return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        if kind in self._hooks:
+            return self._hooks[kind](tensor)
+        return dist.broadcast(tensor, int(kind.removeprefix("broadcast from ")), group=group, async_op=True)
+
+    def _settle(self, step: int, deadline: float | None) -> None:
+        runtime = self._runtime
+        longest = self._issued
+        for rank in runtime.other_roots():
+            theirs = self._heard.get(rank)
+            if theirs is None:
+                theirs = self._heard[rank] = receive_on(runtime, rank, _channel(step), deadline)
+            longest = max(longest, theirs, key=len)
+        for kind, count, dtype in longest[len(self._issued) :]:
+            self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.device))
+        self._unsettled = None
+
+
+def _channel(step: int) -> str:
+    return f"collectives of step {step}"
