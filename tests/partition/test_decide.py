@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from shardwright.errors import PartitionError
+from shardwright.errors import NotOwnedError, PartitionError
 from shardwright.model.ownership import apply_ownership
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.decide import decide, divide
@@ -360,3 +360,45 @@ def test_the_table_shows_runs_of_layers_as_one() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
     render(decided(Deep(), torch.ones(1, 4)), console)
     assert "layers.4-7" in console.export_text()
+
+
+class Auxiliary(nn.Module):
+    """Two layers that leave something behind in an attribute, which the script may read after the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Noting() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda value: value + 1,
+        lambda value: torch.ones(1) * value,
+        lambda value: torch.stack([torch.ones(()), value]),
+        lambda value: float(value),
+        lambda value: bool(value),
+        lambda value: sum(value),
+        lambda value: value.item(),
+        lambda value: value == 1,
+    ],
+)
+def test_an_attribute_set_on_another_rank_is_not_read_as_it_was_before(use: Any) -> None:
+    decision = Decision.from_json(decided(Auxiliary(), torch.ones(1, 4)).to_json())
+    assert [decision.modules[f"layers.{i}"] for i in range(2)] == [0, 1]
+    model = Auxiliary()
+    apply_ownership(model, decision, 0)
+    assert model.layers[0].seen is None
+    assert model.layers[0].log == []
+    assert "layers.1.seen" in repr(model.layers[1].seen)
+    with pytest.raises(NotOwnedError, match=r"'layers\.1\.seen' is set in a forward on pp_rank 1"):
+        use(model.layers[1].seen)
+    with pytest.raises(NotOwnedError, match=r"'layers\.1\.log'"):
+        use(model.layers[1].log)
+    model.layers[1].seen = 3
+    assert model.layers[1].seen == 3

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import NotOwnedError
+from shardwright.model.remote_attribute import RemoteAttribute
 from shardwright.model.sentinel import Sentinel, is_sentinel, release
 from shardwright.partition.decision import Decision
 from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
@@ -33,6 +34,7 @@ class Ownership:
         self._sentinels: dict[str, Sentinel] = {}
         self._checks: dict[int, _Slots] = {}
         self._replace(tree)
+        self._replace_attributes(tree)
 
     def _replace(self, tree: ModelTree) -> None:
         parameters: dict[int, Sentinel] = {}
@@ -58,6 +60,14 @@ class Ownership:
                 self._sentinels[join_path(entry.path, name)] = buffers[index]
         for index, sentinel in parameters.items():
             release(tree.parameters[index].tensor, sentinel)
+
+    def _replace_attributes(self, tree: ModelTree) -> None:
+        for full_name, ranks in self.decision.attributes.items():
+            path, _, name = full_name.rpartition(".")
+            module = tree.by_path[path].module
+            # A property keeps its value elsewhere.
+            if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
+                module.__dict__[name] = RemoteAttribute(full_name, ranks)
 
     def path(self, module: nn.Module) -> str:
         """The path of a module of the model.

@@ -143,6 +143,14 @@ class Audit:
         """Names of the buffers that were written to or set."""
         return frozenset(self._tree.buffers[index].name for index in self._written_buffers)
 
+    def attributes(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Which modules set an attribute in the forward: path and name to the paths of those that do."""
+        return {
+            (self._tree.path_of[module], name): tuple(sorted(writers))
+            for (module, name), writers in self._writes.items()
+            if module in self._tree.path_of and writers
+        }
+
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""
         readers: dict[tuple[int, str], set[str]] = {}

@@ -15,7 +15,7 @@ from shardwright.partition.audit import is_compiled, structural_joins
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.partition.manual import PlacedByHand, places_by_hand
 from shardwright.partition.trace import Trace, choose_device, trace_forward
-from shardwright.partition.tree import ModelTree, tensor_bytes
+from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
 
 _REQUEST_VERSION = 1
 
@@ -228,4 +228,8 @@ def _decision(
     report = {
         key: value for key, value in result.items() if key not in ("modules", "parameter_ranks", "format_version")
     }
-    return Decision.of(tree, ranks, num_devices, follows=running, joins=joins, report=report)
+    attributes = {
+        join_path(path, name): {rank for writer in writers for rank in running.get(writer, {ranks[writer]})}
+        for (path, name), writers in (trace.attributes if trace is not None else {}).items()
+    }
+    return Decision.of(tree, ranks, num_devices, follows=running, attributes=attributes, joins=joins, report=report)

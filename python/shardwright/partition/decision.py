@@ -65,6 +65,7 @@ class Decision:
         buffers: Every buffer once.
         follows: Modules without parameters or a place of their own, which run on whichever rank calls them, with the
             pp_ranks that did in the trace; `modules` says where their buffers are first of all.
+        attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
         joins: Why modules were kept together.
         report: What the partitioner said about costs and crossings, for people and tools.
     """
@@ -75,6 +76,7 @@ class Decision:
     parameters: tuple[TensorRow, ...]
     buffers: tuple[TensorRow, ...]
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     joins: tuple[JoinReason, ...] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
 
@@ -85,6 +87,7 @@ class Decision:
         num_devices: int,
         *,
         follows: Mapping[str, Iterable[int]] | None = None,
+        attributes: Mapping[str, Iterable[int]] | None = None,
         joins: tuple[JoinReason, ...] = (),
         report: Mapping[str, Any] | None = None,
     ) -> Decision:
@@ -117,6 +120,7 @@ class Decision:
             parameters=tuple(_row(entry, ranks, {}) for entry in tree.parameters),
             buffers=tuple(_row(entry, ranks, running) for entry in tree.buffers),
             follows=running,
+            attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
             joins=joins,
             report=dict(report or {}),
         )
@@ -172,6 +176,7 @@ class Decision:
                 parameters=tuple(_row_from(row) for row in data["parameters"]),
                 buffers=tuple(_row_from(row) for row in data["buffers"]),
                 follows={path: tuple(ranks) for path, ranks in data["follows"].items()},
+                attributes={name: tuple(ranks) for name, ranks in data["attributes"].items()},
                 joins=tuple(
                     JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
                     for join in data["joins"]

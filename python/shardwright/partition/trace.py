@@ -65,6 +65,8 @@ class Trace:
             counts as the root, whose path is empty.
         joins: Modules that must share a rank, with reasons.
         written_buffers: Names of the buffers that the forward changed.
+        attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
+            that set it.
         measured_times: Whether `ModuleRecord.forward_seconds` was measured.
         measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
     """
@@ -74,6 +76,7 @@ class Trace:
     calls: tuple[tuple[str, str, int], ...]
     joins: tuple[JoinReason, ...]
     written_buffers: frozenset[str]
+    attributes: Mapping[tuple[str, str], tuple[str, ...]]
     measured_times: bool
     measured_memory: bool
 
@@ -337,6 +340,7 @@ class _Recording:
             calls=tuple((caller, callee, count) for (caller, callee), count in self._calls.items()),
             joins=self._joins,
             written_buffers=self.audit.written_buffers(),
+            attributes=self.audit.attributes(),
             measured_times=seconds is not None,
             measured_memory=measured_memory,
         )
