@@ -24,7 +24,7 @@ from .table import BAR, Outcome, judge, render
 ROOT = Path(__file__).resolve().parents[2]
 #: A job that has written nothing for this long is ended; ranks end themselves earlier.
 SILENT_SECONDS = 120.0
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.3
 LOG_LINES = 60
 
 
@@ -54,8 +54,8 @@ class Job:
         found = []
         for rank in range(self.world):
             path = self.folder / f"{rank}.jsonl"
-            lines = path.read_text().splitlines() if path.exists() else []
-            found.append({row["case"]: row for row in map(json.loads, lines)})
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            found.append({row["case"]: row for row in map(json.loads, filter(_complete, lines))})
         return found
 
     def wait(self, progress: Progress, bar: Any) -> None:
@@ -86,6 +86,10 @@ class Job:
                 outcome.log = "\n".join(self.log.read_text().splitlines()[-LOG_LINES:])
                 break
         return outcomes
+
+
+def _complete(line: str) -> bool:
+    return line.endswith("\n")
 
 
 def run_cases(cases: list[Case], progress: Progress, show_logs: bool) -> list[Outcome]:
