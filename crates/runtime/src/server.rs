@@ -335,7 +335,8 @@ impl Server {
             for (to, error) in lost {
                 let now = self.now();
                 match error {
-                    CommError::PeerLost { rank, loss } => state.machine.peer_lost(rank, loss, now),
+                    // The loss itself is reported once (CM-3), with the reason that a failed send may not know.
+                    CommError::PeerLost { .. } => {}
                     other => state.machine.send_failed(to, &other.to_string(), now),
                 }
             }
