@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
+use shardwright_comm::Loss;
 use shardwright_schedule::Schedule;
 
 use super::simulation::Simulation;
@@ -61,5 +62,26 @@ proptest! {
         for rank in &simulation.ranks {
             prop_assert_eq!(rank.machine.stats().live_requests, 0);
         }
+    }
+    #[test]
+    fn a_rank_lost_at_any_time_ends_the_step_of_every_other_rank(
+        world in 2_u32..4, microbatches in 1_u32..6, schedule in schedules(), seed in any::<u64>(),
+        when in 0_u32..400, victim in 0_usize..4, orderly in any::<bool>(),
+    ) {
+        let mut simulation = Simulation::new(world, seed);
+        simulation.victim = victim % world as usize;
+        let loss = if orderly { Loss::Left(None) } else { Loss::Died };
+        simulation.dies_after = Some((when, loss));
+        let mut ends = Vec::new();
+        // However late it dies, the step after that fails on every rank.
+        for step in 1..100 {
+            ends = simulation.step(step, microbatches, schedule);
+            let allowed = |end: &Result<(), FailureKind>| matches!(end, Ok(()) | Err(FailureKind::PeerLost));
+            prop_assert!(ends.iter().all(allowed), "{:?}", ends);
+            if ends.len() < world as usize && ends.iter().all(Result::is_err) {
+                break;
+            }
+        }
+        prop_assert_eq!(ends, vec![Err(FailureKind::PeerLost); world as usize - 1]);
     }
 }

@@ -7,6 +7,7 @@ mod records;
 mod rig;
 mod rules;
 mod script;
+mod simulated_worker;
 mod simulation;
 mod steps;
 mod waits;

@@ -3,25 +3,24 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_comm::Loss;
+use shardwright_core::{Rank, RequestId, StepEpoch};
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Message, Phase, Place, Value, Work};
+use shardwright_wire::{Message, Value};
 
-use super::rig::{body, config, context, forward};
-use super::script::{Dice, Operation, answer, script};
-use crate::{
-    Action, FailureKind, Grant, LocalError, Machine, MainEvent, NewRequest, StepPlan, Task, Waiting,
-};
+use super::rig::{body, config};
+use super::script::{Dice, Operation};
+use crate::{Action, FailureKind, Machine, MainEvent, StepPlan, Task};
 
 #[derive(Default)]
 pub(super) struct Worker {
     /// Whether it waits in `next_task` or has not come up.
-    idle: bool,
-    running: bool,
-    task: Option<Task>,
-    operations: VecDeque<Operation>,
-    waits: Vec<(RequestId, Value)>,
-    aborting: bool,
+    pub(super) idle: bool,
+    pub(super) running: bool,
+    pub(super) task: Option<Task>,
+    pub(super) operations: VecDeque<Operation>,
+    pub(super) waits: Vec<(RequestId, Value)>,
+    pub(super) aborting: bool,
 }
 
 pub(super) struct RankSimulation {
@@ -37,9 +36,14 @@ pub(super) struct Simulation {
     /// First in, first out for each pair of ranks, and no order between pairs.
     pub(super) network: BTreeMap<(u32, u32), VecDeque<Message>>,
     dice: Dice,
-    now: Duration,
+    pub(super) now: Duration,
     pub(super) fail_after: Option<u32>,
     pub(super) failed_by: Option<usize>,
+    /// After how many events, and how, the victim is lost.
+    pub(super) dies_after: Option<(u32, Loss)>,
+    pub(super) victim: usize,
+    dead: Option<usize>,
+    untold: Vec<usize>,
 }
 
 impl Simulation {
@@ -59,10 +63,14 @@ impl Simulation {
             now: Duration::ZERO,
             fail_after: None,
             failed_by: None,
+            dies_after: None,
+            victim: 0,
+            dead: None,
+            untold: Vec::new(),
         }
     }
 
-    fn world(&self) -> u32 {
+    pub(super) fn world(&self) -> u32 {
         self.ranks.len() as u32
     }
 
@@ -77,17 +85,23 @@ impl Simulation {
         for rank in &mut self.ranks {
             rank.ended = None;
         }
+        self.bury(&mut to_enter);
         for _ in 0..200_000 {
             self.now += Duration::from_micros(1);
+            if let Some((left, _)) = self.dies_after.as_mut() {
+                *left = left.saturating_sub(1);
+                self.bury(&mut to_enter);
+            }
             let mut choices = Vec::new();
             choices.extend(to_enter.iter().map(|rank| Choice::Enter(*rank)));
             choices.extend(
                 self.network
                     .iter()
-                    .filter(|(_, queue)| !queue.is_empty())
+                    .filter(|((_, to), queue)| !queue.is_empty() && self.dead != Some(*to as usize))
                     .map(|(pair, _)| Choice::Deliver(*pair)),
             );
-            for (index, rank) in self.ranks.iter().enumerate() {
+            choices.extend(self.untold.iter().map(|rank| Choice::Tell(*rank)));
+            for (index, rank) in self.living() {
                 if rank.supervising {
                     choices.push(Choice::Main(index));
                 }
@@ -107,15 +121,51 @@ impl Simulation {
                         .deliver(Rank(from), message, self.now);
                     self.settle(to as usize);
                 }
+                Choice::Tell(rank) => self.tell(rank),
                 Choice::Main(rank) => self.supervise(rank),
                 Choice::Worker(rank, worker) => self.work(rank, worker),
             }
             self.check();
-            if to_enter.is_empty() && self.ranks.iter().all(|rank| rank.ended.is_some()) {
-                return self.ranks.iter().map(|rank| rank.ended.unwrap()).collect();
+            if to_enter.is_empty() && self.living().all(|(_, rank)| rank.ended.is_some()) {
+                return self.living().map(|(_, rank)| rank.ended.unwrap()).collect();
             }
         }
         panic!("the step hangs");
+    }
+
+    fn living(&self) -> impl Iterator<Item = (usize, &RankSimulation)> {
+        self.ranks
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| self.dead != Some(*index))
+    }
+
+    /// The victim is gone when its time has come; the others learn so later.
+    fn bury(&mut self, to_enter: &mut Vec<usize>) {
+        if self.dead.is_none() && self.dies_after.as_ref().is_some_and(|(left, _)| *left == 0) {
+            self.dead = Some(self.victim);
+            self.untold = (0..self.ranks.len())
+                .filter(|rank| *rank != self.victim)
+                .collect();
+        }
+        to_enter.retain(|rank| self.dead != Some(*rank));
+    }
+
+    /// A rank learns of the death, once all that the dead rank had sent has arrived.
+    fn tell(&mut self, rank: usize) {
+        let victim = self.victim as u32;
+        let in_flight = self
+            .network
+            .get(&(victim, rank as u32))
+            .is_some_and(|queue| !queue.is_empty());
+        if !in_flight {
+            self.untold.retain(|other| *other != rank);
+            let (_, loss) = self.dies_after.clone().expect("a rank has died");
+            self.ranks[rank]
+                .machine
+                .peer_lost(Rank(victim), loss, self.now);
+            self.settle(rank);
+        }
     }
 
     fn enter(&mut self, rank: usize, step: u64, num_microbatches: u32, schedule: Schedule) {
@@ -192,158 +242,7 @@ impl Simulation {
         self.settle(rank);
     }
 
-    /// A worker goes on: from its grant, or with the next operation of its task.
-    fn work(&mut self, rank: usize, index: usize) {
-        let now = self.now;
-        let world = self.world();
-        let simulated = &mut self.ranks[rank];
-        let worker = &mut simulated.workers[index];
-        let id = WorkerId(index as u32);
-        if !worker.running {
-            match simulated.machine.take_grant(id) {
-                None => return,
-                Some(Grant::Task(task)) => {
-                    simulated.tasks_run += 1;
-                    worker.idle = false;
-                    worker.operations = match &task {
-                        Task::Root { microbatch } => {
-                            script(i64::from(microbatch.0) + 11, 3, world, true)
-                        }
-                        Task::Request(request) => {
-                            script(seed_of(&task), request.place.call.0, world, false)
-                        }
-                    };
-                    worker.task = Some(task);
-                }
-                Some(Grant::Resume) => {
-                    let ids: Vec<_> = worker.waits.iter().map(|(id, _)| *id).collect();
-                    let bodies = simulated.machine.take_responses(&ids).unwrap();
-                    for (body, (_, expected)) in bodies.into_iter().zip(worker.waits.drain(..)) {
-                        assert_eq!(
-                            body.value, expected,
-                            "a response is lost or belongs to another"
-                        );
-                    }
-                }
-                Some(Grant::Aborted) => worker.aborting = true,
-                Some(Grant::Closed) => unreachable!("nobody closes"),
-            }
-            worker.running = true;
-            self.settle(rank);
-            return;
-        }
-        if self.fail_after == Some(0) && worker.task.is_some() && !worker.aborting {
-            self.fail_after = None;
-            self.failed_by = Some(rank);
-            simulated.machine.fail(
-                None,
-                LocalError {
-                    kind: "ValueError".to_owned(),
-                    ..LocalError::default()
-                },
-                now,
-            );
-            worker.aborting = true;
-        } else if let Some(left) = self.fail_after.as_mut() {
-            *left = left.saturating_sub(1);
-        }
-        self.proceed(rank, index);
-        self.settle(rank);
-    }
-
-    fn proceed(&mut self, rank: usize, index: usize) {
-        let now = self.now;
-        let simulated = &mut self.ranks[rank];
-        let worker = &mut simulated.workers[index];
-        let id = WorkerId(index as u32);
-        let operation = if worker.aborting {
-            None
-        } else {
-            worker.operations.pop_front()
-        };
-        let Some(task) = worker.task.clone().filter(|_| operation.is_some()) else {
-            if let Some(Task::Request(request)) = &worker.task
-                && !worker.aborting
-            {
-                let value = answer(seed_of(worker.task.as_ref().unwrap()));
-                simulated
-                    .machine
-                    .respond(request.requester, request.id, body(value), now)
-                    .unwrap();
-            }
-            worker.task = None;
-            worker.operations.clear();
-            worker.waits.clear();
-            worker.aborting = false;
-            worker.running = false;
-            worker.idle = true;
-            simulated.machine.worker_returns(id, now).unwrap();
-            return;
-        };
-        let microbatch = match &task {
-            Task::Root { microbatch } => *microbatch,
-            Task::Request(request) => request.microbatch,
-        };
-        let depth = match &task {
-            Task::Root { .. } => 3,
-            Task::Request(request) => request.place.call.0,
-        };
-        let calls: Vec<(u32, Work, i64, Value)> = match operation.expect("checked above") {
-            Operation::AwaitBackward => {
-                worker.running = false;
-                if simulated.machine.await_backward(id, now).is_err() {
-                    worker.running = true;
-                    worker.aborting = true;
-                }
-                return;
-            }
-            Operation::Call(calls) => calls
-                .into_iter()
-                .map(|(to, seed)| (to, forward(1), i64::from(seed), answer(i64::from(seed))))
-                .collect(),
-            Operation::Control(to) => vec![(
-                to,
-                Work::Control {
-                    name: "partition".to_owned(),
-                },
-                5,
-                Value::Int(5),
-            )],
-        };
-        for (to, work, seed, expected) in calls {
-            let request = NewRequest {
-                model: ModelId(0),
-                work,
-                microbatch: MicrobatchId(microbatch.0),
-                place: Place {
-                    parent: None,
-                    call: CallId(depth - 1),
-                },
-                context: context(),
-                body: body(Value::Int(seed)),
-            };
-            let sent = simulated
-                .machine
-                .send_request(Some(id), Rank(to), request, now);
-            let Ok(id) = sent else {
-                worker.aborting = true;
-                return;
-            };
-            worker.waits.push((id, expected));
-        }
-        let ids: Vec<_> = worker.waits.iter().map(|(id, _)| *id).collect();
-        worker.running = false;
-        match simulated.machine.wait(id, &ids, Phase::Forward, now) {
-            Ok(Waiting::Suspended) => {}
-            Ok(Waiting::Over) => unreachable!("nothing was delivered in between"),
-            Err(_) => {
-                worker.running = true;
-                worker.aborting = true;
-            }
-        }
-    }
-
-    fn settle(&mut self, rank: usize) {
+    pub(super) fn settle(&mut self, rank: usize) {
         for action in self.ranks[rank].machine.take_actions() {
             if let Action::Send { to, message } = action {
                 self.network
@@ -369,16 +268,7 @@ impl Simulation {
 enum Choice {
     Enter(usize),
     Deliver((u32, u32)),
+    Tell(usize),
     Main(usize),
     Worker(usize, usize),
-}
-
-fn seed_of(task: &Task) -> i64 {
-    match task {
-        Task::Request(request) => match request.body.value {
-            Value::Int(seed) => seed,
-            _ => 0,
-        },
-        Task::Root { .. } => 0,
-    }
 }
