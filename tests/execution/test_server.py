@@ -291,7 +291,6 @@ def test_a_step_in_which_nothing_moves_is_reported_and_ends() -> None:
             step=1, function="train_step", num_microbatches=1, pipeline="simple", active_microbatches=1
         )
         worker = made[0].server.supervise().worker
-        made[0].error = None
 
         def wait_in_vain() -> None:
             task = made[0].server.next_task(worker)
