@@ -1,0 +1,10 @@
+"""Gradients are the mean over data-parallel ranks, whatever the ranks run."""
+
+from pathlib import Path
+
+from tests.ranks import outputs_of_ranks
+
+
+def test_gradients_are_means_whatever_the_ranks_run():
+    outputs = outputs_of_ranks(Path(__file__).with_name("two_ranks.py"))
+    assert all("all scenarios hold" in output for output in outputs)
