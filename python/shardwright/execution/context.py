@@ -114,7 +114,7 @@ class StepState:
     def capture() -> StepState:
         """The calling thread's state; raises :class:`FrameError` for modes that cannot follow into other threads."""
         device = default_device("the step function was called")
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        if saved_tensor_hooks_are_set():
             raise FrameError(
                 "the step function was called inside torch.autograd.graph.saved_tensors_hooks (or save_on_cpu), which "
                 "do not reach modules on other ranks: use them inside the module that needs them"
@@ -184,3 +184,21 @@ def suspended() -> Iterator[None]:
     finally:
         process.restore_settings(settings)
         process.restore_random_state(random)
+
+
+def saved_tensor_hooks_are_set() -> bool:
+    """Whether the calling thread is inside ``torch.autograd.graph.saved_tensors_hooks``."""
+    autograd = torch._C._autograd
+    if hasattr(autograd, "_top_saved_tensors_default_hooks"):  # since torch 2.8
+        return autograd._top_saved_tensors_default_hooks(True) is not None
+    disabled = autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        autograd._saved_tensors_hooks_disable("probing for hooks")  # raises when any are set
+    except RuntimeError:
+        return True
+    finally:
+        if disabled is None:
+            autograd._saved_tensors_hooks_enable()
+        else:
+            autograd._saved_tensors_hooks_disable(disabled)
+    return False
