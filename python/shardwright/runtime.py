@@ -55,6 +55,8 @@ class Runtime:
         self._models: list[weakref.ref[DistributedModel]] = []
         self.optimizers: list[Any] = []
         self.frames = FrameTable()
+        #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
+        self.unclosed_frames = 0
         self.workers = WorkerPool(self)
         self.recorder = AloneRecorder()
         self.step = 0

@@ -13,7 +13,7 @@ def stats() -> dict[str, Any]:
     """Counts of this rank since ``smp.init``; sizes are in bytes.
 
     Returns:
-        Steps, remote requests sent and served by direction, live frames, bytes of parameters, buffers and gradients
+        Steps, remote requests sent and served by direction, live frames, frames that no request closed, bytes of parameters, buffers and gradients
         held here, and messages and bytes sent and received.
     """
     runtime = current_runtime()
@@ -27,6 +27,7 @@ def stats() -> dict[str, Any]:
         "buffer_bytes": sum(b.numel() * b.element_size() for b in buffers if b is not None),
         "gradient_bytes": sum(p.grad.numel() * p.grad.element_size() for p in parameters if p.grad is not None),
         "live_frames": len(runtime.frames),
+        "unclosed_frames": runtime.unclosed_frames,
         "server": runtime.server.stats(),
         "communication": runtime.node.stats(),
     }

@@ -42,6 +42,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
         else:
             results = _Pipeline(runtime, step).run(args, kwargs)
         runtime.commit(transaction)
+        runtime.unclosed_frames += len(runtime.frames)
     except BaseException as error:
         transaction.rollback()
         runtime.fail_step(error)
