@@ -47,11 +47,12 @@ def main(steps: int) -> None:
             gc.collect()
             smp.barrier()
             now = smp.stats()
-            live.add((now["live_frames"], now["server"]["live_requests"], now["communication"]["objects_waiting"]))
+            live.add((now["live_frames"], now["server"]["live_requests"]))
             resident.append(resident_bytes())
     smp.barrier()
-    kept = smp.stats()["communication"]["objects_kept_for_others"]
-    print(json.dumps({"rank": smp.rank(), "resident": resident, "live": sorted(live), "kept": kept}), flush=True)
+    now = smp.stats()["communication"]
+    left = now["objects_kept_for_others"] + now["objects_waiting"]
+    print(json.dumps({"rank": smp.rank(), "resident": resident, "live": sorted(live), "left": left}), flush=True)
 
 
 if __name__ == "__main__":
