@@ -13,8 +13,8 @@ def stats() -> dict[str, Any]:
     """Counts of this rank since ``smp.init``; sizes are in bytes.
 
     Returns:
-        Steps, remote requests sent and served by direction, live frames, frames that no request closed, bytes of parameters, buffers and gradients
-        held here, and messages and bytes sent and received.
+        Steps, remote requests sent and served by direction, live frames, frames that no request closed, bytes of
+        parameters, buffers and gradients held here, and messages and bytes sent and received.
     """
     runtime = current_runtime()
     parameters = [p for placement in runtime.placements for p in placement.owned_parameters()]
