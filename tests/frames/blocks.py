@@ -16,8 +16,12 @@ Operation = tuple[Any, ...]
 
 @dataclasses.dataclass
 class Log:
-    """What hooks saw, and the tensors whose gradients were to be kept, of one run."""
+    """What hooks saw, and the tensors whose gradients were to be kept, of one run; and whether it checkpoints.
 
+    A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run without.
+    """
+
+    checkpointing: bool = False
     hooks: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
     retained: list[tuple[str, torch.Tensor]] = dataclasses.field(default_factory=list)
 
@@ -71,7 +75,7 @@ class Block(nn.Module):
         self.weight = nn.Parameter(torch.randn(WIDTH) * 0.5)
         self.register_buffer("count", torch.ones(()))
         self.parts = nn.ModuleList(children)
-        self.state: Any = None
+        self.__dict__["state"] = None
 
     def forward(self, *given: Any, extra: Any = None) -> Any:
         tensors = tensors_in((given, extra))
@@ -149,7 +153,7 @@ class Block(nn.Module):
         tensors.append(self.count)
 
     def do_store(self, tensors: list[torch.Tensor], a: int) -> None:
-        self.state = tensors[a % len(tensors)]
+        self.__dict__["state"] = tensors[a % len(tensors)]  # not as a parameter, even if it is one
 
     def do_load(self, tensors: list[torch.Tensor]) -> None:
         if self.state is not None:
@@ -173,7 +177,7 @@ class Block(nn.Module):
                 result = module(given)
             elif style == "dict":
                 result = module({"b": given[-1], "a": given})
-            elif style in ("checkpoint", "reentrant"):
+            elif style in ("checkpoint", "reentrant") and log_of_run[0].checkpointing:
                 result = checkpoint(module, *given, use_reentrant=style == "reentrant")
             else:
                 result = module(*given)

@@ -172,6 +172,9 @@ class LoopbackJob:
         try:
             with self._state.applied():
                 (run_forward if request.kind == "forward" else run_request_backward)(runtime, request, task)
+        except BaseException as error:
+            guards.close_checkpoints(error)
+            raise
         finally:
             set_running_task(None)
 
@@ -213,6 +216,9 @@ class LoopbackJob:
                     result = function(backward)
                 frame.settle()
                 close_calls(frame, ServerBackward(task, frame))
+        except BaseException as error:
+            guards.close_checkpoints(error)
+            raise
         finally:
             set_running_task(None)
         return result

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import process
-from shardwright.execution.context import TaskState, carried, suspended
+from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import rebuild_results, sharing_of
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, current_frame
@@ -57,7 +57,6 @@ def call_remote(
     _check_place(target, task, frame)
     assert task is not None
     assert frame is not None
-    frame.settle()
     number = frame.next_call_number()
     spec, given = _arguments(target, args, kwargs)
     extras = sharing_of(given) | carried(
@@ -123,7 +122,7 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
             f"{owned} was called under a torch.func transform or forward-mode differentiation, which cannot cross "
             "ranks: apply it inside one module"
         )
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if saved_tensor_hooks_are_set():
         raise FrameError(
             f"{owned} was called inside saved_tensors_hooks, which cannot cross ranks: use them inside one module"
         )

@@ -40,11 +40,25 @@ def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
     groups = [group for group in shared.values() if len(group) > 1]
     relaid = [index for index, tensor in enumerate(tensors) if not is_dense(tensor)]
     sharing: dict[str, Any] = {}
+    overlapping = [index for index in relaid if _overlaps(tensors[index])]
+    if overlapping:
+        sharing["overlapping"] = overlapping
     if groups:
         sharing["groups"] = groups
     if relaid:
         sharing["relaid"] = relaid
     return sharing
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements lie at one place in memory, as in an expanded tensor."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 def _contents(value: Any) -> list[Any] | None:
@@ -69,6 +83,7 @@ class Arguments:
         self.tensors = tensors
         self.groups: list[list[int]] = extras.get("groups", [])
         self.relaid: list[int] = extras.get("relaid", [])
+        self.overlapping: list[int] = extras.get("overlapping", [])
         self._versions = [tensor._version for tensor in tensors]
         self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
         self._containers = list(self._snapshots(tree))
@@ -109,6 +124,11 @@ class Arguments:
                 )
         written = [i for i, tensor in enumerate(self.tensors) if tensor._version != self._versions[i]]
         for index in written:
+            if index in self.overlapping:
+                raise FrameError(
+                    f"module {self.module!r} wrote in place to an argument whose elements share memory (an expanded "
+                    "tensor); on another rank each has a place of its own: pass a clone()"
+                )
             if any(index in group for group in self.groups):
                 raise FrameError(
                     f"module {self.module!r} wrote in place to an argument that shares memory with another "

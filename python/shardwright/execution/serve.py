@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, close_calls, cut, in_frame, run_backward
-from shardwright.frames.frame import Watched, settle, watch
+from shardwright.frames.watch import Watched
 from shardwright.huggingface import collector
 from shardwright.values import pack, registry, unpack
 
@@ -38,7 +37,7 @@ class FrameTable:
         """Start empty; it is empty again after every step."""
         self._frames: dict[FrameKey, Frame] = {}
         self._visits: Counter[tuple[int, int, int]] = Counter()
-        self._watched: dict[int, dict[int, Watched]] = {}
+        self._watched: dict[int, list[Watched]] = {}
 
     def __len__(self) -> int:
         """How many frames wait."""
@@ -60,14 +59,14 @@ class FrameTable:
         """Give a frame away."""
         return self._frames.pop(key)
 
-    def watch(self, microbatch: int, tensor: torch.Tensor, why: str) -> None:
+    def watch(self, microbatch: int, watched: Watched) -> None:
         """Refuse writes to a tensor of which the requester has a copy, until the microbatch's backward."""
-        watch(self._watched.setdefault(microbatch, {}), tensor, why)
+        self._watched.setdefault(microbatch, []).append(watched)
 
     def settle(self, microbatch: int) -> None:
         """Raise :class:`FrameError` if a watched tensor of the microbatch was written to."""
-        if microbatch in self._watched:
-            settle(self._watched[microbatch], microbatch)
+        for watched in self._watched.get(microbatch, ()):
+            watched.check(microbatch)
 
     def forget_watched(self, microbatch: int) -> None:
         """Stop watching: the microbatch's backward has begun."""
@@ -87,16 +86,13 @@ class _Sent:
     name: str
     number: int
     memory: StorageWeakRef
-    tensor: weakref.ref[torch.Tensor]
+    watched: Watched | None
 
     @staticmethod
-    def of(name: str, number: int, tensor: torch.Tensor) -> _Sent:
-        owner = tensor._base if tensor._is_view() and tensor._base is not None else tensor
-        return _Sent(name, number, _memory_of(tensor), weakref.ref(owner))
-
-
-def _memory_of(tensor: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    def of(name: str, number: int, tensor: torch.Tensor, module: str) -> _Sent:
+        memory = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        why = f"module {module!r} kept a tensor that it was given or returned"
+        return _Sent(name, number, memory, None if tensor.is_inference() else Watched(tensor, why))
 
 
 def root_frame(task: RunningTask) -> Frame:
@@ -116,14 +112,11 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     frame.spanning = placement.is_divided(module)
     spec, parts, returned, sent = _forward(module, name, frame, request)
     # The tensors are gone now, unless autograd or the module keeps them.
-    why = f"module {name!r} kept a tensor that it was given or returned"
     for one in sent:
         if not one.memory.expired():  # type: ignore[no-untyped-call]
             returned.setdefault(one.name, []).append(one.number)
-            tensor = one.tensor()
-            if tensor is not None:
-                runtime.frames.watch(request.microbatch, tensor, why)
-            del tensor
+            if one.watched is not None:
+                runtime.frames.watch(request.microbatch, one.watched)
     runtime.frames.settle(request.microbatch)
     if frame.results:
         runtime.frames.keep((request.requester, request.id), frame)
@@ -151,7 +144,7 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
         spec, results = _core.flatten((result, additions()), registry, [f"the result of {name}", "collected outputs"])
         returned = describe_results(results, arguments)
     frame.results = [(get_gradient_edge(t), i) for i, t in enumerate(returned.tensors) if returned.needs[i]]
-    return spec, _pack(returned), returned.as_value(), _sent(given, returned)
+    return spec, _pack(returned), returned.as_value(), _sent(name, given, returned)
 
 
 def _cut_arguments(frame: Frame, request: Any, name: str) -> list[torch.Tensor]:
@@ -168,11 +161,11 @@ def _pack(returned: Returned) -> Any:
     return pack(sent, returned.needs)
 
 
-def _sent(given: list[torch.Tensor], returned: Returned) -> list[_Sent]:
-    sent = [_Sent.of("kept_arguments", index, tensor) for index, tensor in enumerate(given)]
+def _sent(name: str, given: list[torch.Tensor], returned: Returned) -> list[_Sent]:
+    sent = [_Sent.of("kept_arguments", index, tensor, name) for index, tensor in enumerate(given)]
     for place, tensor in enumerate(returned.tensors):
         if place not in returned.recipes:
-            sent.append(_Sent.of("kept_results", place, tensor))
+            sent.append(_Sent.of("kept_results", place, tensor, name))
     return sent
 
 

@@ -11,6 +11,7 @@ from shardwright.errors import RemoteError, StepAborted
 from shardwright.execution.context import StepState
 from shardwright.execution.serve import run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
+from shardwright.frames.guards import close_checkpoints
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -65,9 +66,10 @@ class WorkerPool:
         set_running_task(running)
         try:
             state.variables.copy().run(self._run, task, running, state)
-        except StepAborted:
-            pass
+        except StepAborted as error:
+            close_checkpoints(error)
         except BaseException as error:
+            close_checkpoints(error)
             self._fail(running, error)
         finally:
             set_running_task(None)

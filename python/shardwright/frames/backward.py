@@ -198,12 +198,10 @@ class _LevelBackward:
             gradients = gathered.pop(node, None)
             if gradients is None:
                 continue
-            edges = list(dict.fromkeys(self.levels.edges_of(node)))
-            if not edges:
+            if not self.levels.edges_of(node):
                 self.finish([(node, gradients[0])])
                 continue
-            separately = len(edges) > 1 and self.levels.stops_short({behind for behind, _ in edges}, [])
-            for (behind, number), gradient in run_node(node, gradients, edges, separately):
+            for (behind, number), gradient in run_node(node, gradients):
                 if behind in inside:
                     numbers = gathered.setdefault(behind, {})
                     numbers[number] = gradient if number not in numbers else numbers[number] + gradient

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from shardwright.errors import FrameError
 from shardwright.frames.cut import Slot
+from shardwright.frames.watch import Watched
 
 Hook = Callable[[torch.Tensor], Any]
 Hooks = dict[tuple[Node, int], list[Hook]]
@@ -42,44 +42,6 @@ class Call:
     number: int
     inputs: list[tuple[GradientEdge, int]]
     results: list[tuple[Slot, int]]
-
-
-@dataclass(slots=True, frozen=True)
-class Watched:
-    """A tensor that must not be written to in place any more, because the write could not reach where it should.
-
-    Attributes:
-        tensor: The tensor; once nobody else refers to it, nobody can write to it.
-        version: Its version when it came or went.
-        why: What was done with it, for the error.
-    """
-
-    tensor: weakref.ref[torch.Tensor]
-    version: int
-    why: str
-
-    def check(self, microbatch: int) -> bool:
-        """Whether the tensor still lives; raises :class:`FrameError` if it was written to."""
-        tensor = self.tensor()
-        if tensor is not None and tensor._version != self.version:
-            raise FrameError(
-                f"{self.why}, and was written to in place later (microbatch {microbatch}): across ranks that write "
-                "cannot be seen everywhere it should be; write to a clone(), or have the module use a clone()"
-            )
-        return tensor is not None
-
-
-def watch(watched: dict[int, Watched], tensor: torch.Tensor, why: str) -> None:
-    """Watch a tensor from now on, unless it is watched already."""
-    earlier = watched.get(id(tensor))
-    if not tensor.is_inference() and (earlier is None or earlier.tensor() is not tensor):
-        watched[id(tensor)] = Watched(weakref.ref(tensor), tensor._version, why)
-
-
-def settle(watched: dict[int, Watched], microbatch: int) -> None:
-    """Check watched tensors, and forget those that nobody refers to any more."""
-    for key in [key for key, one in watched.items() if not one.check(microbatch)]:
-        del watched[key]
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +80,7 @@ class Frame:
     written: set[Node] = field(default_factory=set)
     retain_graph: bool = False
     key: int = 0
-    _watched: dict[int, Watched] = field(default_factory=dict)
+    _watched: list[Watched] = field(default_factory=list)
 
     def next_call_number(self) -> int:
         """The number of the next remote call of this frame."""
@@ -126,12 +88,14 @@ class Frame:
         return number
 
     def watch(self, tensor: torch.Tensor, why: str) -> None:
-        """Refuse in-place writes to a tensor from now on; see :meth:`settle`."""
-        watch(self._watched, tensor, why)
+        """Refuse in-place writes to a tensor's memory from now on; see :meth:`settle`."""
+        if not tensor.is_inference():
+            self._watched.append(Watched(tensor, why))
 
     def settle(self) -> None:
-        """Raise :class:`FrameError` if a watched tensor was written to."""
-        settle(self._watched, self.microbatch)
+        """Raise :class:`FrameError` if a watched tensor was written to: at the frame's end and before backward."""
+        for watched in self._watched:
+            watched.check(self.microbatch)
 
     def forget_watched(self) -> None:
         """Stop watching: backward has run, and a write can change no result any more."""

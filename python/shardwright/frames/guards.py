@@ -5,6 +5,7 @@ They are in place while a runtime with several pipeline ranks exists, and do not
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from shardwright.frames.frame import Frame, current_frame
 #: Modules of this process that have a part on another rank, or live there altogether.
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
+_CHECKPOINT_CODE = inspect.unwrap(torch_checkpoint.checkpoint).__code__
 _hook_ids = itertools.count()
 _users = 0
 _original: dict[str, Any] = {}
@@ -151,6 +153,31 @@ def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[
         yield
     finally:
         frame.checkpointing -= 1
+
+
+def close_checkpoints(error: BaseException) -> None:
+    """Leave the checkpoint regions that an exception has passed through, on the thread that entered them.
+
+    ``torch.utils.checkpoint`` leaves that to the end of a generator's life, which may come on another thread, when the
+    exception is raised again there; the hooks on saved tensors would then stay with this thread.
+    """
+    generators = []
+    seen: set[int] = set()
+    causes: list[BaseException | None] = [error]
+    while causes:
+        cause = causes.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        causes += [cause.__cause__, cause.__context__]
+        trace = cause.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code is _CHECKPOINT_CODE:
+                generators.append(trace.tb_frame.f_locals.get("gen"))
+            trace = trace.tb_next
+    for generator in reversed(generators):
+        if generator is not None:
+            generator.close()
 
 
 class _ReentrantCheckpoint:

@@ -2,76 +2,86 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
+from torch.nn.modules._functions import BackwardHookFunction
 
+from shardwright.errors import FrameError
+from shardwright.frames.cut import EngineCall
 from shardwright.frames.engine import capture
 
+_Gradients = tuple[torch.Tensor | None, ...]
 Edge = tuple[Node, int]
 
 
-def run_node(
-    node: Node, gradients: dict[int, torch.Tensor], edges: list[Edge], separately: bool
-) -> list[tuple[Edge, torch.Tensor]]:
-    """Run a node once, with its own hooks.
+def run_node(node: Node, gradients: dict[int, torch.Tensor]) -> list[tuple[Edge, torch.Tensor]]:
+    """Run a node once, with its own hooks, as the engine would.
 
     Args:
         node: The node.
         gradients: Its outputs' gradients, by number.
-        edges: The different edges out of it.
-        separately: Whether one of the edges leads to another, so that the engine can stop at one at a time only.
 
     Returns:
         The edges out of it that got a gradient, and which.
     """
-    if not separately:
-        found = capture({(node, number): gradient for number, gradient in gradients.items()}, edges, True)
-        return [(edge, gradient) for edge, gradient in zip(edges, found, strict=True) if gradient is not None]
-    before, after = _Hooks(node, "register_prehook"), _Hooks(node, "register_hook")
-    try:
-        given = [gradients.get(number) for number in range(_num_outputs(node))]
-        for hook in before.hooks:
-            replaced = hook(tuple(given))
-            if replaced is not None:
-                given = list(replaced) if isinstance(replaced, tuple) else [replaced]
-                gradients = {number: gradient for number, gradient in enumerate(given) if gradient is not None}
-        entering = {(node, number): gradient for number, gradient in gradients.items()}
-        by_edge = {edge: capture(entering, [edge], True)[0] for edge in edges}
-    finally:
-        before.put_back()
-        after.put_back()
-    if not after.hooks:
-        return [(edge, gradient) for edge, gradient in by_edge.items() if gradient is not None]
-    results = tuple(None if behind is None else by_edge[behind, number] for behind, number in node.next_functions)
-    for hook in after.hooks:
-        replaced = hook(results, tuple(given))
+    function = getattr(type(node), "_forward_cls", None)
+    count = _num_outputs(node, function, gradients)
+    given: _Gradients = tuple(gradients.get(number) for number in range(count))
+    for hook in _hooks_of(node, "register_prehook"):
+        replaced = hook(given)
         if replaced is not None:
-            results = replaced if isinstance(replaced, tuple) else (replaced,)
-    return [
-        ((behind, number), gradient)
-        for (behind, number), gradient in zip(node.next_functions, results, strict=True)
-        if behind is not None and gradient is not None
-    ]
+            given = _as_tuple(replaced)
+    edges = list(node.next_functions)
+    with EngineCall(), torch.no_grad():
+        if function is None:
+            results = _as_tuple(node(*given))
+        else:
+            results = _run_python(node, function, given)
+            edges = [edge for edge in edges if edge[0] is not None]
+    for hook in _hooks_of(node, "register_hook"):
+        replaced = hook(results, given)
+        if replaced is not None:
+            results = _as_tuple(replaced)
+    found: list[tuple[Edge, torch.Tensor]] = []
+    for (behind, number), gradient in zip(edges, results, strict=False):
+        if behind is not None and gradient is not None:
+            # The engine's own check, which sums a gradient to the shape that the node expects.
+            checked = capture({(behind, number): gradient}, [(behind, number)], True)[0]
+            assert checked is not None, "it was just put in"
+            found.append(((behind, number), checked))
+    return found
 
 
-def _num_outputs(node: Node) -> int:
-    """How many outputs a node has; what a Python function hooks in a module has as many as inputs."""
-    metadata = getattr(node, "_input_metadata", None)
-    return len(node.next_functions) if metadata is None else len(metadata)
+def _run_python(node: Any, function: Any, given: _Gradients) -> _Gradients:
+    if function is not BackwardHookFunction and any(gradient is None for gradient in given):
+        raise FrameError(
+            f"the autograd function {function.__qualname__} has several results of which one got no gradient, between "
+            "modules on other ranks whose gradients arrive one after the other; use all of its results"
+        )
+    results = _as_tuple(node.apply(*given))
+    return tuple(result for result, need in zip(results, node.needs_input_grad, strict=False) if need)
 
 
-class _Hooks:
-    """A node's own hooks, taken off; a handle of one more hook is the only way to them."""
+def _num_outputs(node: Node, function: Any, gradients: dict[int, torch.Tensor]) -> int:
+    if function is None:
+        return len(node._input_metadata)  # type: ignore[attr-defined]
+    if function is BackwardHookFunction:
+        return len(node.next_functions)
+    kinds = [parameter.kind for parameter in inspect.signature(function.backward).parameters.values()]
+    named = sum(kind is not inspect.Parameter.VAR_POSITIONAL for kind in kinds) - 1
+    return max(named, *(number + 1 for number in gradients))
 
-    def __init__(self, node: Node, register: str) -> None:
-        handle = getattr(node, register)(lambda *_: None)
-        self._dict: dict[int, Any] = handle.hooks_dict_ref() or {}
-        handle.remove()
-        self._before = dict(self._dict)
-        self.hooks = list(self._before.values())
-        self._dict.clear()
 
-    def put_back(self) -> None:
-        self._dict.update(self._before)
+def _as_tuple(value: Any) -> _Gradients:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _hooks_of(node: Node, register: str) -> list[Any]:
+    """A node's own hooks; a handle of one more hook is the only way to them."""
+    handle = getattr(node, register)(lambda *_: None)
+    hooks = handle.hooks_dict_ref()
+    handle.remove()
+    return [] if hooks is None else list(hooks.values())
