@@ -199,8 +199,11 @@ class Runtime:
                 traceback="".join(traceback.format_exception(error)),
                 step=self.step,
             )
-        if self.collectives is not None and isinstance(error, Exception):
-            self.collectives.abandon_step()
+        if self.collectives is not None:
+            if isinstance(error, Exception):
+                self.collectives.abandon_step()
+            else:
+                self.collectives.leave_unfinished()
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of the root."""

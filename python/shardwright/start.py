@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import itertools
 import os
 import secrets
@@ -12,7 +13,7 @@ import stat
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -100,9 +101,18 @@ def shutdown() -> None:
         guards.uninstall()
     runtime.node.close(runtime.farewell)
     logs.forward()
-    if runtime.owns_process_group and dist.is_initialized():
+    if runtime.collectives is not None and runtime.collectives.has_unfinished:
+        _keep_for_ever(runtime.process_groups.values())
+    elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
     runtime.process_groups.clear()
+
+
+def _keep_for_ever(groups: Iterable[Any]) -> None:
+    """Never destroy groups: Gloo would wait for collectives under way, half an hour for a rank that is frozen."""
+    for group in groups:
+        for held in (group, *(group._get_backend(device) for device in group._device_types)):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
 def _open_store(launch: LaunchInfo, cfg: Any) -> Store:

@@ -69,6 +69,15 @@ class Collectives:
         self._issued.clear()
         self._hooks.clear()
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there may be collectives that have begun here and never will elsewhere."""
+        return self._unsettled is not None
+
+    def leave_unfinished(self) -> None:
+        """The step failed, and so does this process."""
+        self._unsettled = self._runtime.step
+
     def abandon_step(self) -> None:
         """The step failed: tell the others what was issued, and issue what they did and this rank did not."""
         runtime = self._runtime

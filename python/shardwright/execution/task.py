@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,12 @@ class RunningTask:
     microbatch: int
     phase: str
     state: StepState
+
+    def describe(self) -> str:
+        """Where the task runs, for an exception raised in it."""
+        what = "the step function" if self.module is None else f"module {self.module!r}"
+        host = socket.gethostname()
+        return f"(rank {self.runtime.rank} on host {host!r}, {self.phase} of {what}, microbatch {self.microbatch})"
 
 
 class _Thread(threading.local):

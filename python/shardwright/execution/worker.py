@@ -93,6 +93,7 @@ class WorkerPool:
             kind, message = error.kind, error.message
         else:
             kind, message = type(error).__qualname__, str(error)
+            error.add_note(running.describe())
         self._runtime.server.fail(
             module=running.module,
             microbatch=running.microbatch,

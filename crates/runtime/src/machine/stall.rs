@@ -62,7 +62,6 @@ impl Machine {
             // Reports of one wait come after 1, 2, 4, ... intervals.
             self.stall.next_report = self.stall.next_report.saturating_mul(2);
             let text = format!("{}: {}", self.step_text(), self.waits_text(now));
-            tracing::warn!(rank = self.config.rank.0, "{text}");
             self.stall.report = Some(text);
         }
         if now.saturating_sub(self.stall.anywhere) >= self.config.stall_timeout {
