@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Case:
         schedule: The pipeline schedule.
         microbatches: The number of microbatches.
         average: Whether gradients are averaged over microbatches, not summed.
+        keys: Further configuration keys, with their values.
+        options: Further arguments of ``smp.DistributedModel``.
     """
 
     problem: str
@@ -26,13 +29,21 @@ class Case:
     schedule: str
     microbatches: int
     average: bool = True
+    keys: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
         """A name without spaces, for choosing cases."""
         words = self.problem.replace(",", "").replace(" ", "-")
-        total = "" if self.average else "-sum"
-        return f"{words}-pp{self.pp}-dp{self.dp}-{self.schedule}-mb{self.microbatches}{total}"
+        more = "".join(f"-{part.replace(' ', '-').replace('=', '-')}" for part in self.more)
+        return f"{words}-pp{self.pp}-dp{self.dp}-{self.schedule}-mb{self.microbatches}{more}"
+
+    @property
+    def more(self) -> list[str]:
+        """What is unusual about it, in words."""
+        settings = [f"{key}={value}" for key, value in (*self.keys, *self.options)]
+        return settings if self.average else ["summed", *settings]
 
     @property
     def topology(self) -> tuple[int, int]:
@@ -45,6 +56,7 @@ Place = tuple[int, int, str, int]
 
 _GRIDS: dict[str, tuple[Place, ...]] = {
     "GPT-2, changing length": ((2, 1, "interleaved", 2), (3, 2, "simple", 2)),
+    "GPT-2, generation": ((2, 1, "interleaved", 2), (3, 1, "simple", 1)),
     "BERT": ((2, 1, "interleaved", 4), (3, 1, "simple", 2), (2, 2, "simple", 2)),
     "RoBERTa": ((2, 1, "simple", 4), (3, 1, "interleaved", 2)),
     "ALBERT": ((2, 1, "interleaved", 2), (3, 1, "interleaved", 4), (2, 2, "simple", 1)),
@@ -61,7 +73,7 @@ _GRIDS: dict[str, tuple[Place, ...]] = {
     "two losses, one backward": ((3, 1, "interleaved", 2),),
     "two losses, two backwards": ((2, 1, "interleaved", 2), (3, 1, "simple", 4)),
     "two backwards in turn": ((2, 1, "simple", 2), (3, 1, "interleaved", 4)),
-    "frozen first half": ((3, 1, "simple", 2), (2, 2, "interleaved", 2)),
+    "frozen first half": ((3, 1, "simple", 2), (3, 2, "interleaved", 2)),
     "frozen second half": ((2, 1, "interleaved", 4), (3, 1, "interleaved", 2)),
     "nested spanning": ((3, 1, "interleaved", 4), (3, 1, "simple", 2), (3, 2, "interleaved", 2)),
     "visited many times": ((2, 1, "interleaved", 4), (3, 1, "simple", 2)),
@@ -91,10 +103,18 @@ _GRIDS: dict[str, tuple[Place, ...]] = {
 }
 #: Problems on every schedule and degree.
 _FULL = ("GPT-2", "T5")
-_SUMMED = (
+_UNUSUAL = (
     Case("GPT-2", 2, 1, "interleaved", 4, average=False),
     Case("two losses, summed", 2, 2, "simple", 2, average=False),
     Case("gradient accumulation", 2, 2, "interleaved", 4, average=False),
+    Case("T5", 3, 1, "interleaved", 8, keys=(("active_microbatches", 2),)),
+    Case("GPT-2", 2, 1, "interleaved", 8, keys=(("active_microbatches", 1),)),
+    Case("GPT-2", 2, 2, "interleaved", 2, keys=(("placement_strategy", "spread"),)),
+    Case("Llama", 3, 1, "interleaved", 2, keys=(("memory_weight", 0.0),)),
+    Case("BERT", 2, 1, "simple", 2, keys=(("skip_tracing", True),)),
+    Case("T5", 2, 2, "simple", 2, options=(("overlapping_allreduce", False),)),
+    Case("GPT-2", 2, 2, "interleaved", 4, options=(("bucket_cap_mb", 0.01), ("gradient_as_bucket_view", True))),
+    Case("ResNet, in-place", 2, 2, "simple", 2, options=(("broadcast_buffers", False),)),
 )
 
 
@@ -110,4 +130,4 @@ def _cases() -> Iterator[Case]:
     for problem, places in _GRIDS.items():
         for place in places:
             yield Case(problem, *place)
-    yield from _SUMMED
+    yield from _UNUSUAL

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from .models_control import WIDTH, Chain, chain_pins, dense
-from .models_language import gpt2
+from .models_language import causal_step, gpt2
 from .models_vision import ResNet, classify, images, resnet_pins
 from .problem import BATCH, Models, Phase, Problem, normal, one, square_loss
 
@@ -97,6 +97,10 @@ def distil_tokens(models: Models, ids: torch.Tensor) -> Any:
     return (loss,)
 
 
+def generate(models: Models, ids: torch.Tensor) -> Any:
+    return models["model"].generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None)
+
+
 def ids(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
     return (torch.randint(3, 37, (BATCH, 7), generator=random),)
 
@@ -141,6 +145,14 @@ PROBLEMS = {
         batch=normal(WIDTH),
         phases=(Phase(body=distil, zero=("student",), update=("student",)),),
         pins=teacher_pins,
+    ),
+    "GPT-2, generation": Problem(
+        build=one(gpt2),
+        batch=ids,
+        phases=(
+            Phase(body=causal_step),
+            Phase(body=generate, training=False, zero=(), update=()),
+        ),
     ),
     "frozen teacher, GPT-2": Problem(
         build=language_models,

@@ -39,6 +39,7 @@ class RankRun:
                 module,
                 average_grads_across_microbatches=case.average,
                 backward_passes_per_step=self.problem.passes_per_step,
+                **dict(case.options),
             )
             for name, module in self.problem.build().items()
         }
@@ -56,7 +57,8 @@ class RankRun:
 
     def _build_reference(self) -> Reference:
         torch.manual_seed(SEED)
-        return Reference(self.problem, self.case.dp, self.case.microbatches, self.case.average)
+        shared_buffers = dict(self.case.options).get("broadcast_buffers", True)
+        return Reference(self.problem, self.case.dp, self.case.microbatches, self.case.average, bool(shared_buffers))
 
     def _pin(self) -> None:
         for path, pp_rank in (self.problem.pins(self.case.pp) if self.problem.pins else {}).items():
@@ -93,6 +95,7 @@ class RankRun:
             "outputs": [at_microbatch(outputs, m) for m in range(self.case.microbatches)],
             "gradients": self._local("gradients"),
             "buffers": self._local("buffers"),
+            "replica": smp.dp_rank(),
         }
         self._compare(report, expected, where)
         for name in phase.update:
@@ -103,9 +106,11 @@ class RankRun:
             self._report_bytes()
 
     def _check_this_rank(self, where: str) -> None:
-        live = smp.stats()["live_frames"]
-        if live:
-            self.comparison.fail(f"{where}: {live} frames are alive on rank {smp.rank()}")
+        stats = smp.stats()
+        left = {"live frames": stats["live_frames"], "unclosed frames": stats["unclosed_frames"]}
+        for kind, number in (left | {"live requests": stats["server"]["live_requests"]}).items():
+            if number:
+                self.comparison.fail(f"{where}: {number} {kind} on rank {smp.rank()}")
         for name, model in self.models.items():
             local = {id(parameter) for parameter in model.local_parameters()}
             held = {id(p) for group in self.optimizers[name].param_groups for p in group["params"]}
@@ -132,21 +137,20 @@ class RankRun:
             return []
         return [report, *(smp.recv_from(rank, smp.RankType.WORLD_RANK) for rank in range(1, smp.size()))]
 
-    def _replica(self, rank: int) -> int:
-        return rank // self.case.pp
-
     def _compare(self, report: dict[str, Any], expected: Expected | None, where: str) -> None:
         reports = self._reports(report)
         if expected is None:
             return
+        if not any(gradient is not None and gradient.any() for gradient in expected.gradients[0].values()):
+            self.comparison.fail(f"{where}: there is no gradient to compare")
         for rank, found in enumerate(reports):
-            replica, place = self._replica(rank), f"{where}, rank {rank}"
+            replica, place = found["replica"], f"{where}, rank {rank}"
             self.comparison.gradients(found["gradients"], expected.gradients[replica], f"{place}: gradient")
             self.comparison.gradients(found["buffers"], expected.buffers[replica], f"{place}: buffer")
             for m, output in enumerate(found["outputs"]):
                 self.comparison.value(output, expected.outputs[replica][m], f"{place}: output of microbatch {m}")
         for replica in range(self.case.dp):
-            owned = [n for r, f in enumerate(reports) if self._replica(r) == replica for n in f["gradients"]]
+            owned = [name for found in reports if found["replica"] == replica for name in found["gradients"]]
             if sorted(owned) != sorted(expected.gradients[replica]):
                 self.comparison.fail(f"{where}: the ranks of replica {replica} do not own each parameter exactly once")
 
@@ -158,7 +162,7 @@ class RankRun:
 
     def _report_bytes(self) -> None:
         """Bytes held equal the partition table on every rank, and sum to those of one process."""
-        report: dict[str, Any] = {"held": {}, "table": {}}
+        report: dict[str, Any] = {"held": {}, "replica": smp.dp_rank()}
         for name, model in self.models.items():
             decision = model.placement.ownership.decision
             parameters = decision.parameter_bytes(smp.pp_rank())
@@ -188,9 +192,7 @@ class RankRun:
             }
             for replica in range(self.case.dp):
                 for kind, size in whole.items():
-                    held = sum(
-                        found["held"][name][kind] for r, found in enumerate(reports) if self._replica(r) == replica
-                    )
+                    held = sum(found["held"][name][kind] for found in reports if found["replica"] == replica)
                     if abs(held - size) > 0.01 * size:
                         self.comparison.fail(
                             f"the pipeline of replica {replica} holds {held} bytes of {kind}, one process {size}"
@@ -229,6 +231,7 @@ def configuration(case: Case) -> dict[str, Any]:
         "microbatches": case.microbatches,
         "pipeline": case.schedule,
         "ddp": case.dp > 1,
+        **dict(case.keys),
     }
     if PROBLEMS[case.problem].pins is not None:
         keys |= {"auto_partition": False, "default_partition": 0}

@@ -48,11 +48,12 @@ class Expected:
 class Reference:
     """The models of a problem, whole, with what each data-parallel replica would hold of gradients and buffers."""
 
-    def __init__(self, problem: Problem, replicas: int, microbatches: int, average: bool) -> None:
+    def __init__(self, problem: Problem, replicas: int, microbatches: int, average: bool, shared_buffers: bool) -> None:
         self.problem = problem
         self.replicas = replicas
         self.microbatches = microbatches
         self.average = average
+        self.shared_buffers = shared_buffers
         self.modules = problem.build()
         self.models = {name: Whole(module) for name, module in self.modules.items()}
         self.gradients: list[Gradients] = [dict.fromkeys(self.parameters()) for _ in range(replicas)]
@@ -83,7 +84,8 @@ class Reference:
         expected = Expected()
         for replica, batch in enumerate(batches):
             # As in DistributedDataParallel, training starts from the first replica's buffers.
-            self._load_buffers(self.buffers[0] if phase.training else self.buffers[replica])
+            shared = phase.training and self.shared_buffers
+            self._load_buffers(self.buffers[0 if shared else replica])
             with torch.set_grad_enabled(phase.training):
                 expected.outputs.append(
                     [_detached(phase.body(self.models, *part)) for part in self._parts(phase, batch)]

@@ -69,7 +69,7 @@ def render(outcomes: list[Outcome]) -> str:
     header = ("case", "schedule", "pp", "dp", "mb", "worst error", "ranks with parameters", "forward", "backward", "")
     lines = [header] + [
         (
-            outcome.case.problem + ("" if outcome.case.average else " (summed)"),
+            ", ".join([outcome.case.problem, *outcome.case.more]),
             outcome.case.schedule,
             str(outcome.case.pp),
             str(outcome.case.dp),
