@@ -102,9 +102,11 @@ class DistributedModel(Saving):
         Raises:
             ShardwrightError: Called outside a step with several pipeline ranks.
         """
+        module = self._modules["module"]  # not through __getattr__, which every call would pay for
+        assert module is not None, "set once and for all"
         if self._runtime.pp_size > 1:
-            self._enter(functools.partial(self.module, *args, **kwargs))
-        return self.module(*args, **kwargs)
+            self._enter(functools.partial(module, *args, **kwargs))
+        return module(*args, **kwargs)
 
     def backward(
         self,

@@ -220,9 +220,12 @@ class ReleasedParameter(nn.Parameter):
         raise NotOwnedError(_message(self.released_to, "pickling"))
 
 
+_STAND_INS = frozenset((Sentinel, ReleasedParameter))
+
+
 def is_sentinel(value: object) -> bool:
     """Whether `value` stands for a tensor that another rank owns."""
-    return isinstance(value, (Sentinel, ReleasedParameter))
+    return type(value) in _STAND_INS  # exact types: an instance check of parameters costs a Python call
 
 
 def release(original: torch.Tensor, sentinel: Sentinel) -> None:

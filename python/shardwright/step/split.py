@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Splitter:
         self._signature = inspect.signature(function)
         self._whole = frozenset(non_split_inputs)
         self._axes = dict(input_split_axes)
+        self._names: dict[int, list[str]] = {}
         parameters = self._signature.parameters
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             for option, names in (("non_split_inputs", self._whole), ("input_split_axes", self._axes)):
@@ -49,27 +50,26 @@ class Splitter:
         """
         if num_microbatches == 1 and not _has_slicer((args, kwargs)):
             return [(args, kwargs)]
-        names = self._names(args)
+        names = self._names.get(len(args))
+        if names is None:
+            names = self._names[len(args)] = self._positional_names(len(args))
         sizes: dict[str, int] = {}
         for name, value in (*zip(names, args, strict=True), *kwargs.items()):
             if name not in self._whole:
                 self._measure(name, value, self._axes.get(name, 0), num_microbatches, sizes)
-        self._check(sizes, num_microbatches)
+        if sizes:
+            self._check(sizes, num_microbatches)
+        positional = [self._pieces(n, v, num_microbatches) for n, v in zip(names, args, strict=True)]
+        named = {name: self._pieces(name, value, num_microbatches) for name, value in kwargs.items()}
         return [
-            (
-                tuple(self._slice(n, v, num_microbatches, m) for n, v in zip(names, args, strict=True)),
-                {n: self._slice(n, v, num_microbatches, m) for n, v in kwargs.items()},
-            )
+            (tuple(pieces[m] for pieces in positional), {name: pieces[m] for name, pieces in named.items()})
             for m in range(num_microbatches)
         ]
 
-    def _names(self, args: tuple[Any, ...]) -> list[str]:
-        names = []
-        positional = list(self._signature.parameters.values())
-        for index in range(len(args)):
-            parameter = positional[min(index, len(positional) - 1)] if positional else None
-            names.append(parameter.name if parameter is not None else f"argument {index}")
-        return names
+    def _positional_names(self, count: int) -> list[str]:
+        """The names of so many positional arguments; the last one's repeats for ``*args``."""
+        names = list(self._signature.parameters)
+        return [names[min(index, len(names) - 1)] if names else f"argument {index}" for index in range(count)]
 
     def _measure(self, path: str, value: Any, axis: int, num_microbatches: int, sizes: dict[str, int]) -> None:
         if isinstance(value, torch.Tensor):
@@ -80,7 +80,7 @@ class Splitter:
                     f"smp.step: {path} of {self._name} has {value.dim()} axes, so it cannot be split along axis {axis}"
                 )
             sizes[path] = value.shape[axis]
-        elif hasattr(value, "smp_slice") or isinstance(value, torch.nn.Module):
+        elif isinstance(value, torch.nn.Module) or hasattr(value, "smp_slice"):
             return
         elif isinstance(value, (dict, UserDict)):
             for key, item in value.items():
@@ -104,40 +104,42 @@ class Splitter:
                 " to every microbatch in non_split_inputs, or give the axis of the batch in input_split_axes"
             )
 
-    def _slice(self, name: str, value: Any, num_microbatches: int, microbatch: int) -> Any:
-        if name in self._whole:
-            return value
-        return _slice(value, self._axes.get(name, 0), num_microbatches, microbatch)
+    def _pieces(self, name: str, value: Any, count: int) -> Sequence[Any]:
+        return [value] * count if name in self._whole else _pieces(value, self._axes.get(name, 0), count)
 
 
-def _slice(value: Any, axis: int, num_microbatches: int, microbatch: int) -> Any:
-    def inner(item: Any) -> Any:
-        return _slice(item, axis, num_microbatches, microbatch)
-
+def _pieces(value: Any, axis: int, count: int) -> Sequence[Any]:
+    """The value's part in each microbatch."""
     if isinstance(value, torch.Tensor):
-        if value.dim() == 0:
-            return value
-        size = value.shape[axis] // num_microbatches
-        return value.narrow(axis, microbatch * size, size)
-    if hasattr(value, "smp_slice"):
-        return value.smp_slice(num_microbatches, microbatch, axis)
+        if value.dim() == 0 or value.shape[axis] == 0:
+            return [value] * count
+        return value.chunk(count, axis)
     if isinstance(value, torch.nn.Module):
-        return value
+        return [value] * count
+    if hasattr(value, "smp_slice"):
+        return [value.smp_slice(count, microbatch, axis) for microbatch in range(count)]
     if isinstance(value, (dict, UserDict)):
-        items = {key: inner(item) for key, item in value.items()}
-        if type(value) is dict:
-            return items
-        copied = value.copy()
-        copied.update(items)
-        return copied
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(inner(item) for item in value))
+        items = {key: _pieces(item, axis, count) for key, item in value.items()}
+        return [_dict_like(value, {key: pieces[m] for key, pieces in items.items()}) for m in range(count)]
     if isinstance(value, (list, tuple, set, frozenset)):
-        return type(value)(inner(item) for item in value)
-    return value
+        listed = [_pieces(item, axis, count) for item in value]
+        parts = [[pieces[m] for pieces in listed] for m in range(count)]
+        named = isinstance(value, tuple) and hasattr(value, "_fields")
+        return [type(value)(*part) if named else type(value)(part) for part in parts]
+    return [value] * count
+
+
+def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
+    if type(original) is dict:
+        return items
+    copied = original.copy()
+    copied.update(items)
+    return copied
 
 
 def _has_slicer(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        return False
     if hasattr(value, "smp_slice"):
         return True
     if isinstance(value, (dict, UserDict)):
