@@ -436,6 +436,10 @@ class Server:
 
         Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
         """
+    def unwind(self, /, timeout: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait for at most `timeout` seconds until the stacks of a failed step are gone; whether they are.
+        """
     def wait(
         self, /, worker: SupportsIndex | None, requests: SupportsGetItem[int, SupportsIndex], phase: str
     ) -> list[tuple[Spec, TensorParts]]:

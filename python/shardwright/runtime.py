@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from shardwright.step.transaction import StepTransaction
 
 
+#: How long a failed step waits for a task that still runs; it is left to itself after that.
+_UNWIND_SECONDS = 1.0
+
+
 class Runtime:
     """One rank of one job. ``smp.*`` finds the current one; several may live in one process.
 
@@ -182,13 +186,23 @@ class Runtime:
             self.check_abort(self.dp_ranks)
             time.sleep(0.01)
 
-    def fail_step(self, error: BaseException) -> None:
-        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task."""
+    def fail_step(self, error: BaseException, transaction: StepTransaction) -> None:
+        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here."""
+        if self.launch.world_size > 1:
+            self._report_failure(error)
+            # The main thread may be the one that raised, at a signal for example, while a task runs.
+            self.server.unwind(_UNWIND_SECONDS)
         self.frames.clear()
+        transaction.rollback()
         for placement in self.placements:
             placement.replicas.abandon_step()
-        if self.launch.world_size == 1:
-            return
+        if self.collectives is not None:
+            if isinstance(error, Exception):
+                self.collectives.abandon_step()
+            else:
+                self.collectives.leave_unfinished()
+
+    def _report_failure(self, error: BaseException) -> None:
         if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:
             self.server.fail(
                 module=None,
@@ -199,11 +213,6 @@ class Runtime:
                 traceback="".join(traceback.format_exception(error)),
                 step=self.step,
             )
-        if self.collectives is not None:
-            if isinstance(error, Exception):
-                self.collectives.abandon_step()
-            else:
-                self.collectives.leave_unfinished()
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of the root."""

@@ -1,7 +1,7 @@
 //! `Server`: the execution server as Python pulls on it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -100,6 +100,18 @@ impl Server {
         self.await_unwound(py)?;
         py.detach(|| self.server.begin_alone(StepEpoch(step), function))
             .map_err(|error| server_error(&error))
+    }
+
+    /// Wait for at most `timeout` seconds until the stacks of a failed step are gone; whether they are.
+    fn unwind(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let deadline = Instant::now() + seconds("timeout", timeout)?;
+        while !py.detach(|| self.server.await_unwound(SLICE)) {
+            py.check_signals()?;
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Wait for the main thread's next event.
@@ -302,6 +314,7 @@ impl Server {
     }
 
     /// Counters: of the newest step (`step`), since the start (`total`), and of the present.
+    #[pyo3(signature = () -> "dict[str, typing.Any]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         stats_dict(py, &self.server.stats())
     }
@@ -309,6 +322,7 @@ impl Server {
     /// The records of what ran, waited and travelled since the last call, oldest first.
     ///
     /// Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
+    #[pyo3(signature = () -> "list[dict[str, typing.Any]]")]
     fn take_trace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let (origin, records) = self.server.take_trace();
         trace_list(py, self.rank, origin, &records, |model, module| {

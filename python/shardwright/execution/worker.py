@@ -57,11 +57,12 @@ class WorkerPool:
             del task
 
     def _run_safely(self, worker: int, task: Any) -> None:
+        state = self._state
+        if state is None:
+            return  # the main thread has given the step up
         request = task.request
         module = None if request is None else self._runtime.placement(request.model).name_of(request.module)
         phase = "backward" if task.kind in ("backward", "close") else "forward"
-        state = self._state
-        assert state is not None, "the server grants tasks only within a step"
         running = RunningTask(self._runtime, worker, module, task.microbatch, phase, state)
         set_running_task(running)
         try:

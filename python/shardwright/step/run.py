@@ -44,12 +44,14 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
         runtime.commit(transaction)
         runtime.unclosed_frames += len(runtime.frames)
     except BaseException as error:
-        transaction.rollback()
-        runtime.fail_step(error)
+        runtime.fail_step(error, transaction)
+        if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
+            runtime.check_abort([])
         raise
     finally:
         runtime.in_step = False
         runtime.frames.clear()
+        runtime.workers.end_step()
     runtime.after_step()
     return merge_microbatches(results)
 
@@ -99,7 +101,6 @@ class _Pipeline:
             runtime.entered = True
             return self.supervise()
         finally:
-            runtime.workers.end_step()
             state.restore()
             self.parts = []
 
