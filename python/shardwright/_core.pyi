@@ -22,6 +22,7 @@ __all__ = [
     "flatten",
     "partition",
     "partition_table",
+    "take_log",
 ]
 
 __version__: Final[str]
@@ -156,6 +157,10 @@ class Node:
         version, number of ranks or configuration (`fingerprint`; of several lines, those that
         differ are named). Timeouts are in seconds.
         """
+    def fetch(self, /, source: SupportsIndex, key: SupportsIndex) -> str:
+        """
+        Ask for what a rank has published; it arrives as an object on the channel that this returns.
+        """
     def host(self, /, rank: SupportsIndex) -> str:
         """
         The name of a rank's host.
@@ -164,6 +169,10 @@ class Node:
     def in_process(world: SupportsIndex) -> list[Node]:
         """
         Nodes of ranks that share this process.
+        """
+    def publish(self, /, spec: Spec, parts: TensorParts, peers: SupportsGetItem[int, SupportsIndex]) -> int:
+        """
+        Keep a value for `peers` to fetch; the key to ask for it by. Takes the tensors out of `parts`.
         """
     @property
     def rank(self, /) -> int:
@@ -175,6 +184,10 @@ class Node:
     ) -> tuple[Spec, TensorParts] | None:
         """
         The next object that a rank sent on a channel; None when it did not come within `timeout` seconds.
+        """
+    def release(self, /, source: SupportsIndex, key: SupportsIndex) -> None:
+        """
+        Tell a rank that this one will not fetch what it has published.
         """
     def send_object(self, /, to: SupportsIndex, channel: str, spec: Spec, parts: TensorParts) -> None:
         """
@@ -418,7 +431,7 @@ class Server:
         """
         Make a request of a rank of the pipeline; its id.
         """
-    def stats(self, /) -> dict:
+    def stats(self, /) -> dict[str, Any]:
         """
         Counters: of the newest step (`step`), since the start (`total`), and of the present.
         """
@@ -430,7 +443,7 @@ class Server:
         `StepMismatchError`) once every worker is idle; a failure that this rank reported
         itself is the event `aborted_locally`.
         """
-    def take_trace(self, /) -> list:
+    def take_trace(self, /) -> list[dict[str, Any]]:
         """
         The records of what ran, waited and travelled since the last call, oldest first.
 
@@ -595,4 +608,9 @@ def partition(request_json: str) -> str:
 def partition_table(decision_json: str) -> str:
     """
     A decision, as `partition` returns it, as a table for people.
+    """
+
+def take_log() -> list[tuple[int, str]]:
+    """
+    Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
     """

@@ -53,7 +53,7 @@ class Runtime:
         self.rank: int = launch.rank
         self.pp_ranks: list[int] = topology.group("PP_GROUP", self.rank)
         self.pp_size = len(self.pp_ranks)
-        self.pp_rank = self.pp_ranks.index(self.rank)
+        self.pp_rank: int = self.pp_ranks.index(self.rank)
         self.dp_ranks: list[int] = topology.group("DP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
         self._models: list[weakref.ref[DistributedModel]] = []

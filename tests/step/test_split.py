@@ -75,7 +75,7 @@ def test_tensors_that_disagree_are_refused_by_name():
 
 
 def test_an_axis_that_a_tensor_has_not_is_refused():
-    with pytest.raises(ConfigError, match="batch of .* has 1 axes, so it cannot be split along axis 1"):
+    with pytest.raises(ConfigError, match=r"batch of .* has 1 axes, so it cannot be split along axis 1"):
         split(train, (None, torch.zeros(4)), axes={"batch": 1})
 
 

@@ -314,7 +314,7 @@ impl Server {
     }
 
     /// Counters: of the newest step (`step`), since the start (`total`), and of the present.
-    #[pyo3(signature = () -> "dict[str, typing.Any]")]
+    #[pyo3(signature = () -> "dict[str, Any]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         stats_dict(py, &self.server.stats())
     }
@@ -322,7 +322,7 @@ impl Server {
     /// The records of what ran, waited and travelled since the last call, oldest first.
     ///
     /// Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
-    #[pyo3(signature = () -> "list[dict[str, typing.Any]]")]
+    #[pyo3(signature = () -> "list[dict[str, Any]]")]
     fn take_trace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let (origin, records) = self.server.take_trace();
         trace_list(py, self.rank, origin, &records, |model, module| {
