@@ -22,7 +22,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from .problem import BATCH, Models, Phase, Problem, one
+from .problem import BATCH, Models, Phase, Problem, one, sgd
 
 VOCABULARY = 37
 LENGTH = 10
@@ -186,11 +186,15 @@ def albert_pins(pp: int) -> dict[str, int]:
 
 
 PROBLEMS = {
-    "GPT-2": Problem(build=one(gpt2), batch=tokens, phases=(Phase(body=causal_step),), momentum=0.9, accounted=True),
+    "GPT-2": Problem(
+        build=one(gpt2), batch=tokens, phases=(Phase(body=causal_step),), optimizer=sgd(momentum=0.9), accounted=True
+    ),
     "GPT-2, changing length": Problem(
         build=one(gpt2), batch=tokens_of_changing_length, phases=(Phase(body=causal_step),)
     ),
-    "T5": Problem(build=one(t5), batch=pairs, phases=(Phase(body=pair_step),), momentum=0.9, accounted=True),
+    "T5": Problem(
+        build=one(t5), batch=pairs, phases=(Phase(body=pair_step),), optimizer=sgd(momentum=0.9), accounted=True
+    ),
     "BERT": Problem(build=one(bert), batch=masked_tokens, phases=(Phase(body=masked_step),)),
     "RoBERTa": Problem(build=one(roberta), batch=masked_tokens, phases=(Phase(body=masked_step),)),
     "ALBERT": Problem(build=one(albert), batch=masked_tokens, phases=(Phase(body=masked_step),), pins=albert_pins),

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from .models_control import WIDTH, Chain, chain_pins, dense
 from .models_language import causal_step, gpt2
 from .models_vision import ResNet, classify, images, resnet_pins
-from .problem import BATCH, Models, Phase, Problem, normal, one, square_loss
+from .problem import BATCH, Models, Phase, Problem, normal, one, sgd, square_loss
 
 
 def evaluate(models: Models, x: torch.Tensor) -> Any:
@@ -105,7 +107,45 @@ def ids(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
     return (torch.randint(3, 37, (BATCH, 7), generator=random),)
 
 
+def adam_in_groups(model: nn.Module) -> Optimizer:
+    """Weight decay on matrices, none on vectors."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0, "lr": 0.02},
+    ]
+    return AdamW(groups, lr=0.01)
+
+
+def falling(optimizer: Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 1 / (step + 1))
+
+
+def freeze_in_between(module: nn.Module, step: int) -> None:
+    module.get_submodule("two").requires_grad_(step not in (1, 2))
+    module.get_submodule("three").requires_grad_(step != 3)
+
+
 PROBLEMS = {
+    "groups, schedule and clipping": Problem(
+        build=one(Chain),
+        batch=normal(WIDTH),
+        phases=(Phase(body=square_loss),),
+        pins=chain_pins,
+        optimizer=adam_in_groups,
+        scheduler=falling,
+        clip=0.1,
+    ),
+    "clipping, GPT-2": Problem(
+        build=one(gpt2), batch=ids, phases=(Phase(body=causal_step),), clip=0.5, optimizer=sgd(momentum=0.9)
+    ),
+    "freezing in between": Problem(
+        build=one(Chain),
+        batch=normal(WIDTH),
+        phases=(Phase(body=square_loss),),
+        pins=chain_pins,
+        prepare=freeze_in_between,
+    ),
     "evaluation in between": Problem(
         build=one(Chain),
         batch=normal(WIDTH),

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 #: Models by name: distributed ones under test, `Whole` ones in the reference.
 Models = Mapping[str, Any]
@@ -37,6 +39,14 @@ class Phase:
     axes: Mapping[str, int] = field(default_factory=dict)
 
 
+def sgd(learning_rate: float = 0.05, momentum: float = 0.0) -> Callable[[nn.Module], Optimizer]:
+    """Plain gradient descent, which amplifies no error."""
+    return lambda model: SGD(model.parameters(), lr=learning_rate, momentum=momentum)
+
+
+_PLAIN = sgd()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """Models and how they are trained.
@@ -49,8 +59,10 @@ class Problem:
         pins: Where modules go for a pipeline degree, by ``"model.path.in.it"``; everything else goes to pp_rank 0.
             None divides automatically.
         requests: How many forward requests one microbatch of each phase sends, where the exact number matters.
-        learning_rate: Of plain SGD.
-        momentum: Of SGD.
+        optimizer: Makes the optimizer of a model, distributed or whole.
+        scheduler: Makes the optimizer's learning rate schedule, if it has one.
+        clip: The largest norm of the gradients, if they are clipped.
+        prepare: Changes a module before a training step: freezes a part of it, say.
         accounted: Whether bytes are compared with the partition table.
         passes_per_step: ``backward_passes_per_step`` of the models.
     """
@@ -60,8 +72,10 @@ class Problem:
     phases: tuple[Phase, ...]
     pins: Callable[[int], dict[str, int]] | None = None
     requests: Callable[[int], int] | None = None
-    learning_rate: float = 0.05
-    momentum: float = 0.0
+    optimizer: Callable[[nn.Module], Optimizer] = _PLAIN
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    clip: float | None = None
+    prepare: Callable[[nn.Module, int], None] | None = None
     accounted: bool = False
     passes_per_step: int = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import models_control, models_language, models_training, models_values, models_vision
+from . import models_autograd, models_control, models_language, models_training, models_values, models_vision
 from .cases import all_cases
 from .problem import Problem
 
@@ -11,6 +11,7 @@ PROBLEMS: dict[str, Problem] = {
     **models_vision.PROBLEMS,
     **models_control.PROBLEMS,
     **models_values.PROBLEMS,
+    **models_autograd.PROBLEMS,
     **models_training.PROBLEMS,
 }
 

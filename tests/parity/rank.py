@@ -45,11 +45,10 @@ class RankRun:
         }
         self._pin()
         self.optimizers = {
-            name: smp.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), lr=self.problem.learning_rate, momentum=self.problem.momentum)
-            )
-            for name, model in self.models.items()
+            name: smp.DistributedOptimizer(self.problem.optimizer(model)) for name, model in self.models.items()
         }
+        scheduler = self.problem.scheduler
+        self.schedulers = {} if scheduler is None else {n: scheduler(o) for n, o in self.optimizers.items()}
         self.steps = [
             smp.step(non_split_inputs=phase.whole, input_split_axes=phase.axes)(phase.body)
             for phase in self.problem.phases
@@ -68,6 +67,10 @@ class RankRun:
     def run(self) -> None:
         """Train, comparing after every phase."""
         for step in range(STEPS):
+            if self.problem.prepare is not None:
+                modules = self.reference.modules.values() if self.reference is not None else ()
+                for module in (*(model.module for model in self.models.values()), *modules):
+                    self.problem.prepare(module, step)
             for index, phase in enumerate(self.problem.phases):
                 self._run_phase(step, index, phase)
         self._report_weights()
@@ -98,12 +101,20 @@ class RankRun:
             "replica": smp.dp_rank(),
         }
         self._compare(report, expected, where)
-        for name in phase.update:
-            self.optimizers[name].step()
+        norms = [self._update(name) for name in phase.update]
         if self.reference is not None:
-            self.reference.update(phase.update)
+            self.comparison.value(norms, self.reference.update(phase.update), f"{where}: norm of the gradients")
         if self.problem.accounted and step == STEPS - 1:
             self._report_bytes()
+
+    def _update(self, name: str) -> torch.Tensor | None:
+        norm = None
+        if self.problem.clip is not None:
+            norm = smp.clip_grad_norm_(self.models[name].parameters(), self.problem.clip)
+        self.optimizers[name].step()
+        if name in self.schedulers:
+            self.schedulers[name].step()
+        return norm
 
     def _check_this_rank(self, where: str) -> None:
         stats = smp.stats()
@@ -141,7 +152,9 @@ class RankRun:
         reports = self._reports(report)
         if expected is None:
             return
-        if not any(gradient is not None and gradient.any() for gradient in expected.gradients[0].values()):
+        if expected.trained and not any(
+            gradient is not None and gradient.any() for gradient in expected.gradients[0].values()
+        ):
             self.comparison.fail(f"{where}: there is no gradient to compare")
         for rank, found in enumerate(reports):
             replica, place = found["replica"], f"{where}, rank {rank}"

@@ -38,7 +38,10 @@ class Expected:
         outputs: By replica and microbatch, what the step function returns.
         gradients: By replica, every parameter's gradient afterwards.
         buffers: By replica, every buffer afterwards.
+        trained: Whether there are gradients to compare.
     """
+
+    trained: bool
 
     outputs: list[list[Any]] = field(default_factory=list)
     gradients: list[Gradients] = field(default_factory=list)
@@ -59,10 +62,9 @@ class Reference:
         self.gradients: list[Gradients] = [dict.fromkeys(self.parameters()) for _ in range(replicas)]
         self.buffers = [self._copied_buffers() for _ in range(replicas)]
         self.passes = 0
-        self.optimizers = {
-            name: torch.optim.SGD(module.parameters(), lr=problem.learning_rate, momentum=problem.momentum)
-            for name, module in self.modules.items()
-        }
+        self.optimizers = {name: problem.optimizer(module) for name, module in self.modules.items()}
+        scheduler = problem.scheduler
+        self.schedulers = {} if scheduler is None else {n: scheduler(o) for n, o in self.optimizers.items()}
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return {f"{m}.{n}": p for m, module in self.modules.items() for n, p in module.named_parameters()}
@@ -81,7 +83,7 @@ class Reference:
 
     def run(self, phase: Phase, batches: list[tuple[Any, ...]]) -> Expected:
         """Run a phase for every replica's batch."""
-        expected = Expected()
+        expected = Expected(phase.training)
         for replica, batch in enumerate(batches):
             # As in DistributedDataParallel, training starts from the first replica's buffers.
             shared = phase.training and self.shared_buffers
@@ -131,15 +133,26 @@ class Reference:
             for gradients in self.gradients:
                 gradients[name] = mean
 
-    def update(self, models: tuple[str, ...]) -> None:
-        """Step the optimizers of these models with the first replica's gradients, which all share by then."""
+    def update(self, models: tuple[str, ...]) -> list[torch.Tensor | None]:
+        """Step the optimizers of these models with the first replica's gradients, which all share by then.
+
+        Returns:
+            The norm of each model's gradients, where they are clipped.
+        """
+        norms: list[torch.Tensor | None] = []
         for name, parameter in self.parameters().items():
             if name.partition(".")[0] in models:
                 parameter.grad = self.gradients[0][name]
         for model in models:
+            clip = self.problem.clip
+            parameters = self.modules[model].parameters()
+            norms.append(None if clip is None else nn.utils.clip_grad_norm_(parameters, clip))
             self.optimizers[model].step()
+            if model in self.schedulers:
+                self.schedulers[model].step()
         for parameter in self.parameters().values():
             parameter.grad = None
+        return norms
 
 
 def _detached(value: Any) -> Any:
