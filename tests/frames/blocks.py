@@ -129,7 +129,8 @@ class Block(nn.Module):
 
     def do_hook(self, tensors: list[torch.Tensor], name: str, a: int, scale: bool) -> None:
         tensor = tensors[a % len(tensors)]
-        if not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+        dropped = tensor.grad_fn is None and tensor._is_view()  # a view made under no_grad; torch crashes on a hook there
+        if not tensor.requires_grad or dropped or isinstance(tensor, nn.Parameter):
             return
         log = log_of_run[0]
 

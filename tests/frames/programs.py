@@ -74,7 +74,7 @@ class Generator:
         if kind == "call":
             styles = ["plain", "plain", "plain", "keyword", "list", "dict", "reach"]
             if self.checkpoints:
-                styles += ["checkpoint", "reentrant"]
+                styles += ["checkpoint", "checkpoint"]
             places = tuple(place() for _ in range(draw.choice((1, 1, 2, 3))))
             return kind, draw.randrange(num_children), places, draw.choice(styles), draw.choice((1, 1, 1, 2))
         return kind, place()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
@@ -15,7 +15,7 @@ from shardwright.execution import process
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import rebuild_results, sharing_of
 from shardwright.execution.task import RunningTask, running_task
-from shardwright.frames import Call, Frame, current_frame
+from shardwright.frames import Call, Frame, current_frame, edge_of
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import refuse_cache
 from shardwright.values import pack, registry, unpack
@@ -69,7 +69,7 @@ def call_remote(
     extras_spec, _ = _core.flatten(extras, registry)
     needs = [tensor.requires_grad for tensor in given]
     inputs: list[tuple[GradientEdge, int]] = [
-        (get_gradient_edge(tensor), index) for index, tensor in enumerate(given) if needs[index]
+        (edge, index) for index, tensor in enumerate(given) if needs[index] and (edge := edge_of(tensor)) is not None
     ]
     state = TaskState.capture()
     request = task.runtime.server.send_request(

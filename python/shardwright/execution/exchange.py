@@ -168,19 +168,26 @@ class Returned:
         return {name: value for name in names if (value := getattr(self, name))}
 
 
-def describe_results(results: list[torch.Tensor], arguments: Arguments) -> Returned:
-    """Say which results are arguments, or views of arguments or of other results, and which arguments were written."""
+def describe_results(results: list[torch.Tensor], arguments: Arguments, *, replay: bool) -> Returned:
+    """Say which results are arguments, or views of arguments or of other results, and which arguments were written.
+
+    Args:
+        results: The tensors of the result.
+        arguments: The arguments as they were.
+        replay: Whether views that require a gradient may be made again by the requester; not where the module put hooks
+            on tensors, which gradients would then pass by.
+    """
     returned = Returned(list(results))
     written = arguments.written()
     numbers = {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
-    _add_bases(returned, numbers)
+    _add_bases(returned, numbers, replay)
     places = {id(tensor): place for place, tensor in enumerate(returned.tensors)}
     for place, tensor in enumerate(returned.tensors):
         argument = numbers.get(id(tensor))
         if argument is not None:
             returned.recipes[place] = ("argument", argument, [], [], 0, True, tensor.requires_grad)
             continue
-        base = _replayable_base(tensor)
+        base = _replayable_base(tensor, replay)
         if base is None:
             continue
         argument = numbers.get(id(base))
@@ -203,10 +210,10 @@ def describe_results(results: list[torch.Tensor], arguments: Arguments) -> Retur
     return returned
 
 
-def _replayable_base(tensor: torch.Tensor) -> torch.Tensor | None:
+def _replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
     """What a tensor is a view of, if the requester can make it again by the base's strides."""
     base = tensor._base if tensor._is_view() else None
-    if base is None or tensor.dtype != base.dtype:
+    if base is None or tensor.dtype != base.dtype or (tensor.requires_grad and not replay):
         return None
     return None if _creation_of(tensor) in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
 
@@ -217,14 +224,14 @@ def _recipe(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) ->
     return kind, number, list(tensor.shape), list(tensor.stride()), offset, grad_mode, tensor.requires_grad
 
 
-def _add_bases(returned: Returned, arguments: dict[int, int]) -> None:
+def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> None:
     """Send what several results are views of, so that they can be made as views of it again."""
     known = arguments.keys() | {id(tensor) for tensor in returned.tensors}
     bases: dict[int, torch.Tensor] = {}
     views: Counter[int] = Counter()
     elements: Counter[int] = Counter()
     for tensor in returned.tensors:
-        base = _replayable_base(tensor)
+        base = _replayable_base(tensor, replay)
         if base is not None and id(base) not in known and is_dense(base):
             bases[id(base)] = base
             views[id(base)] += 1

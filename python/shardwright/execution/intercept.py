@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from shardwright.errors import FrameError
 from shardwright.execution.call import RemoteModule, call_remote
 
 
@@ -31,6 +33,17 @@ def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Mod
     remote._torchdynamo_disable = True  # type: ignore[attr-defined]
     module._compiled_call_impl = remote
     module.forward = remote
+
+
+def refuse_compiled(name: str, module: nn.Module) -> None:
+    """Raise :class:`FrameError` if a module with parts on other ranks is compiled: its graph would go past requests."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    if module._compiled_call_impl is not None or wrapped:
+        raise FrameError(
+            f"module {name or type(module).__name__!r} is compiled, but parts of it live on other ranks: compile modules "
+            "that lie whole on one rank instead, with module.compile() before the first step"
+        )
 
 
 def group_sequential(

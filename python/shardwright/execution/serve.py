@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +17,7 @@ from shardwright.execution.call import ServerBackward
 from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results
 from shardwright.execution.task import RunningTask
-from shardwright.frames import Frame, close_calls, cut, in_frame, run_backward
+from shardwright.frames import Frame, close_calls, cut, edge_of, in_frame, run_backward
 from shardwright.frames.watch import Watched
 from shardwright.huggingface import collector
 from shardwright.values import pack, registry, unpack
@@ -118,7 +117,7 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
             if one.watched is not None:
                 runtime.frames.watch(request.microbatch, one.watched)
     runtime.frames.settle(request.microbatch)
-    if frame.results:
+    if frame.answers:
         runtime.frames.keep((request.requester, request.id), frame)
         runtime.frames.visit(request.model, request.module, request.microbatch)
     else:
@@ -142,8 +141,13 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
         frame.settle()
         arguments.check_containers()
         spec, results = _core.flatten((result, additions()), registry, [f"the result of {name}", "collected outputs"])
-        returned = describe_results(results, arguments)
-    frame.results = [(get_gradient_edge(t), i) for i, t in enumerate(returned.tensors) if returned.needs[i]]
+        returned = describe_results(results, arguments, replay=not frame.hooked)
+    for place, tensor in enumerate(returned.tensors):
+        if returned.needs[place]:
+            frame.answers = True
+            edge = edge_of(tensor)
+            if edge is not None:
+                frame.results.append((edge, place))
     return spec, _pack(returned), returned.as_value(), _sent(name, given, returned)
 
 

@@ -7,7 +7,18 @@ a frame runs its nodes level by level between the remote calls, each node once, 
 """
 
 from shardwright.frames.backward import RemoteBackward, close_calls, run_backward
-from shardwright.frames.cut import Slot, cut
+from shardwright.frames.cut import Slot, cut, edge_of
 from shardwright.frames.frame import Call, Frame, current_frame, in_frame
 
-__all__ = ["Call", "Frame", "RemoteBackward", "Slot", "close_calls", "current_frame", "cut", "in_frame", "run_backward"]
+__all__ = [
+    "Call",
+    "Frame",
+    "RemoteBackward",
+    "Slot",
+    "close_calls",
+    "current_frame",
+    "cut",
+    "edge_of",
+    "in_frame",
+    "run_backward",
+]

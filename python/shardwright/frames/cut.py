@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.errors import FrameError
 
@@ -104,6 +105,18 @@ def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
     with torch.enable_grad():  # whatever the caller's mode: the mode travels with the request
         result: torch.Tensor = _Cut.apply(_anchor(tensor.device), [tensor], slot)  # type: ignore[no-untyped-call]
     return result, slot
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
+    """Where a tensor's gradient goes; None where it goes nowhere.
+
+    That is so for a view made under ``no_grad`` of a tensor that requires a gradient: it says that it requires one, and
+    torch drops it.
+    """
+    try:
+        return get_gradient_edge(tensor)
+    except AssertionError:
+        return None
 
 
 def slot_of(node: object) -> Slot | None:

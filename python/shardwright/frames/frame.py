@@ -62,6 +62,8 @@ class Frame:
         written: Nodes of tensors that a remote module wrote to.
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
+        hooked: Whether its code put a hook on any tensor.
+        answers: Whether a gradient may come back, so that the requester will close it.
         key: Seeds the frame's random numbers; the same whatever the schedule.
     """
 
@@ -79,6 +81,8 @@ class Frame:
     num_calls: int = 0
     written: set[Node] = field(default_factory=set)
     retain_graph: bool = False
+    hooked: bool = False
+    answers: bool = False
     key: int = 0
     _watched: list[Watched] = field(default_factory=list)
 
@@ -107,10 +111,16 @@ class Frame:
         for reference, edge in self.kept_gradients:
             tensor = reference()
             if tensor is not None:
-                if tensor.grad_fn is not None:  # where it is now, after in-place operations
-                    edge = get_gradient_edge(tensor)
+                edge = _edge_now(tensor) or edge  # in-place operations have moved it
                 hooks.setdefault((edge.node, edge.output_nr), []).append(_keeper(reference))
         return hooks
+
+
+def _edge_now(tensor: torch.Tensor) -> GradientEdge | None:
+    try:
+        return None if tensor.grad_fn is None else get_gradient_edge(tensor)
+    except RuntimeError:  # one of several views of a tensor that was written to: torch has no new node for it
+        return None
 
 
 def _keeper(reference: weakref.ref[torch.Tensor]) -> Hook:

@@ -55,6 +55,7 @@ def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Te
     frame = current_frame()
     if frame is None or not tensor.requires_grad or tensor.grad_fn is None:
         return _original["register_hook"](tensor, hook)
+    frame.hooked = True
     return _frame_hook(frame, tensor, hook) or _original["register_hook"](tensor, hook)
 
 
@@ -89,6 +90,7 @@ def _retain_grad(tensor: torch.Tensor) -> None:
     if frame is None or tensor.grad_fn is None:
         _original["retain_grad"](tensor)
         return
+    frame.hooked = True
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
         _original["retain_grad"](tensor)

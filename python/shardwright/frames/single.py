@@ -37,7 +37,7 @@ def run_node(node: Node, gradients: dict[int, torch.Tensor]) -> list[tuple[Edge,
     edges = list(node.next_functions)
     with EngineCall(), torch.no_grad():
         if function is None:
-            results = _as_tuple(node(*given))
+            results = _as_tuple(node(*given))  # type: ignore[operator]
         else:
             results = _run_python(node, function, given)
             edges = [edge for edge in edges if edge[0] is not None]
@@ -67,7 +67,7 @@ def _run_python(node: Any, function: Any, given: _Gradients) -> _Gradients:
 
 def _num_outputs(node: Node, function: Any, gradients: dict[int, torch.Tensor]) -> int:
     if function is None:
-        return len(node._input_metadata)  # type: ignore[attr-defined]
+        return len(node._input_metadata)
     if function is BackwardHookFunction:
         return len(node.next_functions)
     kinds = [parameter.kind for parameter in inspect.signature(function.backward).parameters.values()]

@@ -69,7 +69,8 @@ def _roots(
                 f"element {index} of grad_tensors has shape {tuple(gradient.shape)}, its tensor {tuple(tensor.shape)}"
             )
         roots.append((get_gradient_edge(tensor), gradient))
-    for tensor in listed:
-        if tensor.grad_fn is not None and not tensor._is_view():
-            tensor.detach_()  # only the roots hold the graph now, so it is freed as backward passes through it
+    # A single root is saved by no node behind it, so it may let go: only the roots hold the graph then, and it is freed
+    # as backward passes through it.
+    if len(listed) == 1 and listed[0].grad_fn is not None and not listed[0]._is_view():
+        listed[0].detach_()
     return roots
