@@ -190,6 +190,12 @@ class _ReentrantCheckpoint:
         """Run the function, checkpointed where it runs."""
         frame = _frame_for_checkpoint(function)
         if frame is None:
+            around = current_frame()
+            if around is not None and around.spanning:
+                # Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses.
+                return torch_checkpoint.checkpoint(
+                    function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
+                )
             return _original["reentrant"].apply(function, preserve_rng_state, *args)
         frame.checkpointing += 1
         try:
