@@ -35,7 +35,7 @@ class Case:
     @property
     def name(self) -> str:
         """A name without spaces, for choosing cases."""
-        words = self.problem.replace(",", "").replace(" ", "-")
+        words = self.problem.replace(",", "").replace("'", "").replace(" ", "-")
         more = "".join(f"-{part.replace(' ', '-').replace('=', '-')}" for part in self.more)
         return f"{words}-pp{self.pp}-dp{self.dp}-{self.schedule}-mb{self.microbatches}{more}"
 
@@ -66,6 +66,21 @@ _GRIDS: dict[str, tuple[Place, ...]] = {
     "ResNet, in-place": ((2, 1, "simple", 4), (3, 1, "interleaved", 2), (2, 2, "interleaved", 2)),
     "ResNet, cut inside blocks": ((2, 1, "interleaved", 2), (3, 2, "interleaved", 4)),
     "ResNet of transformers": ((2, 1, "interleaved", 2),),
+    "DeBERTa": ((2, 1, "interleaved", 2),),
+    "Mamba": ((3, 1, "simple", 2),),
+    "GPT-NeoX": ((2, 1, "simple", 4),),
+    "BLOOM": ((3, 1, "interleaved", 4),),
+    "Gemma": ((2, 1, "interleaved", 2),),
+    "Qwen": ((3, 1, "simple", 2),),
+    "BART": ((2, 1, "interleaved", 4), (3, 1, "simple", 2)),
+    "ViT": ((2, 1, "simple", 2),),
+    "Swin": ((3, 1, "interleaved", 2),),
+    "ConvNeXt": ((2, 1, "interleaved", 4),),
+    "CLIP": ((2, 1, "interleaved", 2), (3, 1, "simple", 4)),
+    "Whisper": ((2, 1, "simple", 2),),
+    "GPT-2, every layer's states": ((2, 1, "interleaved", 2), (3, 1, "simple", 4)),
+    "GPT-2, checkpointing": ((2, 1, "simple", 2), (3, 1, "interleaved", 4)),
+    "Llama, reentrant checkpointing": ((2, 1, "interleaved", 2),),
     "conditional": ((2, 1, "interleaved", 4), (3, 2, "simple", 4), (2, 2, "interleaved", 2)),
     "skip over two stages": ((3, 1, "interleaved", 4), (2, 2, "simple", 2)),
     "shared parameter": ((3, 1, "simple", 4), (2, 2, "interleaved", 1)),

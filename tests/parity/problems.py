@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from . import models_autograd, models_control, models_language, models_training, models_values, models_vision
+from . import (
+    models_architectures,
+    models_autograd,
+    models_control,
+    models_language,
+    models_training,
+    models_values,
+    models_vision,
+)
 from .cases import all_cases
 from .problem import Problem
 
 PROBLEMS: dict[str, Problem] = {
     **models_language.PROBLEMS,
     **models_vision.PROBLEMS,
+    **models_architectures.PROBLEMS,
     **models_control.PROBLEMS,
     **models_values.PROBLEMS,
     **models_autograd.PROBLEMS,
