@@ -18,7 +18,7 @@ MAX_TEXT_BYTES = 8_000_000
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, help="file to learn from instead of the standard library's sources")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=16, help="sequences per step")
     parser.add_argument("--sequence-length", type=int, default=64, help="bytes per sequence")
     parser.add_argument("--layers", type=int, default=4)
