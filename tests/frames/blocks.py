@@ -99,7 +99,7 @@ class Block(nn.Module):
         tensors.append(tensor * (self.weight if tensor.dim() and tensor.shape[-1] == WIDTH else self.weight.sum()))
 
     def do_weight(self, tensors: list[torch.Tensor]) -> None:
-        tensors.append(self.weight)
+        tensors.append(self.weight.view_as(self.weight))
 
     def do_unary(self, tensors: list[torch.Tensor], kind: str, a: int) -> None:
         tensors.append(UNARY[kind](tensors[a % len(tensors)]))
@@ -129,12 +129,14 @@ class Block(nn.Module):
 
     def do_hook(self, tensors: list[torch.Tensor], name: str, a: int, scale: bool) -> None:
         tensor = tensors[a % len(tensors)]
-        dropped = tensor.grad_fn is None and tensor._is_view()  # a view made under no_grad; torch crashes on a hook there
+        dropped = tensor.grad_fn is None and tensor._is_view()  # made under no_grad; torch crashes on hooks there
         if not tensor.requires_grad or dropped or isinstance(tensor, nn.Parameter):
             return
         log = log_of_run[0]
 
-        def hook(gradient: torch.Tensor) -> torch.Tensor | None:
+        def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is None:  # torch tells hooks of some tensors that no gradient came
+                return None
             log.hooks[name].append(gradient.detach().clone())
             return gradient * 0.5 if scale else None
 

@@ -52,11 +52,12 @@ class FakeRequest:
 
 @dataclass
 class LoopbackServer:
-    """Runs each request on the simulated rank that it is sent to, before ``send_request`` returns."""
+    """Runs requests on the simulated ranks that they are sent to, when their requester begins to wait."""
 
     job: LoopbackJob
     responses: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     requests: list[FakeRequest] = field(default_factory=list)
+    sent: list[FakeRequest] = field(default_factory=list)
 
     @property
     def kinds(self) -> list[str]:
@@ -64,14 +65,17 @@ class LoopbackServer:
         return [request.kind for request in self.requests]
 
     def send_request(self, worker: int, *, to: int, kind: str, control: None, **fields: Any) -> int:
-        """Run a request; ``worker`` is here the requesting rank."""
+        """Take a request; ``worker`` is here the requesting rank."""
         request = FakeRequest(id=len(self.requests), to=to, kind=kind, requester=worker, **fields)
         self.requests.append(request)
-        self.job.in_new_thread(to, request)
+        self.sent.append(request)
         return request.id
 
     def wait(self, worker: int, requests: list[int], phase: str) -> list[tuple[Any, Any]]:
-        """The answers, which have come already."""
+        """Run what was sent, and give the answers."""
+        sent, self.sent = self.sent, []
+        for request in sent:
+            self.job.in_new_thread(request.to, request)
         return [self.responses.pop(request) for request in requests]
 
     def respond(self, request: FakeRequest, spec: Any, parts: Any) -> None:

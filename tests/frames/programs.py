@@ -164,6 +164,7 @@ def _collect(
     values |= {f"gradient of input {index}": tensor.grad for index, tensor in enumerate(inputs)}
     values |= {f"tensor {index}": tensor for index, tensor in enumerate(finals)}
     for name, seen in log.hooks.items():
+        seen.sort(key=lambda gradient: float(gradient.sum()))  # the order of independent ones is the engine's affair
         values |= {f"{name}, firing {index}": gradient for index, gradient in enumerate(seen)}
     values |= {f"{name}, number {index}": tensor.grad for index, (name, tensor) in enumerate(log.retained)}
     return Outcome(values)

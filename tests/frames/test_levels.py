@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
 from shardwright.errors import FrameError
 from shardwright.frames.backward import _LevelBackward
+from torch import nn
+
 from tests.frames.comparing import Part, assert_exact, data, run_divided, times_weight, weighted_sum
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from shardwright.errors import FrameError
+
 from tests.frames.comparing import Part, assert_exact, data, run_divided, times_weight, weighted_sum
 
 

@@ -133,7 +133,7 @@ def _receive(frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.
     needs = [bool(parts.meta(index)[4]) for index in range(len(received))]
     result_spec, returned_spec = spec.split()
     returned = returned_spec.build([], registry) or {}
-    if any(needs):
+    if returned.get("open"):
         frame.calls.append(call)
     tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
     result, additions = result_spec.build(tensors, registry)

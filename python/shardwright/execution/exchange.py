@@ -16,6 +16,7 @@ from torch.autograd.graph import Node
 
 from shardwright.errors import FrameError
 from shardwright.frames import Frame, Slot, cut
+from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
 
 #: How a result is found at the requester instead of sent: the kind, the number it refers to, sizes, strides, offset,
@@ -26,17 +27,12 @@ _creation_of: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_m
 _Creation: Any = torch._C._autograd.CreationMeta
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """Identifies the memory behind a tensor."""
-    return int(tensor.untyped_storage()._cdata)
-
-
 def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
     """What the executing rank cannot see: arguments that share memory, and those sent in another layout."""
     shared: dict[int, list[int]] = {}
     if len(tensors) > 1:
         for index, tensor in enumerate(tensors):
-            shared.setdefault(storage_id(tensor), []).append(index)
+            shared.setdefault(memory_id(tensor), []).append(index)
     groups = [group for group in shared.values() if len(group) > 1]
     relaid = [index for index, tensor in enumerate(tensors) if not is_dense(tensor)]
     sharing: dict[str, Any] = {}
@@ -168,15 +164,15 @@ class Returned:
         return {name: value for name in names if (value := getattr(self, name))}
 
 
-def describe_results(results: list[torch.Tensor], arguments: Arguments, *, replay: bool) -> Returned:
+def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Arguments) -> Returned:
     """Say which results are arguments, or views of arguments or of other results, and which arguments were written.
 
     Args:
+        frame: The execution that gave them.
         results: The tensors of the result.
         arguments: The arguments as they were.
-        replay: Whether views that require a gradient may be made again by the requester; not where the module put hooks
-            on tensors, which gradients would then pass by.
     """
+    replay = not frame.hooked  # views that require a gradient: made again by the requester, they would miss the hooks
     returned = Returned(list(results))
     written = arguments.written()
     numbers = {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
@@ -195,7 +191,7 @@ def describe_results(results: list[torch.Tensor], arguments: Arguments, *, repla
             returned.recipes[place] = _recipe("view of argument", argument, tensor, base)
         elif argument is None and base is not tensor and id(base) in places and is_dense(base):
             returned.recipes[place] = _recipe("view of result", places[id(base)], tensor, base)
-    _find_shared(returned, arguments)
+    _find_shared(frame, returned, arguments)
     returned.needs = [
         tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
     ]
@@ -248,21 +244,22 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return start * tensor.element_size(), (end if tensor.numel() else start) * tensor.element_size()
 
 
-def _find_shared(returned: Returned, arguments: Arguments) -> None:
+def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None:
     """Find memory shared in ways that no view makes again: it must not be written to any more."""
-    owners: dict[int, list[tuple[bool, int, tuple[int, int]]]] = {}
+    users: dict[int, list[tuple[bool, int, int, tuple[int, int]]]] = {}
     for index, tensor in enumerate(arguments.tensors):
-        owners.setdefault(storage_id(tensor), []).append((True, index, _extent(tensor)))
+        memory = memory_id(tensor)
+        users.setdefault(frame.elsewhere.group_of(memory), []).append((True, index, memory, _extent(tensor)))
     for place, tensor in enumerate(returned.tensors):
         if place in returned.recipes:
             continue
-        extent = _extent(tensor)
-        others = owners.setdefault(storage_id(tensor), [])
-        for is_argument, other, (start, end) in others:
-            if start < extent[1] and extent[0] < end:
+        memory, extent = memory_id(tensor), _extent(tensor)
+        others = users.setdefault(frame.elsewhere.group_of(memory), [])
+        for is_argument, other, other_memory, (start, end) in others:
+            if other_memory != memory or (start < extent[1] and extent[0] < end):
                 (returned.watch_arguments if is_argument else returned.watch).append(other)
                 returned.watch.append(place)
-        others.append((False, place, extent))
+        others.append((False, place, memory, extent))
 
 
 def rebuild_results(
@@ -299,16 +296,17 @@ def rebuild_results(
                 f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "
                 "the rank of its caller: return a clone()"
             )
-    shares = f"module {module!r} returned tensors that share memory; one of them lives on"
-    for place in returned.get("watch", ()):
-        frame.watch(tensors[place], shares)
-    for index in returned.get("watch_arguments", ()):
-        frame.watch(given[index], shares)
-    kept = f"module {module!r} kept a tensor that it was given or returned"
-    for place in returned.get("kept_results", ()):
-        frame.watch(tensors[place], kept)
-    for index in returned.get("kept_arguments", ()):
-        frame.watch(given[index], kept)
+    shared = [tensors[place] for place in returned.get("watch", ())]
+    shared += [given[index] for index in returned.get("watch_arguments", ())]
+    for tensor in shared:
+        frame.watch(tensor, f"module {module!r} returned tensors that share memory; one of them lives on")
+    if shared:
+        frame.elsewhere.join(shared)
+    kept = [tensors[place] for place in returned.get("kept_results", ())]
+    kept += [given[index] for index in returned.get("kept_arguments", ())]
+    for tensor in kept:
+        frame.watch(tensor, f"module {module!r} kept a tensor that it was given or returned")
+        frame.elsewhere.keep(tensor)
     return tensors, slots
 
 

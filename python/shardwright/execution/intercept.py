@@ -41,8 +41,8 @@ def refuse_compiled(name: str, module: nn.Module) -> None:
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     if module._compiled_call_impl is not None or wrapped:
         raise FrameError(
-            f"module {name or type(module).__name__!r} is compiled, but parts of it live on other ranks: compile modules "
-            "that lie whole on one rank instead, with module.compile() before the first step"
+            f"module {name or type(module).__name__!r} is compiled, but parts of it live on other ranks: compile "
+            "modules that lie whole on one rank instead, with module.compile()"
         )
 
 

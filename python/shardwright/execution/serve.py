@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from shardwright import _core
@@ -17,8 +16,8 @@ from shardwright.execution.call import ServerBackward
 from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results
 from shardwright.execution.task import RunningTask
-from shardwright.frames import Frame, close_calls, cut, edge_of, in_frame, run_backward
-from shardwright.frames.watch import Watched
+from shardwright.frames import Frame, cut, edge_of, in_frame, run_backward
+from shardwright.frames.watch import Memory, Watched
 from shardwright.huggingface import collector
 from shardwright.values import pack, registry, unpack
 
@@ -84,14 +83,13 @@ class _Sent:
 
     name: str
     number: int
-    memory: StorageWeakRef
+    memory: Memory
     watched: Watched | None
 
     @staticmethod
     def of(name: str, number: int, tensor: torch.Tensor, module: str) -> _Sent:
-        memory = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         why = f"module {module!r} kept a tensor that it was given or returned"
-        return _Sent(name, number, memory, None if tensor.is_inference() else Watched(tensor, why))
+        return _Sent(name, number, Memory(tensor), None if tensor.is_inference() else Watched(tensor, why))
 
 
 def root_frame(task: RunningTask) -> Frame:
@@ -112,16 +110,15 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     spec, parts, returned, sent = _forward(module, name, frame, request)
     # The tensors are gone now, unless autograd or the module keeps them.
     for one in sent:
-        if not one.memory.expired():  # type: ignore[no-untyped-call]
+        if one.memory.lives or frame.elsewhere.keeps(one.memory.id):
             returned.setdefault(one.name, []).append(one.number)
             if one.watched is not None:
                 runtime.frames.watch(request.microbatch, one.watched)
     runtime.frames.settle(request.microbatch)
-    if frame.answers:
+    if frame.answers or frame.calls or frame.inputs_live():
+        returned["open"] = True
         runtime.frames.keep((request.requester, request.id), frame)
         runtime.frames.visit(request.model, request.module, request.microbatch)
-    else:
-        close_calls(frame, ServerBackward(task, frame))
     returned_spec, _ = _core.flatten(returned or None, registry)
     runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
 
@@ -141,7 +138,7 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
         frame.settle()
         arguments.check_containers()
         spec, results = _core.flatten((result, additions()), registry, [f"the result of {name}", "collected outputs"])
-        returned = describe_results(results, arguments, replay=not frame.hooked)
+        returned = describe_results(frame, results, arguments)
     for place, tensor in enumerate(returned.tensors):
         if returned.needs[place]:
             frame.answers = True

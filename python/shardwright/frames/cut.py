@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -31,13 +32,22 @@ class EngineCall:
 class Slot:
     """Gathers the gradient of one cut tensor; the cut's node refers to it, never the other way round."""
 
-    __slots__ = ("closed", "gradient", "what")
+    __slots__ = ("_node", "closed", "gradient", "what")
 
     def __init__(self, what: str) -> None:
         """Make an empty slot; ``what`` names the tensor in errors."""
         self.what = what
         self.gradient: torch.Tensor | None = None
         self.closed = False
+        self._node: weakref.ref[Any] | None = None
+
+    def belongs_to(self, node: object) -> None:
+        """Remember the cut's node, without keeping it."""
+        self._node = weakref.ref(node)
+
+    def reached(self) -> bool:
+        """Whether any graph still leads to the cut."""
+        return self._node is not None and self._node() is not None
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient; raises :class:`FrameError` once the slot has given its gradient away."""
@@ -61,6 +71,7 @@ class _Cut(torch.autograd.Function):
     def forward(ctx: Any, _anchor: torch.Tensor, box: list[torch.Tensor], slot: Slot) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         ctx.slot = slot
+        slot.belongs_to(ctx)
         return box.pop()
 
     @staticmethod
@@ -116,6 +127,12 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
     try:
         return get_gradient_edge(tensor)
     except AssertionError:
+        return None
+    except (
+        RuntimeError
+    ) as error:  # one of several views of a tensor that was written to: torch itself refuses to use it
+        if torch.is_grad_enabled():
+            raise FrameError(str(error)) from error
         return None
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.frames.cut import Slot
-from shardwright.frames.watch import Watched
+from shardwright.frames.watch import MemoryElsewhere, Watched
 
 Hook = Callable[[torch.Tensor], Any]
 Hooks = dict[tuple[Node, int], list[Hook]]
@@ -63,7 +63,8 @@ class Frame:
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
         hooked: Whether its code put a hook on any tensor.
-        answers: Whether a gradient may come back, so that the requester will close it.
+        answers: Whether a result needs a gradient.
+        elsewhere: What is known of its tensors' memory on other ranks.
         key: Seeds the frame's random numbers; the same whatever the schedule.
     """
 
@@ -83,6 +84,7 @@ class Frame:
     retain_graph: bool = False
     hooked: bool = False
     answers: bool = False
+    elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
     key: int = 0
     _watched: list[Watched] = field(default_factory=list)
 
@@ -90,6 +92,10 @@ class Frame:
         """The number of the next remote call of this frame."""
         number, self.num_calls = self.num_calls, self.num_calls + 1
         return number
+
+    def inputs_live(self) -> bool:
+        """Whether a graph still leads to an argument: through a result, or through state that the module keeps."""
+        return any(slot.reached() for slot, _ in self.inputs)
 
     def watch(self, tensor: torch.Tensor, why: str) -> None:
         """Refuse in-place writes to a tensor's memory from now on; see :meth:`settle`."""

@@ -3,8 +3,68 @@
 from __future__ import annotations
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.errors import FrameError
+
+
+def memory_id(tensor: torch.Tensor) -> int:
+    """Identifies the memory behind a tensor, while that lives or a :class:`Memory` refers to it."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+class Memory:
+    """Refers to the memory behind a tensor without keeping it."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Refer to a tensor's memory."""
+        self._reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+    @property
+    def id(self) -> int:
+        """The same as :func:`memory_id` gives; not given to other memory while this object lives."""
+        return int(self._reference.cdata)
+
+    @property
+    def lives(self) -> bool:
+        """Whether anything still keeps the memory."""
+        return not self._reference.expired()  # type: ignore[no-untyped-call]
+
+
+class MemoryElsewhere:
+    """What a frame knows of its tensors' memory on other ranks: what is one there, and what is kept there."""
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._references: list[Memory] = []
+        self._group: dict[int, int] = {}
+        self._kept: set[int] = set()
+
+    def join(self, tensors: list[torch.Tensor]) -> None:
+        """These tensors share memory on another rank."""
+        memories = [Memory(tensor) for tensor in tensors]
+        self._references += memories
+        joined = {self.group_of(memory.id) for memory in memories}
+        target = min(joined)
+        self._group.update({key: target for key, group in self._group.items() if group in joined})
+        self._group.update({memory.id: target for memory in memories})
+
+    def group_of(self, memory: int) -> int:
+        """A number that memory which is one elsewhere has in common."""
+        return self._group.get(memory, memory)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """This tensor's memory is kept on another rank."""
+        memory = Memory(tensor)
+        self._references.append(memory)
+        self._kept.add(memory.id)
+
+    def keeps(self, memory: int) -> bool:
+        """Whether the memory is kept on another rank."""
+        return memory in self._kept
+
 
 _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 

@@ -87,7 +87,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
         plain = plain.contiguous()
     if not plain.is_cuda:
         return plain
-    host = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, pin_memory=True)
+    host = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device="cpu", pin_memory=True)
     return host.copy_(plain, non_blocking=True)
 
 
@@ -97,12 +97,12 @@ def unpack(parts: Any) -> list[torch.Tensor]:
     for index in range(len(parts)):
         dtype, shape, strides, device, _ = parts.meta(index)
         buffer = parts.buffer(index)
-        tensor = torch.empty(0, dtype=_DTYPES[dtype])
+        tensor = torch.empty(0, dtype=_DTYPES[dtype], device="cpu")
         if len(buffer):
             # Not a view of the buffer's tensor: views of received tensors must find the tensor itself as their base.
             tensor.set_(torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage(), 0, shape, strides)
         else:
-            tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype])
+            tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
         if device == "cuda" and torch.cuda.is_available():
             tensor = tensor.pin_memory().to("cuda", non_blocking=True)
         tensors.append(tensor)

@@ -1,0 +1,131 @@
+"""Rule 15: a checkpoint around modules on other ranks makes those ranks checkpoint them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.frames.comparing import Part, assert_exact, data, run_divided, times_weight, weighted_sum
+from tests.frames.loopback import LoopbackJob, guarded
+
+KINDS = [False, True]
+
+
+def _counting(runs: list[str], name: str) -> Any:
+    def body(part: Part, x: torch.Tensor) -> Any:
+        runs.append(name)
+        return (x * part.weight).tanh()
+
+    return body
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_checkpoint_around_a_child(reentrant: bool) -> None:
+    runs: list[str] = []
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return checkpoint(root.child, x * root.weight, use_reentrant=reentrant)
+
+    compared = assert_exact(Part(body, child=Part(_counting(runs, "child"))), data())
+    assert [request.checkpointing for request in compared.job.server.requests] == [True, False]
+    assert runs == ["child"] * 4
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_checkpoint_around_code_with_several_children(reentrant: bool) -> None:
+    def block(root: Part, h: torch.Tensor) -> Any:
+        return root.child(h) * h + root.other(h.tanh())
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return checkpoint(partial(block, root), x * root.weight, use_reentrant=reentrant)
+
+    assert_exact(Part(body, child=Part(times_weight), other=Part(times_weight)), data())
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_checkpoint_goes_on_into_modules_that_span_ranks(reentrant: bool) -> None:
+    runs: list[str] = []
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        runs.append("child")
+        return part.third(x * part.weight)
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return checkpoint(root.child, x * root.weight, use_reentrant=reentrant)
+
+    compared = assert_exact(Part(body, child=Part(child, third=Part(_counting(runs, "third")))), data())
+    assert [request.checkpointing for request in compared.job.server.requests[:2]] == [True, True]
+    assert runs[-3:] == ["child", "third", "third"]
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_checkpoint_around_a_whole_local_module_between_calls(reentrant: bool) -> None:
+    runs: list[str] = []
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = root.child(x * root.weight)
+        return root.child(checkpoint(root.local, h, use_reentrant=reentrant))
+
+    assert_exact(Part(body, child=Part(times_weight), local=Part(_counting(runs, "local"))), data())
+    assert runs == ["local"] * 4
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_checkpoint_inside_a_whole_child(reentrant: bool) -> None:
+    runs: list[str] = []
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        return checkpoint(part.inner, x * part.weight, use_reentrant=reentrant)
+
+    model = Part(lambda m, x: m.child(x * m.weight), child=Part(child, inner=Part(_counting(runs, "inner"))))
+    assert_exact(model, data())
+    assert runs == ["inner"] * 4
+
+
+def test_checkpointed_run_of_layers_checkpoints_each() -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    model = Part(lambda m, x: checkpoint(m.layers, x * m.weight, use_reentrant=False), layers=layers)
+    compared = assert_exact(model, data(), owners=lambda name: int(name in ("layers.0", "layers.2")))
+    assert compared.job.server.requests[0].checkpointing
+
+
+def test_dropout_is_the_same_when_computed_again() -> None:
+    masks: list[torch.Tensor] = []
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        y = torch.dropout(x * part.weight, 0.5, True)
+        masks.append(y.detach() == 0)
+        torch.rand(3)
+        return y.tanh()
+
+    model = Part(lambda m, x: checkpoint(m.child, x * m.weight, use_reentrant=False), child=Part(child))
+    run_divided(model, [data(40, 3)], step=lambda m, backward, inputs: backward(weighted_sum(m(*inputs))))
+    first, again = masks
+    assert torch.equal(first, again)
+
+
+def test_failure_inside_a_checkpoint_leaves_no_hooks_behind() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        if fail:
+            raise ValueError("inside")
+        return x * part.weight
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return checkpoint(root.local, root.child(x), use_reentrant=False)
+
+    fail = True
+    model = Part(body, child=Part(times_weight), local=Part(child))
+    job = LoopbackJob(model, lambda name: int("child" in name))
+    with guarded():
+        for _ in range(3):
+            with pytest.raises(ValueError, match="inside"):
+                job.run(lambda backward: model(data()))
+        fail = False
+        job.run(lambda backward: backward(weighted_sum(model(data()))))
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert job.live_frames == 0

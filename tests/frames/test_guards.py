@@ -1,0 +1,321 @@
+"""Rule 10: hooks see whole gradients, and what would see a part of the graph is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from shardwright.errors import FrameError
+from shardwright.frames import current_frame, guards
+from shardwright.step.transaction import StepTransaction
+from torch.autograd import forward_ad
+
+from tests.frames.comparing import Part, assert_exact, data, run_divided, times_weight, weighted_sum
+from tests.frames.loopback import LoopbackJob, guarded
+
+
+def test_hook_on_a_shared_tensor_sees_its_whole_gradient_once() -> None:
+    seen: list[torch.Tensor] = []
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        h.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 0.5)
+        y = root.child(h)
+        return root.other(y + h) * h
+
+    assert_exact(Part(body, child=Part(times_weight), other=Part(times_weight)), data())
+    plain, divided = seen
+    torch.testing.assert_close(plain, divided)
+
+
+def test_hook_on_a_result_sees_its_whole_gradient_once() -> None:
+    seen: list[torch.Tensor] = []
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        y = root.child(x * root.weight)
+        y.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 3)
+        return root.other(y) + y * y
+
+    assert_exact(Part(body, child=Part(times_weight), other=Part(times_weight)), data())
+    plain, divided = seen
+    torch.testing.assert_close(plain, divided)
+
+
+def test_removed_hook_does_not_fire() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        with h.register_hook(lambda gradient: gradient * 100):
+            pass
+        handle = h.register_hook(lambda gradient: gradient * 100)
+        handle.remove()
+        return root.child(h)
+
+    assert_exact(Part(body, child=Part(times_weight)), data())
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_kept_gradient_is_whole_and_after_hooks(write: bool) -> None:
+    kept: list[torch.Tensor] = []
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        h.retain_grad()
+        kept.append(h)
+        h.register_hook(lambda gradient: gradient * 2)
+        y = root.child(h)
+        if write:
+            h.add_(1)
+        return y.sum() + 3 * h.sum()
+
+    assert_exact(Part(body, child=Part(lambda m, x: x + m.weight)), data())
+    plain, divided = kept
+    torch.testing.assert_close(divided.grad, plain.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["register_hook", "retain_grad"])
+def test_hook_on_an_argument_is_refused(method: str) -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        x.retain_grad() if method == "retain_grad" else x.register_hook(print)
+        return x * part.weight
+
+    model = Part(lambda m, x: m.child(x * m.weight), child=Part(child))
+    with pytest.raises(FrameError, match="on an argument of module 'child'"):
+        run_divided(model, [data()])
+
+
+def test_hook_on_a_tensor_that_a_child_wrote_to_is_refused() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        root.child(h)
+        h.register_hook(print)
+        return h
+
+    model = Part(body, child=Part(lambda m, x: x.mul_(m.weight)))
+    with pytest.raises(FrameError, match="wrote to in place"):
+        run_divided(model, [data()])
+
+
+def test_hook_of_a_leaf_runs_once_on_the_whole_gradient() -> None:
+    seen: list[torch.Tensor] = []
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        x.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 2)
+        return root.child(x) * x + root.other(x * x)
+
+    model = Part(body, child=Part(times_weight), other=Part(times_weight))
+    assert_exact(model, data(needs_gradient=True))
+    plain, divided = seen
+    torch.testing.assert_close(plain, divided)
+
+
+@pytest.mark.parametrize("where", ["root", "child"])
+def test_module_backward_hooks_run_where_the_module_runs(where: str) -> None:
+    seen: list[tuple[torch.Tensor, ...]] = []
+
+    def hook(module: Any, inputs: Any, outputs: Any) -> Any:
+        seen.append((*inputs, *outputs))
+        return (inputs[0] * 2,)
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        return root.child(h) + h + root.child(h * 2)
+
+    model = Part(lambda m, x: m.back(x * m.weight), back=Part(body, child=Part(times_weight)))
+    (model.back if where == "root" else model.back.child).register_full_backward_hook(hook)
+    assert_exact(model, data())
+    half = len(seen) // 2
+    assert half == (1 if where == "root" else 2)
+    for one, other in zip(seen[:half], seen[half:], strict=True):
+        assert all(torch.allclose(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_forward_hooks_of_a_child_run_on_its_rank_only() -> None:
+    ranks = []
+
+    def hook(module: Any, args: Any, result: Any) -> Any:
+        frame = current_frame()
+        ranks.append(None if frame is None else frame.name)
+        return result * 2
+
+    model = Part(lambda m, x: m.child(x * m.weight), child=Part(times_weight))
+    model.child.register_forward_hook(hook)
+    assert_exact(model, data())
+    assert ranks == [None, "module 'child'"]
+
+
+class FakePlacement:
+    """What a transaction asks of a placement."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.replicas = self
+        self.averages_microbatches = True
+
+    def owned_tensors(self) -> Any:
+        return list(self.module.parameters()), []
+
+
+def _grad_inside(root: Part, x: torch.Tensor, **kwargs: Any) -> Any:
+    h = x * root.weight
+    y = root.child(h)
+    (gradient,) = torch.autograd.grad(weighted_sum(y), [h], **kwargs)
+    return y + gradient
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"allow_unused": True}, {"create_graph": True}])
+def test_autograd_grad_through_a_call_is_refused(kwargs: dict[str, bool]) -> None:
+    model = Part(lambda m, x: _grad_inside(m, x, **kwargs), child=Part(times_weight))
+    with pytest.raises(FrameError, match=r"torch.autograd.grad in the code of the step function"):
+        run_divided(model, [data()])
+
+
+@pytest.mark.parametrize("how", ["method", "function"])
+def test_backward_through_a_call_is_refused(how: str) -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        loss = weighted_sum(root.child(x * root.weight))
+        loss.backward() if how == "method" else torch.autograd.backward(loss)
+
+    with pytest.raises(FrameError, match="backward in the code of the step function"):
+        run_divided(Part(body, child=Part(times_weight)), [data()])
+
+
+def test_backward_through_the_callers_part_is_refused() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        weighted_sum(part.third(x)).backward()
+
+    model = Part(lambda m, x: m.child(x * m.weight), child=Part(child, third=Part(times_weight)))
+    with pytest.raises(FrameError, match="backward in the code of module 'child'"):
+        run_divided(model, [data()])
+
+
+def test_backward_of_a_whole_child_reaching_its_argument_is_refused() -> None:
+    model = Part(lambda m, x: m.child(x * m.weight), child=Part(lambda m, x: weighted_sum(x * m.weight).backward()))
+    with pytest.raises(FrameError, match=r"outside model.backward"):
+        run_divided(model, [data()])
+
+
+def test_gradient_inside_one_module_is_allowed() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        y = (x * part.weight).tanh()
+        (gradient,) = torch.autograd.grad(y.sum(), [x], create_graph=True)
+        return y, gradient * gradient
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        own = (h * h).sum()
+        (gradient,) = torch.autograd.grad(own, [h], create_graph=True)
+        return root.child(h), gradient
+
+    assert_exact(Part(body, child=Part(child)), data())
+
+
+def test_functorch_around_a_call_is_refused() -> None:
+    model = Part(lambda m, x: torch.func.vmap(m.child)(x), child=Part(times_weight))
+    with pytest.raises(FrameError, match=r"torch.func transform"):
+        run_divided(model, [data()])
+
+
+def test_forward_mode_around_a_call_is_refused() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with forward_ad.dual_level():
+            return root.child(x)
+
+    with pytest.raises(FrameError, match="forward-mode"):
+        run_divided(Part(body, child=Part(times_weight)), [data()])
+
+
+def test_saved_tensor_hooks_around_a_call_are_refused() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return root.child(x)
+
+    with pytest.raises(FrameError, match="saved_tensors_hooks"):
+        run_divided(Part(body, child=Part(times_weight)), [data()])
+
+
+def test_saved_tensor_hooks_inside_one_module_are_allowed() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return (x * part.weight).tanh()
+
+    assert_exact(Part(lambda m, x: m.child(x * m.weight), child=Part(child)), data())
+
+
+def test_call_during_backward_is_refused() -> None:
+    class Calling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, child: Any) -> torch.Tensor:
+            ctx.child = child
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+            return ctx.child(gradient), None
+
+    model = Part(lambda m, x: Calling.apply(x * m.weight, m.child), child=Part(times_weight))
+    with pytest.raises(FrameError, match="during backward"):
+        run_divided(model, [data()])
+
+
+def test_call_outside_a_step_is_refused() -> None:
+    model = Part(lambda m, x: m.child(x), child=Part(times_weight))
+    LoopbackJob(model, lambda name: int("child" in name))
+    with pytest.raises(FrameError, match="outside a step"):
+        model(data())
+
+
+def test_guards_come_and_go_with_their_users() -> None:
+    before = torch.Tensor.register_hook, torch.autograd.grad, torch.utils.checkpoint.CheckpointFunction
+    with guarded():
+        with guarded():
+            assert torch.autograd.grad is not before[1]
+        assert torch.autograd.grad is not before[1]
+    assert before == (torch.Tensor.register_hook, torch.autograd.grad, torch.utils.checkpoint.CheckpointFunction)
+
+
+def test_failure_leaves_no_frame_behind() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        y = root.child(x)
+        return root.other(y)
+
+    def other(part: Part, x: torch.Tensor) -> Any:
+        raise ValueError("no")
+
+    model = Part(body, child=Part(times_weight), other=Part(other))
+    job = LoopbackJob(model, lambda name: int(bool(name)))
+    with guarded(), pytest.raises(ValueError, match="no"):
+        job.run(lambda backward: model(data()))
+    assert job.live_frames == 0
+    assert current_frame() is None
+    model.other.body = times_weight
+    job.copies[1].other.body = times_weight
+    with guarded():
+        job.run(lambda backward: backward(weighted_sum(model(data()))))
+    assert job.live_frames == 0
+
+
+def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
+    model = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
+    plain = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
+    plain.load_state_dict(model.state_dict())
+    seen: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: seen.setdefault(name, []).append(gradient.clone()))
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter, name=name: seen.setdefault("post " + name, []).append(parameter.grad.clone())
+        )
+    transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
+    job = LoopbackJob(model, lambda name: int("child" in name))
+    microbatches = [data(), data()]
+    with guarded():
+        for number, x in enumerate(microbatches):
+            job.run(lambda backward, x=x: backward(weighted_sum(model(x))), number)
+    transaction.commit(2, final=True)
+    for x in microbatches:
+        (weighted_sum(plain(x)) / 2).backward()
+    for name, parameter in plain.named_parameters():
+        for key in (name, "post " + name):
+            (gradient,) = seen[key]
+            torch.testing.assert_close(gradient, parameter.grad)
+    assert guards._users == 0
