@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import socket
 import time
 import traceback
 import weakref
@@ -204,6 +205,7 @@ class Runtime:
 
     def _report_failure(self, error: BaseException) -> None:
         if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:
+            error.add_note(f"(rank {self.rank} on host {socket.gethostname()!r}, step {self.step})")
             self.server.fail(
                 module=None,
                 microbatch=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import json
 import os
 import secrets
 import signal
@@ -12,6 +13,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -60,8 +62,13 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )
-    store = _open_store(launch, cfg) if launch.world_size > 1 else None
-    node = _connect(launch, cfg, store) if store is not None else _core.Node.single()
+    store = None
+    if launch.world_size > 1:
+        secret = _given_secret(launch, cfg)
+        store = _open_store(launch, cfg)
+        node = _connect(launch, cfg, store, secret)
+    else:
+        node = _core.Node.single()
     server = _core.Server.attach(
         node,
         rank=launch.rank,
@@ -134,23 +141,30 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
             wait_for_workers=False,
         )
     except (RuntimeError, ValueError) as error:
-        raise JobStartError(f"rank {launch.rank} could not reach the job's store at {host}:{port}: {error}") from error
+        raise JobStartError(
+            f"rank {launch.rank} could not reach the job's store at {host}:{port}: {_first_line(error)}"
+        ) from None
     return PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
 
 
-def _connect(launch: LaunchInfo, cfg: Any, store: Store) -> Any:
-    secret = _secret(launch, cfg, store)
+def _connect(launch: LaunchInfo, cfg: Any, store: Store, secret: bytes | None) -> Any:
+    began = time.monotonic()
     bind = cfg.bind_interface_address or ("127.0.0.1" if launch.single_host else _own_address(launch))
     listener = None
     if launch.rank == 0:
         listener = _core.Listener.bind(bind, 0)
         store.set("address", f"{bind}:{listener.port}")
+        # Empty where one was given: a rank that was given none then fails the proof at once, instead of waiting.
+        store.set("secret", secrets.token_hex(_SECRET_BYTES) if secret is None else "")
     try:
         address = store.get("address").decode()
+        if secret is None:
+            secret = bytes(store.get("secret"))
     except RuntimeError as error:
         raise JobStartError(
-            f"rank {launch.rank} waited {cfg.connect_timeout_seconds} s for rank 0, which did not start: {error}"
-        ) from error
+            f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
+            f"{_first_line(error)}"
+        ) from None
     host, _, port = address.rpartition(":")
     return _core.Node.connect(
         rank=launch.rank,
@@ -158,7 +172,7 @@ def _connect(launch: LaunchInfo, cfg: Any, store: Store) -> Any:
         host=host,
         port=int(port),
         secret=secret,
-        fingerprint=cfg.core.fingerprint(),
+        fingerprint=_lines(cfg.core.fingerprint()),
         version=_core.__version__,
         connect_timeout=cfg.connect_timeout_seconds,
         liveness_timeout=cfg.liveness_timeout_seconds,
@@ -168,6 +182,16 @@ def _connect(launch: LaunchInfo, cfg: Any, store: Store) -> Any:
     )
 
 
+def _first_line(error: Exception) -> str:
+    """Without the stack of torch's own functions."""
+    return str(error).partition("\n")[0]
+
+
+def _lines(fingerprint: str) -> str:
+    """A key to a line, so that an error can show the lines that differ."""
+    return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(json.loads(fingerprint).items()))
+
+
 def _own_address(launch: LaunchInfo) -> str:
     """The address of the interface that leads to the rendezvous host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -175,8 +199,8 @@ def _own_address(launch: LaunchInfo) -> str:
         return str(probe.getsockname()[0])
 
 
-def _secret(launch: LaunchInfo, cfg: Any, store: Store) -> bytes:
-    """The job's secret: given, from a file that only its owner can read, or random when all ranks share a host."""
+def _given_secret(launch: LaunchInfo, cfg: Any) -> bytes | None:
+    """The job's secret: given, or from a file that only its owner can read; else rank 0 makes one up."""
     given = os.environ.get("SHARDWRIGHT_SECRET")
     if given:
         return given.encode()
@@ -197,9 +221,7 @@ def _secret(launch: LaunchInfo, cfg: Any, store: Store) -> bytes:
             "the job spans several hosts but has no secret: set SHARDWRIGHT_SECRET (or the key secret_file) on every "
             "rank, or allow_insecure_hosts=True where the network is trusted"
         )
-    if launch.rank == 0:
-        store.set("secret", secrets.token_hex(_SECRET_BYTES))
-    return bytes(store.get("secret"))
+    return None
 
 
 def _make_process_groups(runtime: Runtime, store: Store) -> None:

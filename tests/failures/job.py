@@ -1,0 +1,233 @@
+"""Jobs of real processes for tests: started, watched and ended with a deadline for everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parent / "programs"
+#: Starting Python and torch, on a machine that has other things to do as well.
+START_SECONDS = 60.0
+#: How long the ranks may take to end after one of them has failed.
+END_SECONDS = 10.0
+
+_MARK = "SHARDWRIGHT_TEST_JOB"
+_MOST_LINES = 5_000
+_CLEARED = ("OMPI_", "SLURM_", "TORCHELASTIC_", "SHARDWRIGHT_", "SM_HP_")
+_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def torchrun_environment(rank: int, world: int, port: int) -> dict[str, str]:
+    """What torchrun sets."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+class Process:
+    """One process, whose output is read as it comes, up to a limit."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+        )
+        self._news = threading.Condition()
+        self._streams: dict[str, list[str]] = {"out": [], "err": []}
+        self._threads = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, name: str, stream: Any) -> None:
+        for line in stream:
+            with self._news:
+                if len(self._streams[name]) < _MOST_LINES:
+                    self._streams[name].append(line)
+                self._news.notify_all()
+        with self._news:
+            self._threads.remove(threading.current_thread())
+            self._news.notify_all()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def out(self) -> str:
+        """What it has written to standard output."""
+        with self._news:
+            return "".join(self._streams["out"])
+
+    @property
+    def err(self) -> str:
+        """What it has written to standard error."""
+        with self._news:
+            return "".join(self._streams["err"])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name so far."""
+        with self._news:
+            lines = [line for line in self._streams["out"] if line.startswith('{"event"')]
+        return [event for line in lines if (event := json.loads(line))["event"] == name]
+
+    def wait_for(self, what: str, found: Callable[[], Any], limit: float) -> Any:
+        """Wait until ``found`` finds something in the output."""
+        deadline = time.monotonic() + limit
+        with self._news:
+            while not (result := found()):
+                left = deadline - time.monotonic()
+                if left <= 0 or (not self._threads and self._process.poll() is not None):
+                    text = "".join(self._streams["out"] + self._streams["err"])[-4000:]
+                    raise AssertionError(f"no {what} within {limit} s (exit code {self._process.poll()}):\n{text}")
+                self._news.wait(min(left, 1.0))
+        return result
+
+    def event(self, name: str, limit: float = START_SECONDS, number: int = 0) -> dict[str, Any]:
+        """Wait for an event, the ``number``-th of this name."""
+        events: list[dict[str, Any]] = self.wait_for(
+            f"event {name!r}", lambda: self.events(name)[number : number + 1], limit
+        )
+        return events[0]
+
+    def tell(self, text: str = "go on") -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to it and all that it started, as a terminal does."""
+        os.killpg(self._process.pid, number)
+
+    def wait(self, limit: float) -> int:
+        """Wait for its end; the exit code."""
+        return self._process.wait(limit)
+
+    def drained(self, limit: float = 5.0) -> None:
+        """Wait until all its output is read."""
+        deadline = time.monotonic() + limit
+        with self._news:
+            while self._threads and (left := deadline - time.monotonic()) > 0:
+                self._news.wait(left)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+
+class Job:
+    """The ranks of a job, each a process of its own.
+
+    Attributes:
+        ranks: The processes; of a launcher there is one.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        ranks: int = 2,
+        arguments: Iterable[str] = (),
+        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        launcher: list[str] | None = None,
+        launch: Callable[[int, int, int], Mapping[str, str]] = torchrun_environment,
+    ) -> None:
+        self._mark = uuid.uuid4().hex
+        base = {
+            name: value for name, value in os.environ.items() if not name.startswith(_CLEARED) and name not in _LAUNCH
+        }
+        base |= {_MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        script = [str(PROGRAMS / f"{program}.py"), *arguments]
+        self.ranks: list[Process] = []
+        if launcher is not None:
+            self.ranks.append(Process([*launcher, *script], {**base, **environment(0)}))
+            return
+        port = free_port()
+        for rank in range(ranks):
+            own = {**base, **launch(rank, ranks, port), **environment(rank)}
+            self.ranks.append(Process([sys.executable, *script], own))
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for process in self.ranks:
+            process.wait(10.0)
+
+    def __getitem__(self, rank: int) -> Process:
+        return self.ranks[rank]
+
+    def processes(self) -> list[int]:
+        """The ids of all living processes of this job, children of the ranks included."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environment = (entry / "environ").read_bytes()
+                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+            except OSError:
+                continue
+            if not is_dead and f"{_MARK}={self._mark}".encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+        return found
+
+    def events(self, name: str, limit: float = START_SECONDS, number: int = 0) -> list[dict[str, Any]]:
+        """The ``number``-th event of this name of every rank."""
+        return [process.event(name, limit, number) for process in self.ranks]
+
+    def all_end(self, limit: float = END_SECONDS, but: Iterable[int] = ()) -> list[int]:
+        """Wait until all processes have ended, children included; the ranks' exit codes.
+
+        Args:
+            limit: In how many seconds.
+            but: Ranks that need not end.
+        """
+        deadline = time.monotonic() + limit
+        waited_for = [process for rank, process in enumerate(self.ranks) if rank not in but]
+        for process in waited_for:
+            try:
+                process.wait(max(0.01, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"a rank is alive after {limit} s:\n{process.out}{process.err}") from None
+        for process in waited_for:
+            process.drained()
+        spared = {self.ranks[rank].pid for rank in but}
+        assert set(self.processes()) <= spared, "a process was left behind"
+        return [process.wait(1.0) for process in waited_for]

@@ -1,0 +1,129 @@
+"""Fails in many ways, one after another, catches it on every rank, and trains on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import rig
+import shardwright as smp
+import torch
+from rig import Trouble, fault, raise_trouble, say
+
+
+class Unknown:
+    """A type that the library does not know."""
+
+
+@smp.step
+def other_function(model: Any, inputs: Any) -> Any:
+    loss = model(inputs).abs().mean()
+    model.backward(loss)
+    return loss
+
+
+class Scenarios:
+    """Each returns the step that fails."""
+
+    def __init__(self, job: rig.Rig) -> None:
+        self.job = job
+
+    def at(self, name: str, phase: str, visit: int = 2) -> Callable[[], Any]:
+        fault.arm(name, phase, raise_trouble, visit)
+        return self.job.step
+
+    def only_on(self, rank: int, step: Callable[[], Any]) -> Callable[[], Any]:
+        if smp.rank() != rank:
+            fault.disarm()
+        return step
+
+    def indivisible(self) -> Any:
+        return self.job.train(self.job.model, torch.zeros(rig.BATCH + 1, rig.WIDTH, dtype=torch.float64))
+
+    def unknown_argument(self) -> Callable[[], Any]:
+        fault.arm("net", "argument", Unknown)
+        return self.job.step
+
+    def unknown_result(self) -> Callable[[], Any]:
+        fault.arm("second", "forward", Unknown)
+        fault.arm("third", "forward", Unknown)
+        return self.job.step
+
+    def different_functions(self) -> Any:
+        function = other_function if smp.rank() == 1 else self.job.train
+        return function(self.job.model, self.job.draw()[smp.dp_rank()])
+
+    def gradient_hook(self) -> Any:
+        """Fails after all tasks, while the step commits."""
+        parameters = list(self.job.model.local_parameters())
+
+        def hook(gradient: torch.Tensor) -> None:
+            raise_trouble()
+
+        handle = parameters[0].register_hook(hook) if smp.rank() == 1 else None
+        try:
+            return self.job.step()
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def all(self) -> dict[str, Callable[[], Any]]:
+        steps: dict[str, Callable[[], Any]] = {
+            "forward on rank 1": lambda: self.at("second", "forward")(),
+            "forward on rank 0": lambda: self.at("first", "forward")(),
+            "forward of a child called back": lambda: self.at("inner", "forward")(),
+            "backward on rank 1": lambda: self.at("second", "backward")(),
+            "backward on rank 0": lambda: self.at("first", "backward")(),
+            "backward of a child called back": lambda: self.at("inner", "backward")(),
+            "last backward on rank 0": lambda: self.at("first", "backward", rig.MICROBATCHES)(),
+            "step function": lambda: self.at("step function", "forward")(),
+            "step function after its backward": lambda: self.at("step function", "after backward")(),
+        }
+        if smp.size() == 2:
+            steps |= {
+                "indivisible batch": self.indivisible,
+                "unknown argument": lambda: self.unknown_argument()(),
+                "unknown result": lambda: self.unknown_result()(),
+                "different functions": self.different_functions,
+            }
+            return steps
+        chosen = ("forward on rank 1", "backward on rank 1", "last backward on rank 0", "step function")
+        return {
+            f"{name}, replica {replica}": lambda name=name, replica=replica: self.only_replica(replica, steps[name])
+            for name in chosen
+            for replica in (0, 1)
+        }
+
+    def only_replica(self, replica: int, step: Callable[[], Any]) -> Any:
+        if smp.dp_rank() == replica:
+            return step()
+        fault.disarm()
+        return self.job.step()
+
+
+def main() -> None:
+    job = rig.start(ddp=int(os.environ["WORLD_SIZE"]) > 2, model_options={"bucket_cap_mb": 0.0004})
+    say("exact", name="first step", error=job.exact_step())
+    for name, step in Scenarios(job).all().items():
+        before = job.state()
+        began = time.monotonic()
+        try:
+            step()
+        except Exception as error:
+            failure = rig.describe(error)
+        else:
+            failure = None
+        seconds = time.monotonic() - began
+        fault.disarm()
+        same = all(torch.equal(a, b) for a, b in zip(before, job.state(), strict=True))
+        live = smp.stats()["live_frames"]
+        say("failed", name=name, failure=failure, seconds=seconds, restored=same, live_frames=live)
+        say("exact", name=f"after {name}", error=job.exact_step())
+    say("end", host=socket.gethostname(), own=Trouble.__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Tries to join the job again and again, each time as told: a JSON list in ``ATTEMPTS``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import rig
+import shardwright as smp
+from rig import await_word, say
+from shardwright import _core
+
+VERSION = _core.__version__
+
+
+def main() -> None:
+    for attempt in json.loads(os.environ["ATTEMPTS"]):
+        say("ready", name=attempt["name"])
+        await_word()
+        os.environ.update(attempt.get("environment", {}))
+        for name in attempt.get("without", []):
+            os.environ.pop(name, None)
+        _core.__version__ = attempt.get("version", VERSION)
+        began = time.monotonic()
+        failure = None
+        try:
+            smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"]), **attempt.get("keys", {})})
+        except Exception as error:
+            failure = rig.describe(error)
+        say("tried", name=attempt["name"], failure=failure, seconds=time.monotonic() - began)
+        smp.shutdown()
+
+
+if __name__ == "__main__":
+    main()

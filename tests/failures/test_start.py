@@ -1,0 +1,160 @@
+"""Jobs that cannot start end on every rank, with the reason, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shardwright as smp
+from shardwright.errors import ConfigError, JobStartError
+
+from .job import END_SECONDS, Job, free_port
+
+#: Each of several attempts to start, in order: what differs between the ranks. Rank 0's own comes first.
+ATTEMPTS: dict[str, list[dict[str, Any]]] = {
+    "configuration": [{"keys": {"microbatches": 4}}, {"keys": {"microbatches": 2}}],
+    "version": [{"version": "7.0.0"}, {"version": "7.0.1"}],
+    "secret": [{"environment": {"SHARDWRIGHT_SECRET": f"the secret of rank {rank}"}} for rank in (0, 1)],
+    "agreement": [{"environment": {"SHARDWRIGHT_SECRET": "a secret"}}] * 2,
+}
+
+
+@pytest.fixture(scope="module")
+def attempts() -> dict[str, list[dict[str, Any]]]:
+    """What every rank said of each attempt."""
+    told = [json.dumps([{"name": name, **attempt[rank]} for name, attempt in ATTEMPTS.items()]) for rank in (0, 1)]
+    with Job("starting", environment=lambda rank: {"ATTEMPTS": told[rank]}) as job:
+        said = {}
+        for number, name in enumerate(ATTEMPTS):
+            job.events("ready", number=number)
+            for process in job.ranks:
+                process.tell()
+            said[name] = job.events("tried", number=number)
+        assert job.all_end() == [0, 0]
+    return said
+
+
+@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != "agreement"])
+def test_every_rank_learns_that_the_job_does_not_start(attempts: dict[str, list[dict[str, Any]]], name: str) -> None:
+    for said in attempts[name]:
+        assert said["failure"]["type"] == "JobStartError"
+        assert said["seconds"] < END_SECONDS
+
+
+def test_ranks_with_different_configurations(attempts: dict[str, list[dict[str, Any]]]) -> None:
+    for said in attempts["configuration"]:
+        assert said["failure"]["text"] == (
+            "rank 0 and rank 1 differ in configuration: rank 0 has microbatches=4; rank 1 has microbatches=2"
+        )
+
+
+def test_ranks_with_different_versions(attempts: dict[str, list[dict[str, Any]]]) -> None:
+    for said in attempts["version"]:
+        assert "library version: rank 0 has 7.0.0, rank 1 has 7.0.1" in said["failure"]["text"]
+
+
+def test_a_rank_of_the_job_with_the_wrong_secret(attempts: dict[str, list[dict[str, Any]]]) -> None:
+    first, second = (said["failure"]["text"] for said in attempts["secret"])
+    assert first == "rank 1 presented a wrong secret"
+    assert "rank 0 did not prove the job's secret to rank 1" in second
+
+
+def test_the_next_attempt_of_the_same_processes_succeeds(attempts: dict[str, list[dict[str, Any]]]) -> None:
+    assert [said["failure"] for said in attempts["agreement"]] == [None, None]
+
+
+def test_ranks_with_different_models() -> None:
+    with Job("training", arguments=["another model"]) as job:
+        codes = job.all_end(90)
+        texts = [process.err for process in job.ranks]
+    assert codes == [1, 1]
+    for text in texts:
+        assert "rank 1" in text
+        assert "first.linear.weight" in text
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], **keys: Any) -> str:
+    """The message with which ``smp.init`` refuses, before it has talked to anybody."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((JobStartError, ConfigError)) as caught:
+        smp.init(keys)
+    assert not smp.is_initialized()
+    return str(caught.value)
+
+
+def ranks_of(world: int, **environment: str) -> dict[str, str]:
+    """The environment of rank 0 of a job on one host."""
+    own = {"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(world)}
+    return {**own, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **environment}
+
+
+def test_a_job_without_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = ranks_of(2)
+    del environment["MASTER_PORT"]
+    assert "MASTER_PORT" in refused(monkeypatch, environment, pipeline_parallel_degree=2)
+
+
+def test_a_job_on_several_hosts_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = ranks_of(2, LOCAL_WORLD_SIZE="1")
+    del environment["MASTER_ADDR"]
+    assert "set MASTER_ADDR" in refused(monkeypatch, environment, pipeline_parallel_degree=2)
+
+
+def test_a_job_on_several_hosts_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refused(monkeypatch, ranks_of(2, LOCAL_WORLD_SIZE="1"), pipeline_parallel_degree=2)
+    assert "SHARDWRIGHT_SECRET" in text
+    assert "allow_insecure_hosts" in text
+
+
+@pytest.mark.parametrize(("mode", "content", "expected"), [(0o644, "s", "0644"), (0o600, "", "empty")])
+def test_a_secret_file_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int, content: str, expected: str
+) -> None:
+    path = tmp_path / "secret"
+    path.write_text(content)
+    path.chmod(mode)
+    text = refused(monkeypatch, ranks_of(2), pipeline_parallel_degree=2, secret_file=str(path))
+    assert str(path) in text
+    assert expected in text
+
+
+def test_a_secret_file_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = str(tmp_path / "nowhere")
+    assert path in refused(monkeypatch, ranks_of(2), pipeline_parallel_degree=2, secret_file=path)
+
+
+def test_the_port_of_the_rendezvous_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = refused(monkeypatch, ranks_of(2, MASTER_PORT=str(port)), pipeline_parallel_degree=2)
+    assert f"127.0.0.1:{port}" in text
+    assert "in use" in text
+
+
+def test_rank_0_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = str(free_port())
+    environment = ranks_of(2, RANK="1", LOCAL_RANK="1", MASTER_PORT=port)
+    text = refused(monkeypatch, environment, pipeline_parallel_degree=2, connect_timeout_seconds=1)
+    assert f"rank 1 could not reach the job's store at 127.0.0.1:{port}" in text
+
+
+def test_the_other_ranks_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = ranks_of(3, MASTER_PORT=str(free_port()))
+    text = refused(monkeypatch, environment, pipeline_parallel_degree=3, connect_timeout_seconds=1)
+    assert text.startswith("ranks 1, 2 did not join the job within 1")
+
+
+def test_a_world_that_the_degrees_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = refused(monkeypatch, ranks_of(3), pipeline_parallel_degree=2, ddp=True)
+    assert "3" in text
+    assert "2" in text
+
+
+def test_several_replicas_without_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ddp" in refused(monkeypatch, ranks_of(4), pipeline_parallel_degree=2)
