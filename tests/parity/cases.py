@@ -127,6 +127,9 @@ _GRIDS: dict[str, tuple[Place, ...]] = {
     "GAN": ((2, 1, "interleaved", 4), (3, 1, "simple", 2), (2, 2, "simple", 2)),
     "gradient accumulation": ((2, 1, "interleaved", 2), (2, 2, "interleaved", 2)),
     "evaluation in between": ((2, 1, "simple", 4), (3, 1, "interleaved", 2)),
+    "inference mode in between": ((2, 1, "interleaved", 2), (3, 1, "simple", 2)),
+    # Rounded sums depend on their order, so no more than two microbatches.
+    "autocast": ((2, 1, "interleaved", 2), (3, 1, "simple", 2)),
     "evaluation of a ResNet": ((2, 2, "interleaved", 2),),
     "frozen teacher": ((2, 1, "interleaved", 2), (3, 1, "simple", 4)),
     "frozen teacher, GPT-2": ((2, 1, "interleaved", 4),),

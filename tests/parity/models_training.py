@@ -20,6 +20,21 @@ def evaluate(models: Models, x: torch.Tensor) -> Any:
     return {"output": models["model"](x)}
 
 
+def infer(models: Models, x: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        output = models["model"](x)
+        return {"output": output, "best": output.argmax(-1)}
+
+
+def mixed_step(models: Models, x: torch.Tensor) -> Any:
+    """Matrix products in bfloat16, the rest in single precision, wherever a module runs."""
+    with torch.autocast("cpu", torch.bfloat16):
+        output = models["model"](x.float())
+        loss = output.float().square().mean()
+    models["model"].backward(loss)
+    return loss, output
+
+
 def evaluate_images(models: Models, images: torch.Tensor, labels: torch.Tensor) -> Any:
     logits = models["model"](images)
     return logits, (logits.argmax(-1) == labels).double().mean()
@@ -154,6 +169,15 @@ PROBLEMS = {
             Phase(body=evaluate, training=False, zero=(), update=()),
         ),
         pins=chain_pins,
+    ),
+    "inference mode in between": Problem(
+        build=one(Chain),
+        batch=normal(WIDTH),
+        phases=(Phase(body=infer, training=False, zero=(), update=()), Phase(body=square_loss)),
+        pins=chain_pins,
+    ),
+    "autocast": Problem(
+        build=one(lambda: Chain().float()), batch=normal(WIDTH), phases=(Phase(body=mixed_step),), pins=chain_pins
     ),
     "evaluation of a ResNet": Problem(
         build=one(ResNet),
