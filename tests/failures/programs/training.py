@@ -55,14 +55,14 @@ class Loop:
         special = smp.rank() == smp.size() - 1
         for step in itertools.count() if self.action is go_on else range(self.steps):
             error = job.exact_step()
-            say("step", number=step, error=error)
+            say("step", number=step, error=error, strangers=smp.stats()["communication"]["strangers_dropped"])
             if special and step == 1:
                 if self.place is None:
                     if self.action():
                         return
                 else:
                     fault.arm(*self.place, self.action)
-        say("done", strangers=smp.stats()["communication"]["strangers_dropped"])
+        say("done")
 
 
 SCENARIOS: dict[str, tuple[Callable[[], Any], tuple[str, str] | None]] = {

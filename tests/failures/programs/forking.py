@@ -1,0 +1,69 @@
+"""Trains while processes are forked off: a data loader's workers, and a child that tries to use the job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import rig
+import shardwright as smp
+import torch
+from rig import say
+from torch.utils.data import DataLoader, Dataset
+
+ANSWER_BYTES = 10_000
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Batches that a worker makes, with a glance at the rank."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((rig.WIDTH,), float(index + 100 * smp.rank()))
+
+
+def in_child() -> str:
+    """Fork, try to use the job in the child, let the child end as a Python process does; what it says."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        words = []
+        for attempt in (smp.barrier, smp.stats, smp.shutdown):
+            try:
+                attempt()
+                words.append(f"{attempt.__name__}: done")
+            except Exception as error:
+                words.append(f"{attempt.__name__}: {type(error).__name__}: {error}")
+        os.write(writer, "\n".join(words).encode())
+        sys.exit(0)  # runs the exit handlers
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        said = answer.read(ANSWER_BYTES).decode()
+    _, status = os.waitpid(child, 0)
+    say("child", said=said, code=os.waitstatus_to_exitcode(status))
+    return said
+
+
+def endless(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    job = rig.start()
+    job.exact_step()
+    in_child()
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True)
+    batches = endless(loader)
+    for step in range(20):
+        batch = next(batches)
+        assert int(batch[0, 0]) == 100 * smp.rank() + 2 * step % 12
+        say("step", number=step, error=job.exact_step())
+    say("end")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Connections from outside the job are dropped, counted and logged once, while the training goes on exactly."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from shardwright import _core
+from shardwright.errors import JobStartError
+
+from .job import Job, Process
+
+TOLERANCE = 1e-10
+LISTENING = "0A"
+MAGIC = b"SHARDWRT"
+HALF_OPEN = 5
+GARBAGE = (
+    b"\xff" * 64,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    # A hello, and then a frame that is said to be of 2 to the 64 bytes.
+    MAGIC + b"\1\0\1\0" + b"\1\0\0\0\2\0\0\0" + b"\0" * 32 + b"\xff" * 4096,
+    # Another version of the handshake.
+    MAGIC + b"\xff\xff" + b"\0" * 42,
+)
+
+
+def listening_ports(process: Process) -> list[int]:
+    """The ports on which a process listens on the loopback interface."""
+    own = {os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()}
+    ports = []
+    for line in Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
+            address, _, port = fields[1].partition(":")
+            if address == "0100007F":
+                ports.append(int(port, 16))
+    return ports
+
+
+def send_garbage(port: int, garbage: bytes) -> None:
+    """Send, and wait until the other side has closed the connection."""
+    with socket.create_connection(("127.0.0.1", port), 10) as stream:
+        try:
+            stream.sendall(garbage)
+            while stream.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+
+
+def call_with_wrong_secret(port: int) -> None:
+    """What a rank started with another secret does."""
+    with pytest.raises(JobStartError, match="secret"):
+        _core.Node.connect(
+            rank=1,
+            world=2,
+            host="127.0.0.1",
+            port=port,
+            secret=b"not the job's",
+            fingerprint="",
+            version="",
+            connect_timeout=10.0,
+            liveness_timeout=6.0,
+            bind_address="127.0.0.1",
+            host_name="stranger",
+        )
+
+
+@pytest.fixture
+def training() -> Iterator[Job]:
+    with Job("training", arguments=["train for ever"]) as job:
+        job.events("step", number=3)
+        yield job
+
+
+def strangers(process: Process) -> int:
+    return int(process.events("step")[-1]["strangers"])
+
+
+def speaks_the_handshake(port: int) -> bool:
+    """Whether a port answers a hello with a challenge."""
+    with socket.create_connection(("127.0.0.1", port), 10) as stream:
+        stream.settimeout(1)
+        try:
+            stream.sendall(MAGIC + b"\1\0\1\0" + b"\0" * 40)
+            return stream.recv(8) == MAGIC
+        except (ConnectionError, TimeoutError):
+            return False
+
+
+def attack(process: Process) -> None:
+    """Let all kinds of strangers call a rank, and wait until each has been dropped and counted."""
+    expected = strangers(process)
+    ports = []
+    for port in listening_ports(process):  # rank 0 hosts torch's store as well
+        if speaks_the_handshake(port):
+            ports.append(port)
+            expected += 1
+    (port,) = ports
+    with ExitStack() as half_open:
+        for _ in range(HALF_OPEN):
+            half_open.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        for garbage in GARBAGE:
+            send_garbage(port, garbage)
+        call_with_wrong_secret(port)
+    expected += HALF_OPEN + len(GARBAGE) + 1
+    process.wait_for(f"{expected} strangers", lambda: strangers(process) >= expected, 20)
+    assert strangers(process) == expected
+
+
+def test_strangers_are_dropped_and_counted_and_the_training_goes_on(training: Job) -> None:
+    for process in training.ranks:
+        attack(process)
+    numbers = [len(process.events("step")) for process in training.ranks]
+    for process, number in zip(training.ranks, numbers, strict=True):
+        process.event("step", number=number + 5)
+        assert max(step["error"] for step in process.events("step")) < TOLERANCE
+        assert process.err.count("dropped a stranger's connection") == 1
