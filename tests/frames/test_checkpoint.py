@@ -88,10 +88,13 @@ def test_checkpoint_inside_a_whole_child(reentrant: bool) -> None:
 
 
 def test_checkpointed_run_of_layers_checkpoints_each() -> None:
-    layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    runs: list[str] = []
+    layers = nn.Sequential(nn.Linear(3, 3).double(), Part(_counting(runs, "middle")), nn.Linear(3, 3).double())
     model = Part(lambda m, x: checkpoint(m.layers, x * m.weight, use_reentrant=False), layers=layers)
-    compared = assert_exact(model, data(), owners=lambda name: int(name in ("layers.0", "layers.2")))
+    compared = assert_exact(model, data(), owners=lambda name: int(name.startswith("layers.")))
     assert compared.job.server.requests[0].checkpointing
+    assert compared.job.server.requests[0].range == (0, 3)
+    assert runs == ["middle"] * 4
 
 
 def test_dropout_is_the_same_when_computed_again() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from shardwright import register_type
 from shardwright.errors import FrameError, UnsupportedValueError
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tests.frames.comparing import Compared, Part, assert_exact, data, run_divided, times_weight, weighted_sum
@@ -249,10 +250,7 @@ def test_settings_changed_in_the_step_go_with_the_request() -> None:
         return x * part.weight
 
     def body(root: Part, x: torch.Tensor) -> Any:
-        with (
-            default_dtype(torch.float64),
-            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
-        ):
+        with default_dtype(torch.float64), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             y = root.child(x)
         return root.child(y * root.weight)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -182,10 +183,20 @@ def _execute(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _execute_one(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # Layers of transformers checkpoint themselves when told to; twice would compute them three times.
-    if request.checkpointing and not getattr(module, "gradient_checkpointing", False):
-        return checkpoint(module, *args, use_reentrant=False, **kwargs)
-    return module(*args, **kwargs)
+    if not request.checkpointing:
+        return module(*args, **kwargs)
+    return checkpoint(MethodType(_without_own_checkpoint, module), *args, use_reentrant=False, **kwargs)
+
+
+def _without_own_checkpoint(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a layer of ``transformers`` without its own checkpoint, which would have it computed three times."""
+    if not getattr(module, "gradient_checkpointing", False):
+        return module(*args, **kwargs)
+    setattr(module, "gradient_checkpointing", False)  # noqa: B010
+    try:
+        return module(*args, **kwargs)
+    finally:
+        setattr(module, "gradient_checkpointing", True)  # noqa: B010
 
 
 def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> None:

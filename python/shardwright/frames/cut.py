@@ -128,9 +128,7 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
         return get_gradient_edge(tensor)
     except AssertionError:
         return None
-    except (
-        RuntimeError
-    ) as error:  # one of several views of a tensor that was written to: torch itself refuses to use it
+    except RuntimeError as error:  # one of several views of a tensor that was written to: torch refuses to use it
         if torch.is_grad_enabled():
             raise FrameError(str(error)) from error
         return None

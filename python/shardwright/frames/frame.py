@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from shardwright.errors import FrameError
 from shardwright.frames.cut import Slot
 from shardwright.frames.watch import MemoryElsewhere, Watched
 
@@ -44,6 +45,39 @@ class Call:
     results: list[tuple[Slot, int]]
 
 
+@dataclass(slots=True)
+class KeptGradient:
+    """A tensor whose gradient is to be kept.
+
+    Attributes:
+        tensor: The tensor.
+        edge: Where its gradient went when that was asked for.
+        version: Its version then.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    edge: GradientEdge
+    version: int
+
+    def edge_now(self) -> GradientEdge | None:
+        """Where its gradient goes now, after in-place operations; None once the tensor is gone."""
+        tensor = self.tensor()
+        if tensor is None or tensor._version == self.version:
+            return None if tensor is None else self.edge
+        if tensor._is_view():
+            raise FrameError(
+                "retain_grad was called on a view whose memory was written to later; torch then keeps the gradient of "
+                "before the write or of after it, depending on who looked at the view between: call it on a clone()"
+            )
+        return self.edge if tensor.grad_fn is None else get_gradient_edge(tensor)
+
+    def keep(self, gradient: torch.Tensor) -> None:
+        """Keep the gradient; a hook."""
+        tensor = self.tensor()
+        if tensor is not None:
+            tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+
+
 @dataclass(slots=True, eq=False)
 class Frame:
     """One execution: of a request, or of the step function for one microbatch (``request`` is then None).
@@ -57,7 +91,7 @@ class Frame:
         inputs: The slots of the arguments that need a gradient, with their index in the request.
         results: The edges of the differentiable results, with their index in the response.
         hooks: Hooks on tensors of this frame, by node and output number.
-        kept_gradients: Tensors whose gradient is to be kept, with the edge each had when that was asked for.
+        kept_gradients: Tensors whose gradient is to be kept.
         spanning: Whether modules inside it live on other ranks; only then its own code is guarded.
         written: Nodes of tensors that a remote module wrote to.
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
@@ -76,7 +110,7 @@ class Frame:
     inputs: list[tuple[Slot, int]] = field(default_factory=list)
     results: list[tuple[GradientEdge, int]] = field(default_factory=list)
     hooks: dict[tuple[Node, int], dict[int, Hook]] = field(default_factory=dict)
-    kept_gradients: list[tuple[weakref.ref[torch.Tensor], GradientEdge]] = field(default_factory=list)
+    kept_gradients: list[KeptGradient] = field(default_factory=list)
     spanning: bool = True
     checkpointing: int = 0
     num_calls: int = 0
@@ -114,28 +148,11 @@ class Frame:
     def all_hooks(self) -> Hooks:
         """The hooks to run in backward, in order, those that keep a tensor's gradient last, as torch has it."""
         hooks = {edge: list(those.values()) for edge, those in self.hooks.items() if those}
-        for reference, edge in self.kept_gradients:
-            tensor = reference()
-            if tensor is not None:
-                edge = _edge_now(tensor) or edge  # in-place operations have moved it
-                hooks.setdefault((edge.node, edge.output_nr), []).append(_keeper(reference))
+        for kept in self.kept_gradients:
+            edge = kept.edge_now()
+            if edge is not None:
+                hooks.setdefault((edge.node, edge.output_nr), []).append(kept.keep)
         return hooks
-
-
-def _edge_now(tensor: torch.Tensor) -> GradientEdge | None:
-    try:
-        return None if tensor.grad_fn is None else get_gradient_edge(tensor)
-    except RuntimeError:  # one of several views of a tensor that was written to: torch has no new node for it
-        return None
-
-
-def _keeper(reference: weakref.ref[torch.Tensor]) -> Hook:
-    def keep(gradient: torch.Tensor) -> None:
-        tensor = reference()
-        if tensor is not None:
-            tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
-
-    return keep
 
 
 class _Current(threading.local):

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.errors import FrameError
 from shardwright.frames.cut import slot_of
-from shardwright.frames.frame import Frame, current_frame
+from shardwright.frames.frame import Frame, KeptGradient, current_frame
 
 #: Modules of this process that have a part on another rank, or live there altogether.
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -94,8 +94,8 @@ def _retain_grad(tensor: torch.Tensor) -> None:
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
         _original["retain_grad"](tensor)
-    elif not any(reference() is tensor for reference, _ in frame.kept_gradients):
-        frame.kept_gradients.append((weakref.ref(tensor), edge))
+    elif not any(kept.tensor() is tensor for kept in frame.kept_gradients):
+        frame.kept_gradients.append(KeptGradient(weakref.ref(tensor), edge, tensor._version))
 
 
 def _check_no_cut(outputs: Any, what: str) -> None:
@@ -190,9 +190,9 @@ class _ReentrantCheckpoint:
         """Run the function, checkpointed where it runs."""
         frame = _frame_for_checkpoint(function)
         if frame is None:
-            around = current_frame()
-            if around is not None and around.spanning:
-                # Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses.
+            if current_frame() is not None:
+                # Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses; and it
+                # loses the gradients of what is not a result of the function, such as outputs collected by hooks.
                 return torch_checkpoint.checkpoint(
                     function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
                 )
