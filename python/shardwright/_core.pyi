@@ -461,6 +461,11 @@ class Server:
 
         `worker` is None on the main thread; `phase` is that of the task which waits.
         """
+    def wait_outside(self, /, waits: bool) -> float:
+        """
+        Say that the main thread waits outside the server, or no longer does: a rank that waits is no progress.
+        The seconds since the last progress anywhere in the job.
+        """
 
 @final
 class Spec:

@@ -17,6 +17,7 @@ from shardwright.errors import RemoteError, ShardwrightError
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
 from shardwright.timeline.alone import AloneRecorder
+from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
     from shardwright.data_parallel.collectives import Collectives
@@ -158,22 +159,25 @@ class Runtime:
         Raises:
             TimeoutError: It did not come before ``deadline``, on the monotonic clock.
         """
-        while True:
-            received = self.node.recv_object(rank, channel, 0.1)
-            if received is not None:
-                return received
-            if deadline is None:
-                self.check_abort([rank])
-            elif time.monotonic() > deadline:
-                raise TimeoutError(f"nothing came from rank {rank} on channel {channel!r}")
+        what = f"an object from rank {rank} on channel {channel!r}"
+        with Wait(self, what, [rank]) as wait:
+            while True:
+                received = self.node.recv_object(rank, channel, 0.1)
+                if received is not None:
+                    return received
+                if deadline is None:
+                    wait.check()
+                elif time.monotonic() > deadline:
+                    raise TimeoutError(f"rank {self.rank} waited in vain for {what}")
 
     def wait_collective(self, work: Any) -> None:
         """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere."""
         pause = 1e-5
-        while not work.is_completed():
-            self.check_abort(self.dp_ranks)
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+        with Wait(self, f"a collective of ranks {self.dp_ranks}", self.dp_ranks) as wait:
+            while not work.is_completed():
+                wait.check()
+                time.sleep(pause)
+                pause = min(pause * 1.5, 1e-3)
         try:
             work.wait()
         except RuntimeError:

@@ -308,6 +308,12 @@ impl Server {
             .map_err(|error| server_error(&error))
     }
 
+    /// Say that the main thread waits outside the server, or no longer does: a rank that waits is no progress.
+    /// The seconds since the last progress anywhere in the job.
+    fn wait_outside(&self, waits: bool) -> f64 {
+        self.server.wait_outside(waits).as_secs_f64()
+    }
+
     /// Give the modules of a model their names, by id, for reports and timelines.
     fn name_modules(&self, model: u32, names: Vec<String>) {
         self.server.name_modules(ModelId(model), names);

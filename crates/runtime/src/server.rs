@@ -167,6 +167,12 @@ impl Server {
         result
     }
 
+    /// The main thread waits for something outside the server, or no longer does; see
+    /// [`Machine::wait_outside`].
+    pub fn wait_outside(&self, waits: bool) -> Duration {
+        self.enter(|machine, now| machine.wait_outside(waits, now))
+    }
+
     /// Parks a root task until the schedule grants its backward.
     pub fn await_backward(&self, worker: WorkerId) -> Result<(), ServerError> {
         let mut state = self.lock();

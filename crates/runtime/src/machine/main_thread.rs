@@ -43,6 +43,16 @@ impl Machine {
         self.main_blocked = blocked;
     }
 
+    /// The main thread waits for something outside the server, or no longer does. Returns for how
+    /// long nothing in the job has made progress (EX-8), as far as this rank knows.
+    pub fn wait_outside(&mut self, waits: bool, now: Duration) -> Duration {
+        if self.main_blocked != waits {
+            self.main_blocked = waits;
+            self.stall.progress(now);
+        }
+        self.stall.quiet(now)
+    }
+
     /// What the main thread has to do now.
     pub fn poll_main(&mut self, now: Duration) -> Option<MainEvent> {
         if let Stage::Aborting(failure) = &self.stage

@@ -38,6 +38,11 @@ impl StallWatch {
         self.anywhere = now;
     }
 
+    /// For how long nothing in the job has made progress.
+    pub(super) fn quiet(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.anywhere)
+    }
+
     pub(super) fn take_report(&mut self) -> Option<String> {
         self.report.take()
     }
@@ -64,10 +69,11 @@ impl Machine {
             let text = format!("{}: {}", self.step_text(), self.waits_text(now));
             self.stall.report = Some(text);
         }
-        if now.saturating_sub(self.stall.anywhere) >= self.config.stall_timeout {
+        let quiet = self.stall.quiet(now);
+        if quiet >= self.config.stall_timeout {
             let message = format!(
                 "nothing in the job has made progress for {:.1} s in {}; {}",
-                now.saturating_sub(self.stall.anywhere).as_secs_f64(),
+                quiet.as_secs_f64(),
                 self.step_text(),
                 self.waits_text(now),
             );

@@ -46,6 +46,26 @@ fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
 }
 
 #[test]
+fn a_main_thread_that_waits_outside_the_server_is_no_progress_for_others() {
+    // EX-8
+    let mut rank = machine(1);
+    assert!(rank.is_executing());
+    assert_eq!(rank.wait_outside(true, at(10)), at(0));
+    assert!(!rank.is_executing());
+    assert_eq!(rank.wait_outside(true, at(14)), at(4));
+    let computing = Beat {
+        step: 0,
+        executing: true,
+        sending: false,
+        progress: 0,
+    };
+    rank.beat(Rank(0), computing, at(15));
+    assert_eq!(rank.wait_outside(true, at(17)), at(2));
+    rank.wait_outside(false, at(18));
+    assert!(rank.is_executing());
+}
+
+#[test]
 fn a_long_task_here_is_no_stall() {
     // EX-8
     let mut root = machine(0);

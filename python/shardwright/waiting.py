@@ -1,0 +1,68 @@
+"""Waits outside the execution server: for objects of other ranks, and for collectives."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shardwright.errors import StallError
+from shardwright.execution.task import running_task
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+#: Shorter waits are nobody's business.
+_UNNOTICED_SECONDS = 0.5
+
+
+class Wait:
+    """A wait that is reported when it is long, and ends when the step fails or the whole job stands still.
+
+    A rank that waits does not compute, so others who wait for it see the stall as well. On a worker, which has its
+    rank's turn, a wait counts as computing.
+    """
+
+    def __init__(self, runtime: Runtime, what: str, needed: list[int]) -> None:
+        """Begin: ``what`` names what is waited for, ``needed`` are the ranks that it needs."""
+        self._runtime = runtime
+        self._what = what
+        self._needed = needed
+        self._began = time.monotonic()
+        self._next_report: float = runtime.cfg.stall_report_seconds
+        self._on_main = running_task() is None
+        self._noticed = False
+
+    def __enter__(self) -> Wait:
+        """For a ``with`` block that holds the wait."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The wait is over."""
+        if self._noticed:
+            self._runtime.server.wait_outside(False)
+
+    def check(self) -> None:
+        """Look whether the wait still makes sense; called again and again.
+
+        Raises:
+            RemoteError: The step has failed elsewhere.
+            PeerLostError: A rank that is needed is gone.
+            StallError: Nothing in the job has made progress for ``stall_timeout_seconds``.
+        """
+        runtime = self._runtime
+        runtime.check_abort(self._needed)
+        waited = time.monotonic() - self._began
+        if waited < _UNNOTICED_SECONDS or not self._on_main:
+            return
+        self._noticed = True
+        quiet = runtime.server.wait_outside(True)
+        if waited >= self._next_report:
+            self._next_report *= 2
+            runtime.logger.warning("rank %d has waited %.1f s for %s", runtime.rank, waited, self._what)
+        if quiet >= runtime.cfg.stall_timeout_seconds:
+            raise StallError(
+                f"nothing in the job has made progress for {quiet:.1f} s; rank {runtime.rank} waits for {self._what}"
+            )
