@@ -57,3 +57,16 @@ def test_a_report_says_who_waits_for_whom_and_for_which_module() -> None:
     assert "for rank 1 to answer request" in first
     assert "(forward of second)" in first
     assert "last heard: executing in step 3" in first
+
+
+def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
+    """Rank 1 waits at a barrier, rank 0 in the next step: nobody computes."""
+    with job("barrier") as pair:
+        pair[1].event("step", number=1)
+        assert pair.all_end() == [1, 1]
+        for process in pair.ranks:
+            assert "StallError" in process.err
+            assert "nothing in the job has made progress for 2." in process.err
+        assert "rank 1 has waited 1." in pair[1].err
+        assert "for an object from rank 0 on channel 'allgather WORLD'" in pair[1].err
+        assert "for rank 1 to answer request" in pair[0].err

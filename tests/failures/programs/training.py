@@ -76,6 +76,7 @@ SCENARIOS: dict[str, tuple[Callable[[], Any], tuple[str, str] | None]] = {
     "hold": (hold_the_interpreter, ("second", "forward")),
     "compute": (let_others_run, ("second", "forward")),
     "compute between steps": (hold_the_interpreter, None),
+    "barrier": (smp.barrier, None),
     "another model": (go_on, None),
     "train": (lambda: None, None),
     "train for ever": (go_on, None),
