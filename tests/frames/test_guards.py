@@ -96,6 +96,33 @@ def test_hook_on_a_tensor_that_a_child_wrote_to_is_refused() -> None:
         run_divided(model, [data()])
 
 
+def test_hook_on_a_result_that_has_one_in_its_module_is_refused() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        y = x * part.weight
+        y.register_hook(lambda gradient: gradient * 2)
+        return y
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        y = root.child(x)
+        y.retain_grad()
+        return y
+
+    with pytest.raises(FrameError, match="which put hooks on tensors of its own"):
+        run_divided(Part(body, child=Part(child)), [data()])
+
+
+def test_kept_gradient_of_a_view_that_is_written_later_is_refused() -> None:
+    def step(model: Any, backward: Any, inputs: list[torch.Tensor]) -> None:
+        h = model.child(inputs[0] * model.weight)
+        view = h[0]
+        view.retain_grad()
+        h.mul_(2)
+        backward(weighted_sum(h))
+
+    with pytest.raises(FrameError, match="retain_grad was called on a view"):
+        run_divided(Part(times_weight, child=Part(lambda m, x: x + m.weight)), [data()], step=step)
+
+
 def test_hook_of_a_leaf_runs_once_on_the_whole_gradient() -> None:
     seen: list[torch.Tensor] = []
 

@@ -282,6 +282,10 @@ def rebuild_results(
         if need:
             tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
             slots.append((slot, place))
+            if returned.get("hooked"):
+                node = tensors[place].grad_fn
+                assert node is not None, "it was just cut"
+                frame.hooked_elsewhere.add(node)
     for index, place in returned.get("written", ()):
         _write_back(frame, given[index], tensors[place], needs[place])
     for place, (kind, number, shape, strides, offset, grad_mode, needs_gradient) in recipes.items():

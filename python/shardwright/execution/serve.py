@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from dataclasses import dataclass
 from types import MethodType
@@ -120,6 +121,8 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
         returned["open"] = True
         runtime.frames.keep((request.requester, request.id), frame)
         runtime.frames.visit(request.model, request.module, request.microbatch)
+    if frame.hooked:
+        returned["hooked"] = True
     returned_spec, _ = _core.flatten(returned or None, registry)
     runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
 
@@ -155,6 +158,7 @@ def _cut_arguments(frame: Frame, request: Any, name: str) -> list[torch.Tensor]:
         if request.parts.meta(index)[4]:
             given[index], slot = cut(given[index], f"an argument of module {name!r}")
             frame.inputs.append((slot, index))
+            frame.arguments.append(weakref.ref(given[index]))
     return given
 
 

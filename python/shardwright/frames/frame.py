@@ -96,6 +96,8 @@ class Frame:
         written: Nodes of tensors that a remote module wrote to.
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
+        arguments: The arguments' tensors.
+        hooked_elsewhere: Nodes of results of modules that put hooks on tensors of their own.
         hooked: Whether its code put a hook on any tensor.
         answers: Whether a result needs a gradient.
         elsewhere: What is known of its tensors' memory on other ranks.
@@ -116,6 +118,8 @@ class Frame:
     num_calls: int = 0
     written: set[Node] = field(default_factory=set)
     retain_graph: bool = False
+    arguments: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    hooked_elsewhere: set[Node] = field(default_factory=set)
     hooked: bool = False
     answers: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)

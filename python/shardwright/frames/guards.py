@@ -71,8 +71,7 @@ def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor
 
 def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
     edge = get_gradient_edge(tensor)
-    slot = slot_of(edge.node)
-    if slot is not None and any(slot is argument for argument, _ in frame.inputs):
+    if any(argument() is tensor for argument in frame.arguments):
         raise FrameError(
             f"a hook (or retain_grad) on an argument of {frame.name} would see only the gradient from inside it, "
             "because it runs on another rank than its caller: register it where the tensor is made, or on a clone()"
@@ -81,6 +80,11 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
         raise FrameError(
             "a hook on a tensor that a module on another rank wrote to in place would not see the gradient from "
             "inside that module: register it on a clone()"
+        )
+    if edge.node in frame.hooked_elsewhere:
+        raise FrameError(
+            "a hook (or retain_grad) on a result of a module on another rank, which put hooks on tensors of its own, "
+            "would run before those: register it on a clone()"
         )
     return edge
 
