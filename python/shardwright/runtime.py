@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright import logs
-from shardwright.errors import RemoteError, ShardwrightError
+from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
 from shardwright.timeline.alone import AloneRecorder
@@ -67,6 +67,9 @@ class Runtime:
         self.recorder = AloneRecorder()
         self.step = 0
         self.in_step = False
+        #: Whether the step's tasks are over and its gradients are being finished.
+        self.committing = False
+        self._torn_step: int | None = None
         #: Whether the execution server has begun the step.
         self.entered = False
         self.process_groups: dict[str, Any] = {}
@@ -128,6 +131,7 @@ class Runtime:
 
     def commit(self, transaction: StepTransaction) -> None:
         """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
+        self.committing = True
         transaction.commit(self.num_microbatches, final=len(self.dp_ranks) == 1)
         for placement in self.placements:
             placement.replicas.reduce_gradients()
@@ -135,6 +139,20 @@ class Runtime:
             self.server.leave_step()
             logs.forward()
         transaction.close()
+        self.committing = False
+
+    def check_whole(self) -> None:
+        """Refuse to train on when an earlier step may have succeeded on some ranks only.
+
+        Raises:
+            ShardwrightError: A step failed here while it was being committed.
+        """
+        if self._torn_step is not None:
+            raise ShardwrightError(
+                f"step {self._torn_step} failed on rank {self.rank} while its gradients were being finished, and may "
+                "have succeeded on other ranks, whose weights then differ; restore the state of every rank and start "
+                "the job anew (smp.shutdown(), then smp.init())"
+            )
 
     def after_step(self) -> None:
         """Run what waits for the end of the first step."""
@@ -197,6 +215,9 @@ class Runtime:
             self._report_failure(error)
             # The main thread may be the one that raised, at a signal for example, while a task runs.
             self.server.unwind(_UNWIND_SECONDS)
+        if self.committing and self.launch.world_size > 1 and not isinstance(error, (RemoteError, StepAborted)):
+            self._torn_step = self.step
+        self.committing = False
         self.frames.clear()
         transaction.rollback()
         for placement in self.placements:

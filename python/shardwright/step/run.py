@@ -33,6 +33,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
     try:
+        runtime.check_whole()
         if runtime.collectives is not None:
             runtime.collectives.begin_step()
         for placement in runtime.placements:

@@ -104,10 +104,19 @@ class Scenarios:
         return self.job.step()
 
 
+def outcome_of(step: Callable[[], Any]) -> str:
+    try:
+        step()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
 def main() -> None:
     job = rig.start(ddp=int(os.environ["WORLD_SIZE"]) > 2, model_options={"bucket_cap_mb": 0.0004})
     say("exact", name="first step", error=job.exact_step())
-    for name, step in Scenarios(job).all().items():
+    scenarios = Scenarios(job)
+    for name, step in scenarios.all().items():
         before = job.state()
         began = time.monotonic()
         try:
@@ -122,6 +131,8 @@ def main() -> None:
         live = smp.stats()["live_frames"]
         say("failed", name=name, failure=failure, seconds=seconds, restored=same, live_frames=live)
         say("exact", name=f"after {name}", error=job.exact_step())
+    if smp.size() == 2:
+        say("torn", outcomes=[outcome_of(step) for step in (scenarios.gradient_hook, job.step, job.step)])
     say("end", host=socket.gethostname(), own=Trouble.__name__)
 
 
