@@ -134,6 +134,20 @@ def test_arguments_with_gaps_or_overlap_are_exact(view: str) -> None:
     assert_exact(Part(body, child=Part(lambda m, x: (x * m.weight.sum(), x[:1]))), data(3, 3))
 
 
+def test_reshaping_tensors_with_gaps_copies_wherever_it_is_done() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        x.reshape(-1).mul_(2)  # a copy, because x has gaps
+        return (x * part.weight[:2]).clone(), torch.ones(3, 3, dtype=x.dtype).mul(part.weight)[:, :2]
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        y, gaps = root.child((x * root.weight)[:, :2])
+        gaps.reshape(-1).add_(1)
+        assert not gaps.is_contiguous()
+        return y, gaps
+
+    assert_exact(Part(body, child=Part(child)), data(3, 3))
+
+
 def test_write_to_an_argument_with_gaps_comes_back() -> None:
     def child(part: Part, x: torch.Tensor) -> None:
         x.mul_(part.weight[:2])

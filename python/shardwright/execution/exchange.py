@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import Node
 
 from shardwright.errors import FrameError
+from shardwright.execution.layout import layouts_of, restride
 from shardwright.frames import Frame, Slot, cut
 from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
@@ -28,33 +29,13 @@ _Creation: Any = torch._C._autograd.CreationMeta
 
 
 def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """What the executing rank cannot see: arguments that share memory, and those sent in another layout."""
+    """What the executing rank cannot see: arguments that share memory, and how those lie that are not dense."""
     shared: dict[int, list[int]] = {}
     if len(tensors) > 1:
         for index, tensor in enumerate(tensors):
             shared.setdefault(memory_id(tensor), []).append(index)
     groups = [group for group in shared.values() if len(group) > 1]
-    relaid = [index for index, tensor in enumerate(tensors) if not is_dense(tensor)]
-    sharing: dict[str, Any] = {}
-    overlapping = [index for index in relaid if _overlaps(tensors[index])]
-    if overlapping:
-        sharing["overlapping"] = overlapping
-    if groups:
-        sharing["groups"] = groups
-    if relaid:
-        sharing["relaid"] = relaid
-    return sharing
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements lie at one place in memory, as in an expanded tensor."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
+    return layouts_of(tensors) | ({"groups": groups} if groups else {})
 
 
 def _contents(value: Any) -> list[Any] | None:
@@ -146,6 +127,7 @@ class Returned:
         tensors: The results, then the bases of results that share memory, then the arguments that were written to.
         needs: Which of them get a gradient.
         recipes: By number, how the requester finds a result among what it already has.
+        strides: By number, how the tensors lie that are not dense.
         watch: Results that share memory in a way that cannot be rebuilt.
         watch_arguments: Arguments that such results share memory with.
         written: The written arguments, each with its number among the tensors.
@@ -154,13 +136,14 @@ class Returned:
     tensors: list[torch.Tensor]
     needs: list[bool] = field(default_factory=list)
     recipes: dict[int, Recipe] = field(default_factory=dict)
+    strides: dict[int, list[int]] = field(default_factory=dict)
     watch: list[int] = field(default_factory=list)
     watch_arguments: list[int] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)
 
     def as_value(self) -> dict[str, Any]:
         """What travels beside the result; empty in the ordinary case that nothing needs saying."""
-        names = ("recipes", "watch", "watch_arguments", "written")
+        names = ("recipes", "strides", "watch", "watch_arguments", "written")
         return {name: value for name in names if (value := getattr(self, name))}
 
 
@@ -195,6 +178,8 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
     returned.needs = [
         tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
     ]
+    layouts = layouts_of(returned.tensors).get("strides", {})
+    returned.strides = {place: strides for place, strides in layouts.items() if place not in returned.recipes}
     for index in written:
         returned.written.append((index, len(returned.tensors)))
         node = arguments.rewritten(index)
@@ -278,6 +263,8 @@ def rebuild_results(
     recipes: dict[int, Recipe] = returned.get("recipes", {})
     tensors = list(received)
     slots: list[tuple[Slot, int]] = []
+    for place, strides in returned.get("strides", {}).items():
+        tensors[place] = restride(tensors[place], strides)
     for place, need in enumerate(needs):
         if need:
             tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")

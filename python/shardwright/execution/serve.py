@@ -17,6 +17,7 @@ from shardwright.execution import process
 from shardwright.execution.call import ServerBackward
 from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results
+from shardwright.execution.layout import restride
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, cut, edge_of, in_frame, run_backward
 from shardwright.frames.watch import Memory, Watched
@@ -128,9 +129,9 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
 
 
 def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[Any, Any, dict[str, Any], list[_Sent]]:
-    given = _cut_arguments(frame, request, name)
     tree_spec, extras_spec = request.spec.split()
     extras: dict[str, Any] = extras_spec.build([], registry)
+    given = _cut_arguments(frame, request, name, extras.get("strides", {}))
     args, kwargs = tree_spec.build(given, registry)
     arguments = Arguments(name, given, (args, kwargs), extras)
     frame.key = extras["key"]
@@ -152,13 +153,15 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
     return spec, _pack(returned), returned.as_value(), _sent(name, given, returned)
 
 
-def _cut_arguments(frame: Frame, request: Any, name: str) -> list[torch.Tensor]:
+def _cut_arguments(frame: Frame, request: Any, name: str, strides: dict[int, list[int]]) -> list[torch.Tensor]:
     given = unpack(request.parts)
+    for index, layout in strides.items():
+        given[index] = restride(given[index], layout)
     for index in range(len(given)):
         if request.parts.meta(index)[4]:
             given[index], slot = cut(given[index], f"an argument of module {name!r}")
             frame.inputs.append((slot, index))
-            frame.arguments.append(weakref.ref(given[index]))
+        frame.arguments.append(weakref.ref(given[index]))
     return given
 
 

@@ -1,0 +1,60 @@
+"""How tensors lie in memory, where that is not the dense layout in which they travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardwright.values.tensors import is_dense
+
+
+def layouts_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """How tensors lie that are not dense.
+
+    Whether ``reshape`` or ``contiguous`` gives a copy depends on it, and with that where a later write goes.
+
+    Returns:
+        ``strides`` by index, for :func:`restride`; ``overlapping``: the indices of those with several elements at one
+        place in memory; ``relaid``: those that arrive in another layout, because elements overlap in other ways than by
+        expansion. Only what is not empty.
+    """
+    layouts: dict[str, Any] = {}
+    for index, tensor in enumerate(tensors):
+        if is_dense(tensor):
+            continue
+        expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        overlapping = _overlaps([part for part in _parts(tensor) if part[0] > 0])
+        if expanded or overlapping:
+            layouts.setdefault("overlapping", []).append(index)
+        if overlapping:
+            layouts.setdefault("relaid", []).append(index)
+        else:
+            layouts.setdefault("strides", {})[index] = list(tensor.stride())
+    return layouts
+
+
+def restride(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """A received tensor in its sender's layout, with gaps and expanded dimensions."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    with torch.no_grad():
+        memory = tensor.new_empty(span if tensor.numel() else 0)
+        # Not a view of that memory's tensor: views of received tensors must find the tensor itself as their base.
+        laid = tensor.new_empty(0).set_(memory.untyped_storage(), 0, tensor.shape, strides)
+        once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+        laid[once].copy_(tensor[once])
+    return laid
+
+
+def _parts(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Strides and sizes of the dimensions that have more than one element, by stride."""
+    return sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _overlaps(parts: list[tuple[int, int]]) -> bool:
+    reach = 0
+    for stride, size in parts:
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
