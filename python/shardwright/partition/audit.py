@@ -40,6 +40,8 @@ class Audit:
         self._joins: dict[tuple[str, str], str] = {}
         self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
         self._buffers: dict[int, int] = {}
+        # A forward may put another tensor in a buffer's place; the first one's number must not be used again.
+        self._alive: list[torch.Tensor] = []
         self._written_buffers: set[int] = set()
         for module in tree.modules:
             for name, index in module.buffers.items():
@@ -47,6 +49,7 @@ class Audit:
                 if buffer is not None:
                     self._known[id(buffer)] = tree.buffers[index]
                     self._buffers[id(buffer)] = index
+                    self._alive.append(buffer)
         self._reads: set[tuple[int, str, str]] = set()
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._contents = [
