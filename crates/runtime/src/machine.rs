@@ -6,7 +6,8 @@
 //!
 //! - EX-1: at most one holder of the turn: a worker that is EXECUTING, or the main thread in a control request.
 //! - EX-2: a worker is started only when none is IDLE, and one at a time.
-//! - EX-3: a worker that asks for its next task keeps the turn when the choice is a fresh task.
+//! - EX-3: a worker that asks for its next task keeps the turn when the choice is a fresh task; one that waits for
+//!   responses that are all there keeps it when the schedule would choose it.
 //! - EX-4: a message of an older step is dropped and counted; of a newer step, kept until it is entered.
 //! - EX-5: an abort reaches every rank of the job; the first failure of a step wins.
 //! - EX-6: a failed step's suspended workers unwind one at a time, and its end is reported when all are IDLE.

@@ -65,6 +65,21 @@ impl Machine {
         self.ready.push(ReadyItem { ready, subject });
     }
 
+    /// Whether the schedule would choose an item that became ready now before all that are ready.
+    pub(super) fn goes_first(&self, kind: ReadyKind, microbatch: MicrobatchId) -> bool {
+        let own = Ready {
+            kind,
+            microbatch,
+            arrival: self.arrivals + 1,
+        };
+        let others = self.ready.iter().map(|item| &item.ready);
+        let choice = self
+            .plan
+            .schedule
+            .choose(others.chain(std::iter::once(&own)), &self.root);
+        choice == Some(self.ready.len())
+    }
+
     /// Gives the turn away if it is free. `asking` is a worker that has just become IDLE and
     /// so runs a fresh task without a change of threads (EX-3).
     pub(super) fn dispatch(&mut self, asking: Option<WorkerId>, now: Duration) {

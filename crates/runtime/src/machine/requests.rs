@@ -55,6 +55,14 @@ pub(super) fn work_module(work: &Work) -> Option<ModuleId> {
     }
 }
 
+/// As what a worker that has waited in this phase is ready again.
+pub(super) fn resumption(phase: Phase) -> ReadyKind {
+    match phase {
+        Phase::Forward => ReadyKind::ResumeForward,
+        Phase::Backward => ReadyKind::ResumeBackward,
+    }
+}
+
 pub(super) fn work_phase(work: &Work) -> Option<Phase> {
     match work {
         Work::Forward { .. } => Some(Phase::Forward),
@@ -284,10 +292,7 @@ impl Machine {
         };
         *missing -= 1;
         if *missing == 0 {
-            let kind = match phase {
-                Phase::Forward => ReadyKind::ResumeForward,
-                Phase::Backward => ReadyKind::ResumeBackward,
-            };
+            let kind = resumption(*phase);
             let microbatch = slot.task.map_or(microbatch, |task| task.microbatch);
             self.push_ready(kind, microbatch, Subject::Worker(worker));
         }

@@ -6,7 +6,8 @@ use shardwright_core::{MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerI
 use shardwright_schedule::ReadyKind;
 use shardwright_wire::{Phase, Request, Work};
 
-use super::dispatch::{Start, Turn};
+use super::dispatch::{Start, Subject, Turn};
+use super::requests::resumption;
 use super::{Machine, Stage};
 use crate::failure::{Failure, FailureKind, ServerError};
 use crate::trace::{TraceKind, TraceRecord};
@@ -172,7 +173,8 @@ impl Machine {
         self.workers.get_mut(worker.0 as usize)?.grant.take()
     }
 
-    /// A worker waits for responses: PENDING, unless all are there.
+    /// A worker waits for responses: PENDING, unless all are there and nothing that is ready
+    /// goes before it (EX-3).
     pub fn wait(
         &mut self,
         worker: WorkerId,
@@ -184,7 +186,13 @@ impl Machine {
         self.require_turn(worker, "wait")?;
         let missing = self.watch_requests(requests, Some(worker))?;
         if missing == 0 {
-            return Ok(Waiting::Over);
+            let kind = resumption(phase);
+            let task = self.workers[worker.0 as usize].task;
+            let microbatch = task.map_or(MicrobatchId(0), |task| task.microbatch);
+            if self.goes_first(kind, microbatch) {
+                return Ok(Waiting::Over);
+            }
+            self.push_ready(kind, microbatch, Subject::Worker(worker));
         }
         self.suspend(worker, WorkerState::AwaitsResponses { missing, phase }, now);
         Ok(Waiting::Suspended)
@@ -202,11 +210,7 @@ impl Machine {
         if !std::mem::replace(&mut task.reached_backward, true) {
             self.root.forwards_done += 1;
         }
-        self.push_ready(
-            ReadyKind::RootBackward,
-            microbatch,
-            super::dispatch::Subject::Worker(worker),
-        );
+        self.push_ready(ReadyKind::RootBackward, microbatch, Subject::Worker(worker));
         self.suspend(worker, WorkerState::AwaitsBackward, now);
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! Single rules of the machine about waits and departures (EX-8, EX-10).
 
 use shardwright_comm::Loss;
-use shardwright_core::{ModelId, Rank, StepEpoch, WorkerId};
-use shardwright_wire::Beat;
+use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_wire::{Beat, Message, Outcome, Phase, Place, Response, Value};
 
 use super::alone::*;
-use super::rig::config;
-use crate::{FailureKind, Grant, Machine, MainEvent};
+use super::rig::{body, config, context, forward, plan};
+use crate::{FailureKind, Grant, Machine, MainEvent, NewRequest, Waiting};
 
 #[test]
 fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
@@ -63,6 +63,79 @@ fn a_main_thread_that_waits_outside_the_server_is_no_progress_for_others() {
     assert_eq!(rank.wait_outside(true, at(17)), at(2));
     rank.wait_outside(false, at(18));
     assert!(rank.is_executing());
+}
+
+/// A root of two microbatches: worker 0 waits for request 1 of microbatch 0, and worker 1 has sent request 2 of
+/// microbatch 1 but does not wait yet.
+fn root_of_two() -> Machine {
+    let mut root = machine(0);
+    root.begin_step(plan(1, "train_step", 2), at(0)).unwrap();
+    root.enter_main(at(0));
+    for microbatch in 0..2 {
+        let Some(MainEvent::StartWorker(worker)) = root.poll_main(at(0)) else {
+            panic!("a worker is needed")
+        };
+        root.worker_returns(worker, at(0)).unwrap();
+        assert!(matches!(root.take_grant(worker), Some(Grant::Task(_))));
+        let request = NewRequest {
+            model: ModelId(0),
+            work: forward(1),
+            microbatch: MicrobatchId(microbatch),
+            place: Place {
+                parent: None,
+                call: CallId(0),
+            },
+            context: context(),
+            body: body(Value::None),
+        };
+        let id = root
+            .send_request(Some(worker), Rank(1), request, at(0))
+            .unwrap();
+        if microbatch == 0 {
+            let waiting = root.wait(worker, &[id], Phase::Forward, at(0)).unwrap();
+            assert_eq!(waiting, Waiting::Suspended);
+        }
+    }
+    root
+}
+
+fn answer_of(id: u64) -> Message {
+    Message::Response(Box::new(Response {
+        id: RequestId(id),
+        step: StepEpoch(1),
+        responder: Rank(1),
+        outcome: Outcome::Value(body(Value::None)),
+    }))
+}
+
+#[test]
+fn a_wait_that_is_over_already_keeps_the_turn() {
+    // EX-3
+    let mut root = root_of_two();
+    root.deliver(Rank(1), answer_of(2), at(0));
+    assert_eq!(
+        root.wait(WorkerId(1), &[RequestId(2)], Phase::Forward, at(0)),
+        Ok(Waiting::Over)
+    );
+}
+
+#[test]
+fn a_wait_that_is_over_already_lets_an_earlier_microbatch_go_first() {
+    // EX-3
+    let mut root = root_of_two();
+    root.deliver(Rank(1), answer_of(1), at(0));
+    root.deliver(Rank(1), answer_of(2), at(0));
+    assert_eq!(root.take_grant(WorkerId(0)), None);
+    assert_eq!(
+        root.wait(WorkerId(1), &[RequestId(2)], Phase::Forward, at(0)),
+        Ok(Waiting::Suspended)
+    );
+    assert_eq!(root.take_grant(WorkerId(0)), Some(Grant::Resume));
+    root.await_backward(WorkerId(0), at(0)).unwrap();
+    // Its backward goes before the other's forward, which has waited longer.
+    assert_eq!(root.take_grant(WorkerId(0)), Some(Grant::Resume));
+    root.worker_returns(WorkerId(0), at(0)).unwrap();
+    assert_eq!(root.take_grant(WorkerId(1)), Some(Grant::Resume));
 }
 
 #[test]
