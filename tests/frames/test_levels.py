@@ -145,6 +145,15 @@ def test_state_carried_from_call_to_call_brings_gradients_back() -> None:
     assert_exact(Part(body, child=Remembering()), data())
 
 
+def test_calls_of_one_module_go_backward_last_first_whatever_their_results_lead_to() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        first, second = root.child(h), root.child(h * h)
+        return first + root.other(second)  # the first call's result reaches the loss without a call between
+
+    assert_exact(Part(body, child=Remembering(), other=Part(times_weight)), data())
+
+
 def test_state_of_a_call_whose_result_is_unused_brings_gradients_back() -> None:
     def body(root: Part, x: torch.Tensor) -> Any:
         root.child(x * root.weight)

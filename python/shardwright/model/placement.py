@@ -16,7 +16,7 @@ from shardwright import _core
 from shardwright.data_parallel import Replicas
 from shardwright.errors import StepAborted
 from shardwright.execution.call import RemoteModule
-from shardwright.execution.intercept import group_sequential, make_remote
+from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
 from shardwright.execution.task import running_task
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
@@ -199,7 +199,10 @@ class Placement:
             remote = targets.get(id(module))
             if remote is not None:
                 make_remote(module, remote, ownership.check)
-            elif isinstance(module, nn.Sequential):
+                continue
+            if module in divided_modules:
+                refuse_compiled(name, module)
+            if isinstance(module, nn.Sequential):
                 group_sequential(
                     module,
                     lambda child: targets.get(id(child)),
