@@ -1,0 +1,6 @@
+"""What every test may rely on."""
+
+import signal
+
+# Shells start background jobs with SIGINT ignored, which children inherit; tests of Ctrl-C need it as a terminal leaves it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
