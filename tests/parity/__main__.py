@@ -7,6 +7,7 @@ import fnmatch
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from .table import BAR, Outcome, judge, render
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A job that has written nothing for this long is ended; ranks end themselves earlier.
-SILENT_SECONDS = 120.0
+SILENT_SECONDS = 300.0
 POLL_SECONDS = 0.3
 LOG_LINES = 60
 
@@ -141,6 +142,7 @@ def main() -> int:
         TextColumn("parity {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TimeRemainingColumn(),
     )  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the job is ended on the way out
     with Progress(*columns, console=Console(stderr=True)) as progress:
         outcomes = run_cases(cases, progress, arguments.logs)
     print(render(outcomes))

@@ -22,7 +22,7 @@ from .reference import Expected, Reference
 
 SEED = 7
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
-CASE_SECONDS = 60.0
+CASE_SECONDS = 120.0
 
 
 class RankRun:
