@@ -111,6 +111,23 @@ def test_hook_on_a_result_that_has_one_in_its_module_is_refused() -> None:
         run_divided(Part(body, child=Part(child)), [data()])
 
 
+@pytest.mark.parametrize("views", [False, True])
+def test_hook_on_one_of_several_results_is_refused(views: bool) -> None:
+    """The other result may have been made of it, and would bring gradients that only the module's rank sees."""
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        first = x[0] if views else x * part.weight
+        return first, first[:2] if views else first * part.weight
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        first, second = root.child(x * root.weight)
+        first.retain_grad()
+        return second
+
+    with pytest.raises(FrameError, match="one of several results of module 'child'"):
+        run_divided(Part(body, child=Part(child)), [data()])
+
+
 def test_kept_gradient_of_a_view_that_is_written_later_is_refused() -> None:
     def step(model: Any, backward: Any, inputs: list[torch.Tensor]) -> None:
         h = model.child(inputs[0] * model.weight)

@@ -269,10 +269,6 @@ def rebuild_results(
         if need:
             tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
             slots.append((slot, place))
-            if returned.get("hooked"):
-                node = tensors[place].grad_fn
-                assert node is not None, "it was just cut"
-                frame.hooked_elsewhere.add(node)
     for index, place in returned.get("written", ()):
         _write_back(frame, given[index], tensors[place], needs[place])
     for place, (kind, number, shape, strides, offset, grad_mode, needs_gradient) in recipes.items():
@@ -287,6 +283,16 @@ def rebuild_results(
                 f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "
                 "the rank of its caller: return a clone()"
             )
+    carrying = [place for place, need in enumerate(needs) if need]
+    carrying += [place for place, recipe in recipes.items() if recipe[0] != "argument" and recipe[-1]]
+    if len(carrying) > 1 or returned.get("hooked"):
+        why = f"one of several results of module {module!r} would not see the gradient that comes "
+            "through the others: register it inside the module"
+        if returned.get("hooked"):
+            why = f"a result of module {module!r}, which put hooks on tensors of its own, would run "
+            "before those: register it on a clone()"
+        for place in carrying:
+            _no_hooks(frame, tensors[place], why)
     shared = [tensors[place] for place in returned.get("watch", ())]
     shared += [given[index] for index in returned.get("watch_arguments", ())]
     for tensor in shared:
@@ -304,5 +310,15 @@ def rebuild_results(
 def _write_back(frame: Frame, tensor: torch.Tensor, value: torch.Tensor, in_grad_mode: bool) -> None:
     with torch.set_grad_enabled(in_grad_mode):
         tensor.copy_(value)
-    if in_grad_mode and tensor.grad_fn is not None:
-        frame.written.add(tensor.grad_fn)
+    if in_grad_mode:
+        _no_hooks(
+            frame,
+            tensor,
+            "a tensor that a module on another rank wrote to in place would not see the gradient from inside "
+            "it: register it on a clone()",
+        )
+
+
+def _no_hooks(frame: Frame, tensor: torch.Tensor, why: str) -> None:
+    if tensor.grad_fn is not None:
+        frame.unhookable[tensor.grad_fn] = why

@@ -93,11 +93,10 @@ class Frame:
         hooks: Hooks on tensors of this frame, by node and output number.
         kept_gradients: Tensors whose gradient is to be kept.
         spanning: Whether modules inside it live on other ranks; only then its own code is guarded.
-        written: Nodes of tensors that a remote module wrote to.
+        unhookable: Nodes of tensors on which a hook would not see the whole gradient, and why.
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
         arguments: The arguments' tensors.
-        hooked_elsewhere: Nodes of results of modules that put hooks on tensors of their own.
         hooked: Whether its code put a hook on any tensor.
         answers: Whether a result needs a gradient.
         elsewhere: What is known of its tensors' memory on other ranks.
@@ -116,10 +115,9 @@ class Frame:
     spanning: bool = True
     checkpointing: int = 0
     num_calls: int = 0
-    written: set[Node] = field(default_factory=set)
+    unhookable: dict[Node, str] = field(default_factory=dict)
     retain_graph: bool = False
     arguments: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    hooked_elsewhere: set[Node] = field(default_factory=set)
     hooked: bool = False
     answers: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)

@@ -76,16 +76,8 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
             f"a hook (or retain_grad) on an argument of {frame.name} would see only the gradient from inside it, "
             "because it runs on another rank than its caller: register it where the tensor is made, or on a clone()"
         )
-    if edge.node in frame.written:
-        raise FrameError(
-            "a hook on a tensor that a module on another rank wrote to in place would not see the gradient from "
-            "inside that module: register it on a clone()"
-        )
-    if edge.node in frame.hooked_elsewhere:
-        raise FrameError(
-            "a hook (or retain_grad) on a result of a module on another rank, which put hooks on tensors of its own, "
-            "would run before those: register it on a clone()"
-        )
+    if edge.node in frame.unhookable:
+        raise FrameError(f"a hook (or retain_grad) on {frame.unhookable[edge.node]}")
     return edge
 
 
