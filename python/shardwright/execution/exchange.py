@@ -286,11 +286,15 @@ def rebuild_results(
     carrying = [place for place, need in enumerate(needs) if need]
     carrying += [place for place, recipe in recipes.items() if recipe[0] != "argument" and recipe[-1]]
     if len(carrying) > 1 or returned.get("hooked"):
-        why = f"one of several results of module {module!r} would not see the gradient that comes "
-            "through the others: register it inside the module"
+        why = (
+            f"one of several results of module {module!r} would not see the gradient that comes through the others: "
+            "register it inside the module"
+        )
         if returned.get("hooked"):
-            why = f"a result of module {module!r}, which put hooks on tensors of its own, would run "
-            "before those: register it on a clone()"
+            why = (
+                f"a result of module {module!r}, which put hooks on tensors of its own, would run before those: "
+                "register it on a clone()"
+            )
         for place in carrying:
             _no_hooks(frame, tensors[place], why)
     shared = [tensors[place] for place in returned.get("watch", ())]
