@@ -223,7 +223,7 @@ class Runtime:
         for placement in self.placements:
             placement.replicas.abandon_step()
         if self.collectives is not None:
-            if isinstance(error, Exception):
+            if isinstance(error, (Exception, StepAborted)):
                 self.collectives.abandon_step()
             else:
                 self.collectives.leave_unfinished()

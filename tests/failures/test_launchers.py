@@ -28,7 +28,7 @@ def open_mpi_environment(rank: int, world: int, port: int) -> Mapping[str, str]:
         "OMPI_COMM_WORLD_SIZE": str(world),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(world),
-        "MASTER_PORT": str(port),
+        "PMIX_NAMESPACE": f"prterun-test-{port}@1",
     }
 
 
@@ -40,9 +40,8 @@ def slurm_environment(rank: int, world: int, port: int) -> Mapping[str, str]:
         "SLURM_LOCALID": str(rank),
         "SLURM_NODEID": "0",
         "SLURM_STEP_TASKS_PER_NODE": str(world),
-        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_ID": str(port),
         "SLURM_STEP_ID": "0",
-        "MASTER_PORT": str(port),
     }
 
 

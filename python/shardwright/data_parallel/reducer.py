@@ -53,12 +53,15 @@ class Reducer:
         """Let ``hook(state, bucket)`` reduce the buckets instead; it averages over ranks and microbatches itself."""
         self._hook = (state, hook)
 
-    def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> None:
+    def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> bool:
         """Begin a step.
 
         Args:
             parameters: This rank's parameters.
-            may_overlap: Whether gradients of this step are reduced as they are: no earlier gradients, no hooks.
+            may_overlap: Whether gradients of this step may be reduced while backward runs.
+
+        Returns:
+            Whether they will be, where it is possible.
         """
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         if len(wanted) != len(self._parameters) or any(
@@ -80,6 +83,7 @@ class Reducer:
             bucket.clear()
             if self._hook is not None:
                 self._collectives.offer_hook(self._hook_name(bucket), functools.partial(self._run_hook, bucket))
+        return self._listening and bool(self._parameters)
 
     def _hook_name(self, bucket: GradBucket) -> str:
         return f"hook of bucket {bucket.index()} of {self._name}"

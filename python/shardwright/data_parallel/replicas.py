@@ -87,15 +87,24 @@ class Replicas:
     def _reduces_this_step(self) -> bool:
         return (self._passes + 1) % int(self._options["backward_passes_per_step"]) == 0
 
-    def begin_step(self, is_plain: bool) -> None:
-        """Prepare for a step's gradients; ``is_plain``: they become the parameters' gradients as they are."""
+    def begin_step(self, may_overlap: bool) -> bool:
+        """Prepare for a step's gradients.
+
+        Args:
+            may_overlap: Whether they may be reduced while backward runs: they become the parameters' gradients as they
+                are, and no other model's are reduced then. The order of collectives is the same on all ranks.
+
+        Returns:
+            Whether they may be, still.
+        """
         if self._reducer is None:
-            return
+            return False
         if self.attendance is not None:
             self.attendance.attend()
         if torch.is_grad_enabled():
             self._share_buffers()
-        self._reducer.begin_step(self._placement.owned_parameters(), is_plain and self._reduces_this_step)
+        may_overlap = may_overlap and self._reduces_this_step
+        return self._reducer.begin_step(self._placement.owned_parameters(), may_overlap)
 
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:

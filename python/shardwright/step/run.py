@@ -36,8 +36,10 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
         runtime.check_whole()
         if runtime.collectives is not None:
             runtime.collectives.begin_step()
+        may_overlap = transaction.is_plain
         for placement in runtime.placements:
-            placement.replicas.begin_step(transaction.is_plain)
+            if placement.replicas.begin_step(may_overlap):
+                may_overlap = False
         if runtime.pp_size == 1:
             results = _run_alone(runtime, step, args, kwargs)
         else:

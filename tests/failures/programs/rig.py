@@ -85,7 +85,7 @@ class Part(nn.Module):
         super().__init__()
         self.name = name
         self.linear = nn.Linear(WIDTH, WIDTH)
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH, momentum=None)
 
     def forward(self, inputs: torch.Tensor, extra: Any = None) -> Any:
         torch.empty(1).uniform_()
