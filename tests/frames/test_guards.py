@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import FrameError
-from shardwright.frames import current_frame, guards
+from shardwright.frames import Frame, current_frame, guards, in_frame
 from shardwright.step.transaction import StepTransaction
 from torch.autograd import forward_ad
 
@@ -316,6 +316,12 @@ def test_guards_come_and_go_with_their_users() -> None:
             assert torch.autograd.grad is not before[1]
         assert torch.autograd.grad is not before[1]
     assert before == (torch.Tensor.register_hook, torch.autograd.grad, torch.utils.checkpoint.CheckpointFunction)
+
+
+def test_frame_ends_with_its_code_also_on_failure() -> None:
+    with pytest.raises(ValueError, match="no"), in_frame(Frame(0)):
+        raise ValueError("no")
+    assert current_frame() is None
 
 
 def test_failure_leaves_no_frame_behind() -> None:
