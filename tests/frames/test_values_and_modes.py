@@ -361,14 +361,16 @@ def test_random_numbers_of_a_task_do_not_depend_on_what_others_drew() -> None:
 
     def run(noise: int) -> None:
         def child(part: Part, x: torch.Tensor) -> Any:
+            drawn.setdefault(noise, []).append(torch.rand(2))
             torch.rand(noise)
             return x * part.weight
 
         def body(root: Part, x: torch.Tensor) -> Any:
             before = torch.rand(2)
             y = root.child(x)
-            drawn.setdefault(noise, []).extend([before, torch.rand(2)])
-            return y
+            drawn[noise] += [before, torch.rand(2)]
+            torch.rand(noise)  # the child's second call draws the same all the same
+            return root.child(y)
 
         torch.manual_seed(0)
         model = Part(body, child=Part(child))
