@@ -14,13 +14,13 @@ from shardwright.data_parallel.uneven import joined
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.task import running_task
 from shardwright.model.backward import backward
+from shardwright.model.local import LocalTensors
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
-from shardwright.model.sentinel import is_sentinel
 from shardwright.runtime import current_runtime
 
 
-class DistributedModel(Saving):
+class DistributedModel(LocalTensors, Saving):
     """Wraps a module for pipeline and data parallelism; do not wrap it in DistributedDataParallel as well.
 
     With several pipeline ranks the module is divided inside the first call of the first step: traced, split over
@@ -221,26 +221,10 @@ class DistributedModel(Saving):
         """All buffers by their name in the wrapped module; those of other ranks are stand-ins without values."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
-    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that this rank owns, with their names."""
-        return ((name, p) for name, p in self.module.named_parameters() if not is_sentinel(p))
-
-    def local_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that this rank owns."""
-        return (parameter for _, parameter in self.local_named_parameters())
-
-    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The buffers that this rank holds, with their names."""
-        return ((name, b) for name, b in self.module.named_buffers() if not is_sentinel(b))
-
-    def local_buffers(self) -> Iterator[torch.Tensor]:
-        """The buffers that this rank holds."""
-        return (buffer for _, buffer in self.local_named_buffers())
-
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules that this rank runs, with their names."""
         return self.placement.local_named_modules()
 
     def local_modules(self) -> Iterator[nn.Module]:
-        """The modules that this rank runs."""
+        """The modules this rank runs, each once, in the model's order."""
         return (module for _, module in self.local_named_modules())

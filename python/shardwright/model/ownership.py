@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 from shardwright.errors import NotOwnedError
+from shardwright.model.local import LocalTensors
 from shardwright.model.remote_attribute import RemoteAttribute
-from shardwright.model.sentinel import Sentinel, is_sentinel, release
+from shardwright.model.sentinel import Sentinel, release
 from shardwright.partition.decision import Decision
 from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
 
 _Slots = tuple[tuple[dict[str, torch.Tensor | None], str, Sentinel, str], ...]
 
 
-class Ownership:
+class Ownership(LocalTensors):
     """One rank's share of a partitioned model.
 
     Made by `apply_ownership`. Names are the model's own, without a prefix, and the same on every rank.
@@ -128,22 +129,6 @@ class Ownership:
             "replacement would have no effect. Change weights on every rank before the first step, or through "
             "model.load_state_dict()"
         )
-
-    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters this rank owns with their names in the model, each once, in the model's order."""
-        return ((name, p) for name, p in self.module.named_parameters() if not is_sentinel(p))
-
-    def local_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters this rank owns, each once, in the model's order."""
-        return (parameter for _, parameter in self.local_named_parameters())
-
-    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The buffers this rank holds with their names in the model, each once, in the model's order."""
-        return ((name, b) for name, b in self.module.named_buffers() if not is_sentinel(b))
-
-    def local_buffers(self) -> Iterator[torch.Tensor]:
-        """The buffers this rank holds, each once, in the model's order."""
-        return (buffer for _, buffer in self.local_named_buffers())
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The modules this rank runs with their paths, each once, in the model's order."""
