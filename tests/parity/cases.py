@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -21,6 +22,8 @@ class Case:
         average: Whether gradients are averaged over microbatches, not summed.
         keys: Further configuration keys, with their values.
         options: Further arguments of ``smp.DistributedModel``.
+        partition: The seed of a random partition; None places modules as the problem says.
+        steps: The number of training steps.
     """
 
     problem: str
@@ -31,6 +34,8 @@ class Case:
     average: bool = True
     keys: tuple[tuple[str, Any], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
+    partition: int | None = None
+    steps: int = 5
 
     @property
     def name(self) -> str:
@@ -43,6 +48,8 @@ class Case:
     def more(self) -> list[str]:
         """What is unusual about it, in words."""
         settings = [f"{key}={value}" for key, value in (*self.keys, *self.options)]
+        if self.partition is not None:
+            settings.append(f"partition {self.partition}")
         return settings if self.average else ["summed", *settings]
 
     @property
@@ -151,9 +158,31 @@ _UNUSUAL = (
 )
 
 
+#: Seeds of random partitions, each for one in so many of the problems.
+_SEEDS = (1, 2, 3)
+_ONE_IN = 8
+
+
 def all_cases() -> list[Case]:
     """Every case, those of one topology together."""
-    return sorted(_cases(), key=lambda case: case.topology)
+    random = [
+        case
+        for case in with_partitions(_SEEDS)
+        if zlib.crc32(f"{case.problem} {case.partition}".encode()) % _ONE_IN == 0
+    ]
+    return _grouped([*_cases(), *random])
+
+
+def with_partitions(seeds: Iterable[int]) -> list[Case]:
+    """Every problem once for each seed of a random partition, on the place with most ranks and microbatches."""
+    places: dict[str, Case] = {}
+    for case in sorted(_cases(), key=lambda case: (-case.dp, case.pp, case.microbatches)):
+        places[case.problem] = case
+    return _grouped(replace(case, partition=seed) for seed in seeds for case in places.values())
+
+
+def _grouped(cases: Iterable[Case]) -> list[Case]:
+    return sorted(cases, key=lambda case: case.topology)
 
 
 def _cases() -> Iterator[Case]:

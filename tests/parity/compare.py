@@ -56,7 +56,7 @@ class Comparison:
             return
         if not found.numel():
             return
-        difference = float((found.to(torch.float64) - expected.to(torch.float64)).abs().max())
+        difference = _size(_widest(found) - _widest(expected))
         scale = max(_size(expected), floor)
         error = difference / scale if scale else (0.0 if difference == 0 else math.inf)
         if not math.isfinite(error):
@@ -104,8 +104,12 @@ def at_microbatch(merged: Any, microbatch: int) -> Any:
     return merged
 
 
+def _widest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def _size(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+    return float(_widest(tensor).abs().max()) if tensor.numel() else 0.0
 
 
 def _shape(tensor: torch.Tensor) -> str:

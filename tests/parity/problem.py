@@ -81,7 +81,6 @@ class Problem:
 
 
 BATCH = 8
-STEPS = 5
 
 
 def generator(name: str, step: int, phase: int, replica: int) -> torch.Generator:

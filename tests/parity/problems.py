@@ -30,3 +30,6 @@ def check_names() -> None:
     different = PROBLEMS.keys() ^ {case.problem for case in all_cases()}
     if different:
         raise LookupError(f"a case without a problem, or a problem without a case: {', '.join(sorted(different))}")
+
+
+check_names()

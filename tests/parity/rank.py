@@ -1,8 +1,9 @@
-"""One rank of a job that runs cases one after another: ``python -m tests.parity.rank CASES RESULTS``."""
+"""One rank of a job that runs cases one after another: ``python -m tests.parity.rank PROBLEMS CASES RESULTS``."""
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import sys
@@ -13,11 +14,12 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from torch import nn
 
 from .cases import Case
 from .compare import Comparison, at_microbatch
-from .problem import STEPS, Phase, Problem, generator
-from .problems import PROBLEMS, check_names
+from .partitions import random_places
+from .problem import Phase, Problem, generator
 from .reference import Expected, Reference
 
 SEED = 7
@@ -28,11 +30,12 @@ CASE_SECONDS = 120.0
 class RankRun:
     """One case on one rank. Rank 0 has the reference too and compares what all ranks report."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, problem: Problem) -> None:
         self.case = case
-        self.problem: Problem = PROBLEMS[case.problem]
+        self.problem = problem
         self.comparison = Comparison()
         self.reference = self._build_reference() if smp.rank() == 0 else None
+        places = self._places()
         torch.manual_seed(SEED)
         self.models = {
             name: smp.DistributedModel(
@@ -43,7 +46,7 @@ class RankRun:
             )
             for name, module in self.problem.build().items()
         }
-        self._pin()
+        self._pin(places)
         self.optimizers = {
             name: smp.DistributedOptimizer(self.problem.optimizer(model)) for name, model in self.models.items()
         }
@@ -59,14 +62,24 @@ class RankRun:
         shared_buffers = dict(self.case.options).get("broadcast_buffers", True)
         return Reference(self.problem, self.case.dp, self.case.microbatches, self.case.average, bool(shared_buffers))
 
-    def _pin(self) -> None:
-        for path, pp_rank in (self.problem.pins(self.case.pp) if self.problem.pins else {}).items():
+    def _places(self) -> dict[str, int]:
+        """Where modules go that are placed by hand, the same on every rank."""
+        if self.case.partition is None:
+            return self.problem.pins(self.case.pp) if self.problem.pins else {}
+        if smp.rank():
+            return dict(smp.recv_from(0, smp.RankType.WORLD_RANK))
+        places = random_places(self.case.problem, self.problem, self.case.pp, self.case.partition)
+        smp.broadcast(places, smp.WORLD)
+        return places
+
+    def _pin(self, places: dict[str, int]) -> None:
+        for path, pp_rank in places.items():
             name, _, inner = path.partition(".")
             smp.set_partition(self.models[name].module.get_submodule(inner), pp_rank)
 
     def run(self) -> None:
         """Train, comparing after every phase."""
-        for step in range(STEPS):
+        for step in range(self.case.steps):
             if self.problem.prepare is not None:
                 modules = self.reference.modules.values() if self.reference is not None else ()
                 for module in (*(model.module for model in self.models.values()), *modules):
@@ -104,7 +117,7 @@ class RankRun:
         norms = [self._update(name) for name in phase.update]
         if self.reference is not None:
             self.comparison.value(norms, self.reference.update(phase.update), f"{where}: norm of the gradients")
-        if self.problem.accounted and step == STEPS - 1:
+        if self.problem.accounted and step == self.case.steps - 1:
             self._report_bytes()
 
     def _update(self, name: str) -> torch.Tensor | None:
@@ -214,19 +227,45 @@ class RankRun:
     def result(self, seconds: float) -> dict[str, Any]:
         """This rank's row."""
         sent = smp.stats()["server"]["total"]["sent"]
-        requests = self.problem.requests
-        samples = STEPS * self.case.microbatches * self.case.dp
+        requests = None if self.case.partition is not None else self.problem.requests
+        samples = self.case.steps * self.case.microbatches * self.case.dp
         return {
             "case": self.case.name,
             "worst": self.comparison.worst,
             "where": self.comparison.where,
             "failures": self.comparison.failures,
             "parameters": sum(p.numel() for model in self.models.values() for p in model.local_parameters()),
+            "replica": smp.dp_rank(),
+            "bytes": sum(_bytes(model.local_parameters()) for model in self.models.values()),
+            "body_bytes": sum(_bytes(self._local_body(model)) for model in self.models.values()),
             "forward": sent["forward"],
             "backward": sent["backward"],
             "expected_forward": None if requests is None else requests(self.case.pp) * samples,
             "seconds": seconds,
         }
+
+    def _local_body(self, model: smp.DistributedModel) -> list[torch.Tensor]:
+        body = body_parameters(model.module)
+        return [parameter for name, parameter in model.local_named_parameters() if name in body]
+
+
+def body_parameters(module: nn.Module) -> set[str]:
+    """Names of the parameters in a model's body: its layers, without embeddings, poolers and heads.
+
+    Layers are what stands in a list, a sequence or a dict of modules. A model without any is all body, but for its
+    embeddings.
+    """
+    containers = tuple(
+        f"{path}." if path else ""
+        for path, part in module.named_modules()
+        if isinstance(part, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
+    )
+    tables = tuple(f"{path}." for path, part in module.named_modules() if isinstance(part, nn.Embedding))
+    return {
+        name
+        for name, _ in module.named_parameters()
+        if (name.startswith(containers) if containers else not name.startswith(tables))
+    }
 
 
 def _bytes(tensors: Any) -> int:
@@ -237,7 +276,7 @@ def _state_tensors(optimizer: Any) -> list[torch.Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
-def configuration(case: Case) -> dict[str, Any]:
+def configuration(case: Case, problem: Problem) -> dict[str, Any]:
     """What ``smp.init`` gets."""
     keys: dict[str, Any] = {
         "pipeline_parallel_degree": case.pp,
@@ -246,37 +285,41 @@ def configuration(case: Case) -> dict[str, Any]:
         "ddp": case.dp > 1,
         **dict(case.keys),
     }
-    if PROBLEMS[case.problem].pins is not None:
+    if problem.pins is not None or case.partition is not None:
         keys |= {"auto_partition": False, "default_partition": 0}
     return keys
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run_case(case: Case, problem: Problem) -> dict[str, Any]:
     """Run one case in a job of its own within these processes; this rank's row."""
     started = time.monotonic()
     try:
-        smp.init(configuration(case))
-        run = RankRun(case)
+        smp.init(configuration(case, problem))
+        run = RankRun(case, problem)
         run.run()
         smp.barrier()
         row = run.result(time.monotonic() - started)
     except Exception as error:
         traceback.print_exc()
-        row = {"case": case.name, "error": f"{type(error).__name__}: {error}"}
+        row = {
+            "case": case.name,
+            "error": f"{type(error).__name__}: {error}",
+            "typed": isinstance(error, smp.ShardwrightError),
+        }
     smp.shutdown()
     return row
 
 
 def main() -> int:
-    """Run the cases of a file, and write a row for each."""
-    cases = [Case(**fields) for fields in json.loads(Path(sys.argv[1]).read_text())]
-    check_names()
+    """Run the cases of a file with a package's problems, and write a row for each."""
+    problems: dict[str, Problem] = importlib.import_module(sys.argv[1]).PROBLEMS
+    cases = [Case(**fields) for fields in json.loads(Path(sys.argv[2]).read_text())]
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    with (Path(sys.argv[2]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
+    with (Path(sys.argv[3]) / f"{os.environ['RANK']}.jsonl").open("a") as rows:
         for case in cases:
             faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
-            row = run_case(case)
+            row = run_case(case, problems[case.problem])
             faulthandler.cancel_dump_traceback_later()
             print(json.dumps(row), file=rows, flush=True)
     return 0

@@ -22,7 +22,12 @@ class Outcome:
         holding: The global ranks that hold parameters.
         forward: Forward requests that crossed between ranks.
         backward: Backward requests that crossed.
+        share: The largest part of a replica's parameter bytes that one rank holds.
+        body_share: The largest part of the bytes of its body.
         failures: Why it failed, if it did.
+        missing: The ranks without a result, because the job ended or hung.
+        errors: What ranks raised, by rank.
+        typed: Whether every rank raised one of the library's own errors.
         log: The end of the job's log, where the case ended the job.
     """
 
@@ -31,25 +36,34 @@ class Outcome:
     holding: list[int] = field(default_factory=list)
     forward: int = 0
     backward: int = 0
+    share: float = 1.0
+    body_share: float = 1.0
     failures: list[str] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    typed: bool = False
     log: str = ""
 
 
 def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
     """Put the ranks' rows of a case together."""
     outcome = Outcome(case)
-    errors = [f"rank {r} raised {row['error']}" for r, row in enumerate(rows) if row is not None and "error" in row]
-    missing = [str(rank) for rank, row in enumerate(rows) if row is None]
-    if missing:
-        errors.append(f"no result from rank {', '.join(missing)}: the job ended or hung")
-    if errors:
-        outcome.failures = errors
+    outcome.errors = {rank: row["error"] for rank, row in enumerate(rows) if row is not None and "error" in row}
+    outcome.missing = [rank for rank, row in enumerate(rows) if row is None]
+    outcome.typed = all(row is not None and row.get("typed", False) for row in rows)
+    outcome.failures = [f"rank {rank} raised {error}" for rank, error in outcome.errors.items()]
+    if outcome.missing:
+        missing = ", ".join(map(str, outcome.missing))
+        outcome.failures.append(f"no result from rank {missing}: the job ended or hung")
+    if outcome.failures:
         return outcome
     present = [row for row in rows if row is not None]
     outcome.worst = max(row["worst"] for row in present)
     outcome.holding = [rank for rank, row in enumerate(present) if row["parameters"]]
     outcome.forward = sum(row["forward"] for row in present)
     outcome.backward = sum(row["backward"] for row in present)
+    outcome.share = _largest_share(present, "bytes")
+    outcome.body_share = _largest_share(present, "body_bytes")
     outcome.failures = [failure for row in present for failure in row["failures"]]
     if not outcome.worst < BAR:
         where = max(present, key=lambda row: float(row["worst"]))["where"]
@@ -62,6 +76,16 @@ def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
     if expected is not None and outcome.forward != expected:
         outcome.failures.append(f"{outcome.forward} forward requests crossed, expected {expected}")
     return outcome
+
+
+def _largest_share(rows: list[dict[str, Any]], key: str) -> float:
+    sizes = [row[key] for row in rows if row["replica"] == 0]
+    return max(sizes) / sum(sizes) if sum(sizes) else 1.0
+
+
+def first_failure(outcome: Outcome) -> str | None:
+    """Why a case failed, in short."""
+    return outcome.failures[0] if outcome.failures else None
 
 
 def render(outcomes: list[Outcome]) -> str:

@@ -25,6 +25,9 @@ def row(**changes: Any) -> dict[str, Any]:
         "where": "there",
         "failures": [],
         "parameters": 3,
+        "replica": 0,
+        "bytes": 24,
+        "body_bytes": 8,
         "forward": 4,
         "backward": 4,
         "expected_forward": None,
@@ -50,6 +53,11 @@ def test_noise_on_a_gradient_that_is_zero_is_measured_against_the_largest_of_the
     bias = torch.zeros(2, dtype=torch.float64)
     expected = {"weight": torch.ones(2, dtype=torch.float64), "bias": bias}
     assert gradients_differ({"bias": bias + 1e-16}, expected).worst == pytest.approx(1e-13)
+
+
+def test_imaginary_parts_are_compared_too() -> None:
+    weight = torch.tensor([1 + 1j], dtype=torch.complex128)
+    assert gradients_differ({"weight": weight.conj()}, {"weight": weight}).worst == pytest.approx(2**0.5)
 
 
 def test_a_gradient_that_is_missing_on_one_side_is_a_failure() -> None:
