@@ -48,6 +48,20 @@ def test_checkpoint_around_code_with_several_children(reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("inside", KINDS)
+def test_checkpoint_of_a_module_that_checkpoints_a_part_of_itself(reentrant: bool, inside: bool) -> None:
+    """What runs again in backward must save the same tensors as it did in the forward."""
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        return checkpoint(part.part, (x * part.weight).tanh(), use_reentrant=inside)
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return checkpoint(root.child, x * root.weight, use_reentrant=reentrant)
+
+    assert_exact(Part(body, child=Part(child, part=Part(times_weight))), data())
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
 def test_checkpoint_goes_on_into_modules_that_span_ranks(reentrant: bool) -> None:
     runs: list[str] = []
 

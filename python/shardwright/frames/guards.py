@@ -186,9 +186,10 @@ class _ReentrantCheckpoint:
         """Run the function, checkpointed where it runs."""
         frame = _frame_for_checkpoint(function)
         if frame is None:
-            if current_frame() is not None:
+            if current_frame() is not None or torch._C._current_graph_task_id() != -1:
                 # Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses; and it
                 # loses the gradients of what is not a result of the function, such as outputs collected by hooks.
+                # A forward that is run again in backward, where there is no frame, has to do as it did before.
                 return torch_checkpoint.checkpoint(
                     function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
                 )
