@@ -59,8 +59,19 @@ class Audit:
             if type(value) in _CONTAINERS and name not in _INTERNAL
         ]
 
-    def called(self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor]) -> None:
-        """A module is called with these tensors: handing on a weight reads it where the call is made."""
+    def called(
+        self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
+    ) -> None:
+        """A module is called with these tensors: handing on a weight reads it where the call is made.
+
+        Args:
+            execution: The module that is called.
+            caller: The one that calls it.
+            tensors: Those among the arguments.
+            why_whole: Why the call cannot go to another rank, if it cannot.
+        """
+        if why_whole is not None:
+            self._join(caller.path, execution.path, why_whole)
         for tensor in tensors:
             entry = self._known.get(id(tensor))
             if entry is not None:

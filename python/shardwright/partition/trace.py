@@ -21,6 +21,7 @@ from shardwright.partition.decision import JoinReason
 from shardwright.partition.elsewhere import runner_for
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
+from shardwright.partition.regions import Regions
 from shardwright.partition.tree import ModelTree
 
 _LOGGER = logging.getLogger("shardwright")
@@ -203,6 +204,7 @@ class _Run:
             with (
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
+                recording.regions.watched(),
                 recording.saving(),
                 OperationMode(recording.audit.operation, recording.written, recording.computed),
             ):
@@ -243,6 +245,7 @@ class _Recording:
 
     def __init__(self, tree: ModelTree, stack: Stack, audit: Audit, writes: Writes, measure_memory: bool) -> None:
         self.audit = audit
+        self.regions = Regions(saves_tensors=measure_memory)
         self._tree = tree
         self._stack = stack
         self._writes = writes
@@ -261,7 +264,7 @@ class _Recording:
         self._joins: tuple[JoinReason, ...] = ()
 
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
-        self.audit.called(execution, caller, _tensors_in(arguments))
+        self.audit.called(execution, caller, _tensors_in(arguments), self.regions.why_whole())
         path = execution.path
         self._first.setdefault(path, len(self._first))
         self._calls[(caller.path, path)] = self._calls.get((caller.path, path), 0) + 1
@@ -370,6 +373,8 @@ def _tensors_in(value: object) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
+            while torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # inside vmap or grad
+                leaf = torch._C._functorch.get_unwrapped(leaf)
             found[id(leaf)] = leaf
         elif hasattr(leaf, "__dataclass_fields__"):
             for item in tree_leaves(list(vars(leaf).values())):

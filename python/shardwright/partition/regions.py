@@ -1,0 +1,56 @@
+"""Stretches of a forward inside which no call can go to another rank, so that caller and callee must share one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shardwright.execution.context import saved_tensor_hooks_are_set
+
+
+class Regions:
+    """Tells whether the forward that is being traced is inside such a stretch, and why."""
+
+    def __init__(self, *, saves_tensors: bool) -> None:
+        """Watch nothing yet.
+
+        Args:
+            saves_tensors: Whether the trace itself has hooks on saved tensors in place.
+        """
+        self._saves_tensors = saves_tensors
+        self._functions: list[str] = []
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note the custom functions whose forward this thread runs."""
+        original = torch.autograd.Function.__dict__["apply"]
+        thread = threading.get_ident()
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original.__get__(None, cls)(*args, **kwargs)
+            self._functions.append(cls.__name__)
+            try:
+                return original.__get__(None, cls)(*args, **kwargs)
+            finally:
+                self._functions.pop()
+
+        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+    def why_whole(self) -> str | None:
+        """Why a call made now must stay on its rank; None if it need not."""
+        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+            return "calls it under a torch.func transform or forward-mode differentiation"
+        if self._functions:
+            return f"calls it inside the custom function {self._functions[-1]}, which may call it again in backward"
+        if not self._saves_tensors and saved_tensor_hooks_are_set():
+            return "calls it inside saved_tensors_hooks"
+        return None
