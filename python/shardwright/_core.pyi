@@ -8,6 +8,7 @@ from _typeshed import SupportsGetItem
 
 __all__ = [
     "__version__",
+    "AloneRecorder",
     "Config",
     "Event",
     "Listener",
@@ -20,12 +21,47 @@ __all__ = [
     "TensorParts",
     "Topology",
     "flatten",
+    "owned_tensors",
     "partition",
     "partition_table",
     "take_log",
 ]
 
 __version__: Final[str]
+
+@final
+class AloneRecorder:
+    """
+    Keeps the newest microbatches' forward and backward times, where no execution server runs them.
+    """
+    def __new__(cls, /) -> AloneRecorder:
+        """
+        Begin with nothing.
+        """
+    def begin(self, step: SupportsIndex, /) -> None:
+        """
+        The first microbatch of a step starts.
+        """
+    def end(self, /) -> None:
+        """
+        The step's microbatches are over.
+        """
+    def next_microbatch(self, /) -> None:
+        """
+        The microbatch is over, and the next one starts, if there is one.
+        """
+    def passed_backward(self, /) -> None:
+        """
+        What ran since the last call was backward work.
+        """
+    def passed_forward(self, /) -> None:
+        """
+        What ran since the last call was forward work.
+        """
+    def take(self, rank: SupportsIndex, /) -> list[dict[str, Any]]:
+        """
+        The records since the last call, oldest first, as those of global rank `rank`.
+        """
 
 @final
 class Config:
@@ -603,6 +639,14 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     function from fields) and `fallback(type)`. Raises `UnsupportedValueError`, which names
     the path, for a type that cannot cross ranks; `names` are what the elements of an
     outermost tuple are called there.
+    """
+
+def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any], list[tuple[Any, str]]]:
+    """
+    The parameters in a module tree, each once and in the model's order, and the module and name of each
+    buffer; without what stands in for another rank's, by its exact type.
+
+    This runs in every step, so it reads the modules' own dictionaries and asks torch for nothing.
     """
 
 def partition(request_json: str) -> str:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import logs
+from shardwright import _core, logs
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
-from shardwright.timeline.alone import AloneRecorder
 from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Runtime:
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
         self.unclosed_frames = 0
         self.workers = WorkerPool(self)
-        self.recorder = AloneRecorder()
+        self.recorder = _core.AloneRecorder()
         self.step = 0
         self.in_step = False
         #: Whether the step's tasks are over and its gradients are being finished.
@@ -90,8 +89,7 @@ class Runtime:
     @property
     def placements(self) -> list[Placement]:
         """Where the modules of each ``DistributedModel`` that is still in use live."""
-        models = (reference() for reference in self._models)
-        return [model.placement for model in models if model is not None]
+        return [model.placement for reference in self._models if (model := reference()) is not None]
 
     def placement(self, model_id: int) -> Placement:
         """Where the modules of the model with this id live.
@@ -133,12 +131,11 @@ class Runtime:
         """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
         self.committing = True
         transaction.commit(self.num_microbatches, final=len(self.dp_ranks) == 1)
-        for placement in self.placements:
-            placement.replicas.reduce_gradients()
         if self.launch.world_size > 1:
+            for placement in self.placements:
+                placement.replicas.reduce_gradients()
             self.server.leave_step()
             logs.forward()
-        transaction.close()
         self.committing = False
 
     def check_whole(self) -> None:
@@ -154,10 +151,11 @@ class Runtime:
                 "the job anew (smp.shutdown(), then smp.init())"
             )
 
-    def after_step(self) -> None:
-        """Run what waits for the end of the first step."""
-        for placement in self.placements:
-            placement.after_step()
+    def end_tasks(self) -> None:
+        """Clear away what the tasks of a step left, once all of them are over."""
+        self.unclosed_frames += len(self.frames)
+        self.frames.clear()
+        self.workers.end_step()
 
     def other_roots(self) -> list[int]:
         """The global ranks that run the step function in the other replicas."""
@@ -219,6 +217,7 @@ class Runtime:
             self._torn_step = self.step
         self.committing = False
         self.frames.clear()
+        self.workers.end_step()
         transaction.rollback()
         for placement in self.placements:
             placement.replicas.abandon_step()

@@ -1,8 +1,10 @@
 //! The extension module `shardwright._core`; the only crate that names pyo3.
 
+mod alone;
 mod config;
 mod error;
 mod log;
+mod modules;
 mod node;
 mod partition;
 mod raw;
@@ -19,9 +21,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use crate::alone::AloneRecorder;
+    #[pymodule_export]
     use crate::config::Config;
     #[pymodule_export]
     use crate::log::take_log;
+    #[pymodule_export]
+    use crate::modules::owned_tensors;
     #[pymodule_export]
     use crate::node::{Listener, Node};
     #[pymodule_export]

@@ -6,6 +6,7 @@
 //! Nothing here knows torch or Python. The reasons and the numbered invariants (EX-1 and on)
 //! stand in `docs/design/execution.md`.
 
+mod alone;
 mod bells;
 mod counters;
 mod failure;
@@ -16,6 +17,7 @@ mod trace;
 #[cfg(test)]
 mod tests;
 
+pub use alone::AloneRecorder;
 pub use counters::{Counters, Stats, WorkCounts};
 pub use failure::{Failure, FailureKind, LocalError, ServerError};
 pub use machine::{

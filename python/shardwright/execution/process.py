@@ -9,8 +9,8 @@ import torch
 
 #: Values in the order of :data:`_SETTINGS`.
 Settings = tuple[Any, ...]
-#: The default generators' states: the CPU's, then those of the CUDA devices in use.
-RandomState = tuple[torch.Tensor, dict[int, torch.Tensor]]
+#: Copies of the default generators: the CPU's, and the state of the current CUDA device's.
+RandomState = tuple[torch.Generator, dict[int, torch.Tensor]]
 
 _MASK = (1 << 63) - 1
 
@@ -73,15 +73,16 @@ def changed(base: Settings, different: dict[str, Any]) -> Settings:
 
 def random_state() -> RandomState:
     """The states of the default generators in use."""
+    generator = torch.default_generator.clone_state()  # cheaper than the state as a tensor
     if not cuda_in_use():
-        return torch.get_rng_state(), {}
+        return generator, {}
     device = torch.cuda.current_device()
-    return torch.get_rng_state(), {device: torch.cuda.get_rng_state(device)}
+    return generator, {device: torch.cuda.get_rng_state(device)}
 
 
 def restore_random_state(state: RandomState) -> None:
     """Put the generators back."""
-    torch.set_rng_state(state[0])
+    torch.default_generator.set_state(state[0].get_state())
     for device, one in state[1].items():
         torch.cuda.set_rng_state(one, device)
 

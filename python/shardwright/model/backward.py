@@ -23,9 +23,9 @@ Gradients = torch.Tensor | Sequence[torch.Tensor | None] | None
 def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients) -> None:
     """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
     if runtime.pp_size == 1:
-        runtime.recorder.passed("forward")
+        runtime.recorder.passed_forward()
         torch.autograd.backward(tensors, grad_tensors)
-        runtime.recorder.passed("backward")
+        runtime.recorder.passed_backward()
         return
     task, frame = running_task(), current_frame()
     if task is None or frame is None or frame.request is not None:

@@ -21,7 +21,7 @@ from shardwright.execution.task import running_task
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.model.ownership import Ownership, apply_ownership
-from shardwright.model.sentinel import is_sentinel
+from shardwright.model.sentinel import STAND_INS, is_sentinel
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
@@ -44,6 +44,10 @@ class Hooks:
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         return handle
+
+    def __bool__(self) -> bool:
+        """Whether any hook waits."""
+        return bool(self._hooks)
 
     def run(self, model: DistributedModel, optimizer: Any) -> None:
         """Run the hooks in order, and forget them."""
@@ -246,27 +250,8 @@ class Placement:
         return iter(self.module.named_modules()) if self.ownership is None else self.ownership.local_named_modules()
 
     def owned_tensors(self) -> tuple[list[nn.Parameter], list[tuple[nn.Module, str]]]:
-        """What a step may change here: parameters, each once, and the module and name of each buffer.
-
-        One walk over the modules' own dictionaries, since this runs in every step.
-        """
-        parameters: dict[nn.Parameter, None] = {}
-        buffers: list[tuple[nn.Module, str]] = []
-        seen: set[nn.Module] = set()
-        stack: list[nn.Module] = [self.module]
-        while stack:
-            module = stack.pop()
-            if module in seen:
-                continue
-            seen.add(module)
-            for parameter in module._parameters.values():
-                if parameter is not None and not is_sentinel(parameter):
-                    parameters[parameter] = None
-            for name, buffer in module._buffers.items():
-                if buffer is not None and not is_sentinel(buffer):
-                    buffers.append((module, name))
-            stack.extend(child for child in reversed(module._modules.values()) if child is not None)
-        return list(parameters), buffers
+        """What a step may change here: parameters, each once, and the module and name of each buffer."""
+        return _core.owned_tensors(self.module, STAND_INS)
 
     def owned_parameters(self) -> list[nn.Parameter]:
         """The parameters whose gradients this rank accumulates, each once, in the model's order."""
@@ -278,4 +263,5 @@ class Placement:
 
     def after_step(self) -> None:
         """Run the hooks that wait for the end of the first step."""
-        self.post_step_hooks.run(self.model, self.runtime.optimizer_of(self.model))
+        if self.post_step_hooks:
+            self.post_step_hooks.run(self.model, self.runtime.optimizer_of(self.model))

@@ -29,23 +29,23 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     """Run one step on this rank: as the root, as a peer of the root, or alone."""
     if runtime.in_step or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
-    transaction = StepTransaction(runtime.placements)
+    placements = runtime.placements
+    transaction = StepTransaction(placements)
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
     try:
         runtime.check_whole()
         if runtime.collectives is not None:
             runtime.collectives.begin_step()
-        may_overlap = transaction.is_plain
-        for placement in runtime.placements:
-            if placement.replicas.begin_step(may_overlap):
-                may_overlap = False
+            may_overlap = transaction.is_plain
+            for placement in placements:
+                if placement.replicas.begin_step(may_overlap):
+                    may_overlap = False
         if runtime.pp_size == 1:
             results = _run_alone(runtime, step, args, kwargs)
         else:
             results = _Pipeline(runtime, step).run(args, kwargs)
         runtime.commit(transaction)
-        runtime.unclosed_frames += len(runtime.frames)
     except BaseException as error:
         runtime.fail_step(error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
@@ -53,14 +53,15 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
         raise
     finally:
         runtime.in_step = False
-        runtime.frames.clear()
-        runtime.workers.end_step()
-    runtime.after_step()
+    for placement in placements:
+        placement.after_step()
     return merge_microbatches(results)
 
 
 def _finished(step: StepFunction[..., Any], result: Any) -> Any:
-    return map_tensors(result, torch.Tensor.detach) if step.detach_outputs else result
+    if not step.detach_outputs:
+        return result
+    return result.detach() if isinstance(result, torch.Tensor) else map_tensors(result, torch.Tensor.detach)
 
 
 def _run_alone(
@@ -69,11 +70,15 @@ def _run_alone(
     """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
     runtime.begin_step_alone(step.name)
     runtime.entered = True
-    results = []
-    for microbatch, (part, keywords) in enumerate(step.splitter.split(args, kwargs, runtime.num_microbatches)):
-        runtime.recorder.begin(runtime.step, microbatch)
-        results.append(_finished(step, step.function(*part, **keywords)))
-        runtime.recorder.end()
+    recorder, results = runtime.recorder, []
+    parts = step.splitter.split(args, kwargs, runtime.num_microbatches)
+    recorder.begin(runtime.step)
+    try:
+        for part, keywords in parts:
+            results.append(_finished(step, step.function(*part, **keywords)))
+            recorder.next_microbatch()
+    finally:
+        recorder.end()
     return results
 
 
@@ -102,7 +107,9 @@ class _Pipeline:
                 active_microbatches=runtime.cfg.active_microbatches,
             )
             runtime.entered = True
-            return self.supervise()
+            results = self.supervise()
+            runtime.end_tasks()
+            return results
         finally:
             state.restore()
             self.parts = []

@@ -54,40 +54,24 @@ class Splitter:
         if names is None:
             names = self._names[len(args)] = self._positional_names(len(args))
         sizes: dict[str, int] = {}
-        for name, value in (*zip(names, args, strict=True), *kwargs.items()):
-            if name not in self._whole:
-                self._measure(name, value, self._axes.get(name, 0), num_microbatches, sizes)
+        columns = [
+            [value] * num_microbatches
+            if name in self._whole
+            else self._divide(name, value, self._axes.get(name, 0), num_microbatches, sizes)
+            for name, value in (*zip(names, args, strict=True), *kwargs.items())
+        ]
         if sizes:
             self._check(sizes, num_microbatches)
-        positional = [self._pieces(n, v, num_microbatches) for n, v in zip(names, args, strict=True)]
-        named = {name: self._pieces(name, value, num_microbatches) for name, value in kwargs.items()}
-        return [
-            (tuple(pieces[m] for pieces in positional), {name: pieces[m] for name, pieces in named.items()})
-            for m in range(num_microbatches)
-        ]
+        rows = list(zip(*columns, strict=True)) if columns else [()] * num_microbatches
+        if not kwargs:
+            return [(row, {}) for row in rows]
+        count = len(args)
+        return [(row[:count], dict(zip(kwargs, row[count:], strict=True))) for row in rows]
 
     def _positional_names(self, count: int) -> list[str]:
         """The names of so many positional arguments; the last one's repeats for ``*args``."""
         names = list(self._signature.parameters)
         return [names[min(index, len(names) - 1)] if names else f"argument {index}" for index in range(count)]
-
-    def _measure(self, path: str, value: Any, axis: int, num_microbatches: int, sizes: dict[str, int]) -> None:
-        if isinstance(value, torch.Tensor):
-            if value.dim() == 0:
-                return
-            if not -value.dim() <= axis < value.dim():
-                raise ConfigError(
-                    f"smp.step: {path} of {self._name} has {value.dim()} axes, so it cannot be split along axis {axis}"
-                )
-            sizes[path] = value.shape[axis]
-        elif isinstance(value, torch.nn.Module) or hasattr(value, "smp_slice"):
-            return
-        elif isinstance(value, (dict, UserDict)):
-            for key, item in value.items():
-                self._measure(f"{path}[{key!r}]", item, axis, num_microbatches, sizes)
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            for index, item in enumerate(value):
-                self._measure(f"{path}[{index}]", item, axis, num_microbatches, sizes)
 
     def _check(self, sizes: dict[str, int], num_microbatches: int) -> None:
         for path, size in sizes.items():
@@ -97,36 +81,40 @@ class Splitter:
                     " divide evenly; drop the last batch (drop_last=True), change `microbatches`, or name the argument "
                     "in non_split_inputs to pass it whole"
                 )
-        if len(set(sizes.values())) > 1:
+        if len(sizes) > 1 and len(set(sizes.values())) > 1:
             listed = ", ".join(f"{path} has {size}" for path, size in sizes.items())
             raise ConfigError(
                 f"smp.step: tensors to be split into microbatches disagree in size: {listed}; name those that belong"
                 " to every microbatch in non_split_inputs, or give the axis of the batch in input_split_axes"
             )
 
-    def _pieces(self, name: str, value: Any, count: int) -> Sequence[Any]:
-        return [value] * count if name in self._whole else _pieces(value, self._axes.get(name, 0), count)
-
-
-def _pieces(value: Any, axis: int, count: int) -> Sequence[Any]:
-    """The value's part in each microbatch."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() == 0 or value.shape[axis] == 0:
+    def _divide(self, path: str, value: Any, axis: int, count: int, sizes: dict[str, int]) -> Sequence[Any]:
+        """A value's part in each microbatch; notes the size of every tensor that is split."""
+        if isinstance(value, torch.Tensor):
+            axes = value.dim()
+            if axes == 0:
+                return [value] * count
+            if not -axes <= axis < axes:
+                raise ConfigError(
+                    f"smp.step: {path} of {self._name} has {axes} axes, so it cannot be split along axis {axis}"
+                )
+            size = sizes[path] = value.shape[axis]
+            if size == 0 or size % count:  # nothing to divide, or refused once all sizes are known
+                return [value] * count
+            return value.chunk(count, axis)
+        if isinstance(value, torch.nn.Module):
             return [value] * count
-        return value.chunk(count, axis)
-    if isinstance(value, torch.nn.Module):
+        if hasattr(value, "smp_slice"):
+            return [value.smp_slice(count, microbatch, axis) for microbatch in range(count)]
+        if isinstance(value, (dict, UserDict)):
+            items = {k: self._divide(f"{path}[{k!r}]", item, axis, count, sizes) for k, item in value.items()}
+            return [_dict_like(value, {key: pieces[m] for key, pieces in items.items()}) for m in range(count)]
+        if isinstance(value, (list, tuple, set, frozenset)):
+            listed = [self._divide(f"{path}[{i}]", item, axis, count, sizes) for i, item in enumerate(value)]
+            parts = [[pieces[m] for pieces in listed] for m in range(count)]
+            named = isinstance(value, tuple) and hasattr(value, "_fields")
+            return [type(value)(*part) if named else type(value)(part) for part in parts]
         return [value] * count
-    if hasattr(value, "smp_slice"):
-        return [value.smp_slice(count, microbatch, axis) for microbatch in range(count)]
-    if isinstance(value, (dict, UserDict)):
-        items = {key: _pieces(item, axis, count) for key, item in value.items()}
-        return [_dict_like(value, {key: pieces[m] for key, pieces in items.items()}) for m in range(count)]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        listed = [_pieces(item, axis, count) for item in value]
-        parts = [[pieces[m] for pieces in listed] for m in range(count)]
-        named = isinstance(value, tuple) and hasattr(value, "_fields")
-        return [type(value)(*part) if named else type(value)(part) for part in parts]
-    return [value] * count
 
 
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel import Listener
+from shardwright.execution import process
 
 if TYPE_CHECKING:
     from shardwright.model.placement import Placement
@@ -24,17 +26,19 @@ class StepTransaction:
     def __init__(self, placements: Iterable[Placement]) -> None:
         """Begin: take gradients and hooks off the models' local parameters, copy buffers and the RNG state."""
         self._averaged: list[nn.Parameter] = []
-        self._parameters: list[tuple[nn.Parameter, torch.Tensor | None]] = []
+        self._parameters: list[nn.Parameter] = []
+        self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
         for placement in placements:
             parameters, buffers = placement.owned_tensors()
             if placement.replicas.averages_microbatches:
                 self._averaged += parameters
+            self._parameters += parameters
             for parameter in parameters:
                 gradient = parameter.grad
-                self._parameters.append((parameter, gradient))
                 if gradient is not None:
+                    self._earlier.append((parameter, gradient))
                     parameter.grad = None
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                     self._take_hooks(parameter)
@@ -42,13 +46,12 @@ class StepTransaction:
                 buffer = module._buffers[name]
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
-        self._rng = torch.get_rng_state()
-        self._cuda_rng = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._random = process.random_state()
 
     @property
     def is_plain(self) -> bool:
         """Whether the step's gradients become the parameters' gradients as they are: none before, and no hooks."""
-        return not self._hooks and all(earlier is None for _, earlier in self._parameters)
+        return not self._hooks and not self._earlier
 
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
@@ -69,17 +72,10 @@ class StepTransaction:
             final: Whether nothing can fail from here on; else earlier gradients stay for :meth:`rollback`.
         """
         if num_microbatches > 1:
-            gradients = [parameter.grad for parameter in self._averaged if parameter.grad is not None]
-            dense = [gradient for gradient in gradients if not gradient.is_sparse]
-            if dense:
-                torch._foreach_div_(dense, num_microbatches)
-            for gradient in gradients:
-                if gradient.is_sparse:
-                    gradient.div_(num_microbatches)
-        late = self._restore_hooks()
-        for parameter, earlier in self._parameters:
-            if earlier is not None:
-                parameter.grad = _sum(earlier, parameter.grad, final)
+            _divide_gradients(self._averaged, num_microbatches)
+        late = self._restore_hooks() if self._hooks else []
+        for parameter, earlier in self._earlier:
+            parameter.grad = _sum(earlier, parameter.grad, final)
         for parameter, hooks in late:
             for hook in hooks.values():
                 hook(parameter)
@@ -109,24 +105,40 @@ class StepTransaction:
         """Fail: leave gradients, hooks, buffers and the RNG as they were before the step."""
         for parameter, tensor_hooks, post_hooks in self._hooks:
             self._put_hooks_back(parameter, tensor_hooks, post_hooks)
-        for parameter, earlier in self._parameters:
+        for parameter in self._parameters:
+            parameter.grad = None
+        for parameter, earlier in self._earlier:
             parameter.grad = earlier
         with torch.no_grad():
             for module, name, buffer, copy in self._buffers:
                 if buffer.numel() == copy.numel():  # else given up to its owner by a partition made in this step
                     buffer.copy_(copy)
                     module._buffers[name] = buffer
-        torch.set_rng_state(self._rng)
-        if self._cuda_rng is not None:
-            torch.cuda.set_rng_state(self._cuda_rng)
-        self.close()
+        process.restore_random_state(self._random)
 
-    def close(self) -> None:
-        """Forget what a rollback would need."""
-        self._parameters.clear()
-        self._averaged.clear()
-        self._hooks.clear()
-        self._buffers.clear()
+
+def _divide_gradients(parameters: list[nn.Parameter], divisor: int) -> None:
+    dense = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        if gradient.is_sparse:
+            gradient.div_(divisor)
+        else:
+            dense.append(gradient)
+    if not dense:
+        return
+    if divisor & (divisor - 1):
+        torch._foreach_div_(dense, _number(divisor))
+    else:  # the reciprocal is exact, so the product is the quotient to the last bit, in half the time
+        torch._foreach_mul_(dense, _number(1 / divisor))
+
+
+@functools.cache
+def _number(value: float) -> torch.Tensor:
+    """A number as a tensor, which torch need not wrap anew for every gradient."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def _sum(earlier: torch.Tensor, new: torch.Tensor | None, in_place: bool) -> torch.Tensor:
