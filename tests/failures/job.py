@@ -60,6 +60,7 @@ class Process:
             start_new_session=True,
         )
         self._news = threading.Condition()
+        self._signals: set[int] = set()
         self._streams: dict[str, list[str]] = {"out": [], "err": []}
         self._threads = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
@@ -128,6 +129,7 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
+        self._signals.add(number)
         self._process.send_signal(number)
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -144,6 +146,13 @@ class Process:
         with self._news:
             while self._threads and (left := deadline - time.monotonic()) > 0:
                 self._news.wait(left)
+
+    def crashed(self) -> bool:
+        """Whether a signal ended it that this test has not sent to it alone: an abort, say, or a segmentation fault."""
+        code = self._process.poll()
+        return (
+            code is not None and -code in {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL} - self._signals
+        )
 
     def is_running(self) -> bool:
         """Whether it has not ended."""
@@ -228,6 +237,7 @@ class Job:
                 raise AssertionError(f"a rank is alive after {limit} s:\n{process.out}{process.err}") from None
         for process in waited_for:
             process.drained()
+            assert not process.crashed(), f"a rank crashed ({process.wait(1.0)}):\n{process.out}{process.err}"
         spared = {self.ranks[rank].pid for rank in but}
         assert set(self.processes()) <= spared, "a process was left behind"
         return [process.wait(1.0) for process in waited_for]
