@@ -148,7 +148,7 @@ class Process:
                 self._news.wait(left)
 
     def crashed(self) -> bool:
-        """Whether a signal ended it that this test has not sent to it alone: an abort, say, or a segmentation fault."""
+        """Whether it aborted or faulted, and this test did not make it."""
         code = self._process.poll()
         return (
             code is not None and -code in {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL} - self._signals
