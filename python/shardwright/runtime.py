@@ -218,6 +218,7 @@ class Runtime:
         self.committing = False
         self.frames.clear()
         self.workers.end_step()
+        self.pending_controls.clear()
         transaction.rollback()
         for placement in self.placements:
             placement.replicas.abandon_step()

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.frames.log import log_of_run
+
 WIDTH = 3
-Operation = tuple[Any, ...]
+#: The name of an operation and its details; plain data, so that programs can be stored.
+Operation = Sequence[Any]
 
 
-@dataclasses.dataclass
-class Log:
-    """What hooks saw, and the tensors whose gradients were to be kept, of one run; and whether it checkpoints.
+class Pair(NamedTuple):
+    """A named tuple among arguments and results."""
 
-    A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run without.
-    """
-
-    checkpointing: bool = False
-    hooks: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
-    retained: list[tuple[str, torch.Tensor]] = dataclasses.field(default_factory=list)
+    first: Any
+    second: Any
 
 
-log_of_run = [Log()]
+class Scaled(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor)
+        return tensor * tensor.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (tensor,) = ctx.saved_tensors
+        result: torch.Tensor = gradient * (tensor.sin() + tensor * tensor.cos())
+        return result
 
 
-def _fit(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def fit(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor in another's shape, or a scalar."""
     return tensor if tensor.shape == like.shape else tensor.mean()
 
 
-UNARY = {
+UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
@@ -41,8 +51,11 @@ UNARY = {
     "square": lambda t: t * t,
     "clone": torch.clone,
     "detach": torch.Tensor.detach,
+    "softmax": lambda t: t.softmax(-1) if t.dim() else t.sigmoid(),
+    "sorted": lambda t: t.sort(-1).values if t.dim() else t.clone(),
+    "scaled": lambda t: Scaled.apply(t),  # type: ignore[no-untyped-call]
 }
-VIEW = {
+VIEW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "first": lambda t: t[0] if t.dim() else t.view_as(t),
     "row": lambda t: t[:1] if t.dim() else t,
     "rest": lambda t: t[1:] if t.dim() and len(t) > 1 else t.view_as(t),
@@ -53,7 +66,7 @@ VIEW = {
     "expanded": lambda t: t.unsqueeze(0).expand(2, *t.shape),
     "diagonal": lambda t: t.diagonal() if t.dim() > 1 else t,
 }
-WRITE = {
+WRITE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "add": lambda t, u: t.add_(u),
     "mul": lambda t, u: t.mul_(u),
     "copy": lambda t, u: t.copy_(u),
@@ -68,7 +81,7 @@ WRITE = {
 class Block(nn.Module):
     """A module that runs a list of operations over its own tensors."""
 
-    def __init__(self, operations: list[Operation], result: Operation, children: list[nn.Module]) -> None:
+    def __init__(self, operations: Sequence[Operation], result: Operation, children: list[nn.Module]) -> None:
         super().__init__()
         self.operations = operations
         self.result = result
@@ -79,7 +92,8 @@ class Block(nn.Module):
 
     def forward(self, *given: Any, extra: Any = None) -> Any:
         tensors = tensors_in((given, extra))
-        self.execute(self.operations, tensors)
+        with log_of_run[0].running(self, tensors):
+            self.execute(self.operations, tensors)
         kind, places = self.result
         results = [tensors[place % len(tensors)] for place in places]
         if kind == "all":
@@ -88,9 +102,13 @@ class Block(nn.Module):
             return {str(index): tensor for index, tensor in enumerate(results)}
         if kind == "list":
             return [*results, None, 1]
+        if kind == "nested":
+            return {"a": (results[0], [*results[1:], None]), 2: Pair({"x": results[-1]}, "text")}
+        if kind == "nothing":
+            return None
         return results[0] if kind == "one" else tuple(results)
 
-    def execute(self, operations: list[Operation], tensors: list[torch.Tensor]) -> None:
+    def execute(self, operations: Sequence[Operation], tensors: list[torch.Tensor]) -> None:
         for name, *details in operations:
             getattr(self, f"do_{name}")(tensors, *details)
 
@@ -113,19 +131,27 @@ class Block(nn.Module):
 
     def do_sum(self, tensors: list[torch.Tensor], a: int, b: int, product: bool) -> None:
         one, other = tensors[a % len(tensors)], tensors[b % len(tensors)]
-        other = _fit(other, one)
+        other = fit(other, one)
         tensors.append(one * other if product else one + other)
 
     def do_write(self, tensors: list[torch.Tensor], kind: str, a: int, b: int) -> None:
+        log_of_run[0].saw("in-place operations")
         tensor, other = tensors[a % len(tensors)], tensors[b % len(tensors)]
-        WRITE[kind](tensor, _fit(other, tensor))
+        WRITE[kind](tensor, fit(other, tensor))
 
-    def do_mode(self, tensors: list[torch.Tensor], grad: bool, operations: list[Operation]) -> None:
+    def do_mode(self, tensors: list[torch.Tensor], grad: bool, operations: Sequence[Operation]) -> None:
+        log_of_run[0].saw("no_grad parts")
         with torch.set_grad_enabled(grad):
             self.execute(operations, tensors)
 
-    def do_branch(self, tensors: list[torch.Tensor], a: int, yes: list[Operation], no: list[Operation]) -> None:
+    def do_branch(self, tensors: list[torch.Tensor], a: int, yes: Sequence[Operation], no: Sequence[Operation]) -> None:
+        log_of_run[0].saw("branches")
         self.execute(yes if float(tensors[a % len(tensors)].detach().sum()) > 0 else no, tensors)
+
+    def do_loop(self, tensors: list[torch.Tensor], a: int, operations: Sequence[Operation]) -> None:
+        log_of_run[0].saw("branches")
+        for _ in range(sum(float(value) > 0 for value in tensors[a % len(tensors)].detach().flatten()[:2])):
+            self.execute(operations, tensors)
 
     def do_hook(self, tensors: list[torch.Tensor], name: str, a: int, scale: bool) -> None:
         tensor = tensors[a % len(tensors)]
@@ -133,6 +159,7 @@ class Block(nn.Module):
         if not tensor.requires_grad or dropped or isinstance(tensor, nn.Parameter):
             return
         log = log_of_run[0]
+        log.saw("tensor hooks")
 
         def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
             if gradient is None:  # torch tells hooks of some tensors that no gradient came
@@ -145,52 +172,92 @@ class Block(nn.Module):
     def do_retain(self, tensors: list[torch.Tensor], name: str, a: int) -> None:
         tensor = tensors[a % len(tensors)]
         if tensor.requires_grad and not tensor.is_leaf:
+            log_of_run[0].saw("tensor hooks")
             tensor.retain_grad()
-            log_of_run[0].retained.append((name, tensor))
+            log_of_run[0].retained[name].append(tensor)
 
     def do_count(self, tensors: list[torch.Tensor], a: int) -> None:
+        log_of_run[0].changes(self)
         self.count.mul_(0.5).add_(tensors[a % len(tensors)].detach().mean())
         tensors.append(tensors[a % len(tensors)] * self.count.clone())
 
     def do_buffer(self, tensors: list[torch.Tensor]) -> None:
+        log_of_run[0].saw("shared buffers")  # whoever gets it may write to it
         tensors.append(self.count)
 
     def do_store(self, tensors: list[torch.Tensor], a: int) -> None:
+        log_of_run[0].saw("state in attributes")
         self.__dict__["state"] = tensors[a % len(tensors)]  # not as a parameter, even if it is one
 
     def do_load(self, tensors: list[torch.Tensor]) -> None:
+        log_of_run[0].saw("state in attributes")
         if self.state is not None:
             tensors.append(self.state)
 
+    def do_borrow(self, tensors: list[torch.Tensor], child: int, a: int) -> None:
+        """Compute with a child's own weight."""
+        module = self.parts[child % len(self.parts)]
+        if isinstance(module, Block):
+            log_of_run[0].saw("another module's weight")
+            tensors.append(tensors[a % len(tensors)] * module.weight.sum())
+
     def do_call(
-        self, tensors: list[torch.Tensor], child: int, places: tuple[int, ...], style: str, repeat: int = 1
+        self, tensors: list[torch.Tensor], child: int, places: Sequence[int], style: str, repeat: int = 1
     ) -> None:
         module: nn.Module = self.parts[child % len(self.parts)]
         if style == "reach" and isinstance(module, Block) and len(module.parts):
             module = module.parts[0]
         for _ in range(repeat):
             given = [tensors[place % len(tensors)] for place in places]
-            if not isinstance(module, Block):
-                tensor = given[0]
-                fits = tensor.dim() and tensor.shape[-1] == WIDTH
-                result = module(tensor if fits else tensor.mean().expand(2, WIDTH))
-            elif style == "keyword":
-                result = module(*given[1:], extra=given[0])
-            elif style == "list":
-                result = module(given)
-            elif style == "dict":
-                result = module({"b": given[-1], "a": given})
-            elif style in ("checkpoint", "reentrant") and log_of_run[0].checkpointing:
-                result = checkpoint(module, *given, use_reentrant=style == "reentrant")
-            else:
-                result = module(*given)
+            result = _call_block(module, given, style) if isinstance(module, Block) else _call_layer(module, given[0])
+            if style == "dropped":
+                log_of_run[0].saw("unused results")
+                result = tensors_in(result)[:1]
             tensors.extend(tensors_in(result))
             del tensors[:-24]
 
 
+def _call_block(module: Block, given: list[torch.Tensor], style: str) -> Any:
+    log = log_of_run[0]
+    if style in ("keyword", "list", "dict", "nested", "none"):
+        log.saw("argument structures")
+    if style == "keyword":
+        return module(*given[1:], extra=given[0])
+    if style == "list":
+        return module(given)
+    if style == "dict":
+        return module({"b": given[-1], "a": given})
+    if style == "nested":
+        return module({"x": [given[0], (given[-1], None)], "mask": given[0] > 0}, 3, extra=Pair(given, {"y": "text"}))
+    if style == "none":
+        return module(None, *given, extra=None)
+    if style == "direct":
+        return module.forward(*given)
+    if style in ("checkpoint", "reentrant"):
+        log.saw("checkpoints")
+        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run without.
+        if log.checkpointing:
+            return checkpoint(module, *given, use_reentrant=style == "reentrant")
+    return module(*given)
+
+
+def _call_layer(module: nn.Module, tensor: torch.Tensor) -> Any:
+    log = log_of_run[0]
+    fits = tensor.dim() > 0 and tensor.shape[-1] == WIDTH
+    given = tensor if fits else tensor.mean().expand(2, WIDTH)
+    with log.running(module, [given]):
+        if isinstance(module, nn.BatchNorm1d):
+            log.changes(module)
+            return module(given.reshape(-1, WIDTH) if given.numel() > WIDTH else given.reshape(1, WIDTH).expand(2, -1))
+        if isinstance(module, nn.GRU):
+            return module(given.reshape(1, -1, WIDTH))
+        return module(given)
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a nested value; those that are no numbers as numbers."""
     if isinstance(tree, torch.Tensor):
-        return [tree]
+        return [tree if tree.is_floating_point() else tree.double()]
     if isinstance(tree, dict):
         tree = tree.values()
     elif not isinstance(tree, list | tuple):

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import collections
-import warnings
+import pytest
 
-from tests.frames.programs import try_program
+from tests.frames.conftest import SUMMARY
+from tests.frames.log import NEEDED
+from tests.frames.programs import FOUND, LEAST_SHARE, Summary, jobs, run_plain, stored, try_program, try_seeds
 
-SEEDS = range(300)
-#: Programs that once went wrong.
-FOUND = (
-    *(1319, 1339, 1403, 2147, 2200, 2222, 3104, 3471, 10201, 21301, 21651, 38426, 39959, 40348, 41404, 41639, 49430),
-    *(108932, 118439, 122701, 217466, 224243, 310449),
-    *(1, 12, 21, 24, 30, 62, 63, 82, 93, 101, 127, 157, 158, 173, 177, 184, 219, 253, 300, 301, 310, 317, 323, 327),
-)
+SEEDS = range(2000)
 
 
-def test_random_programs_are_exact_or_refused() -> None:
-    outcomes: collections.Counter[str] = collections.Counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for seed in (*SEEDS, *FOUND):
-            outcome, why = try_program(seed)
-            assert outcome != "WRONG", f"seed {seed}: {why}"
-            outcomes[outcome] += 1
-    assert outcomes["exact"] > 200
-    assert outcomes["refused"] < outcomes["exact"] / 10
+@pytest.mark.timeout(1800)
+def test_random_programs_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
+    with jobs() as on:
+        summary = Summary(list(try_seeds(SEEDS, on)))
+    table = f"{summary.table()}\n{summary.as_json()}"
+    request.config.stash[SUMMARY] = table
+    assert summary.passes, table
+    for feature in NEEDED:
+        assert summary.share(feature) >= LEAST_SHARE, f"{feature}\n{table}"
+    assert min(summary.crossed) >= 0.7, table
+
+
+def test_programs_that_once_went_wrong_are_exact_or_refused() -> None:
+    trials = []
+    with jobs() as on:
+        for line in FOUND.read_text().splitlines():
+            program = stored(line)
+            plain, log = run_plain(program)
+            trials.append(try_program(program, plain, frozenset(log.features), on))
+    assert not Summary(trials).of("wrong"), Summary(trials).table()
+    assert len(Summary(trials).of("refused")) < len(trials) / 2

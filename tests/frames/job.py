@@ -1,0 +1,184 @@
+"""Several ranks of a job in one process: real runtimes, execution servers and schedules, over in-process connections.
+
+At most one thread of all ranks runs Python at a time, because torch keeps settings and generators for the whole
+process: a thread gives its turn away while it waits in its execution server.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import shardwright.model.placement
+from shardwright import _core
+from shardwright.config import load_config
+from shardwright.frames import guards
+from shardwright.launch import LaunchInfo
+from shardwright.runtime import Runtime, set_current_runtime
+
+T = TypeVar("T")
+
+#: Longer than any step of a test takes; a rank that waits so long hangs.
+HANG_SECONDS = 60.0
+_STALL_SECONDS = 20.0
+_WAITS = ("await_backward", "begin_step", "check_abort", "end_step", "leave_step", "supervise", "unwind", "wait")
+
+
+class Turn:
+    """The right to run Python for a rank."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own = threading.local()
+
+    def take(self) -> None:
+        if not getattr(self._own, "held", False):
+            self._lock.acquire()
+            self._own.held = True
+
+    def give(self) -> None:
+        if getattr(self._own, "held", False):
+            self._own.held = False
+            self._lock.release()
+
+
+class _TakingTurns:
+    """An execution server whose waits give the turn away."""
+
+    def __init__(self, server: Any, turn: Turn) -> None:
+        self._server = server
+        self._turn = turn
+        for name in _WAITS:
+            setattr(self, name, functools.partial(self._waiting, getattr(server, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def _waiting(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        self._turn.give()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self._turn.take()
+
+    def next_task(self, worker: int) -> Any:
+        """A worker thread asks for its next task; it ends when there is none."""
+        self._turn.give()
+        task = self._server.next_task(worker)
+        if task is not None:
+            self._turn.take()
+        return task
+
+
+class Job:
+    """A pipeline of several ranks; one program after another runs on it."""
+
+    def __init__(self, num_ranks: int) -> None:
+        """Connect the ranks."""
+        self.num_ranks = num_ranks
+        self.turn = Turn()
+        topology = _core.Topology(num_ranks, num_ranks, 1, "cluster")
+        self.runtimes = []
+        cfg = load_config({"pipeline_parallel_degree": num_ranks, "ddp": False}, {}, {})
+        for rank, node in enumerate(_core.Node.in_process(num_ranks)):
+            server = _core.Server.attach(
+                node,
+                rank=rank,
+                host="here",
+                pp_ranks=list(range(num_ranks)),
+                stall_report_seconds=_STALL_SECONDS,
+                stall_timeout_seconds=_STALL_SECONDS,
+                trace_capacity=1,
+            )
+            launch = LaunchInfo(
+                launcher="environment",
+                rank=rank,
+                world_size=num_ranks,
+                local_rank=rank,
+                local_size=num_ranks,
+                rendezvous_host=None,
+                rendezvous_port=None,
+                single_host=True,
+                job_id="programs",
+            )
+            taking_turns = _TakingTurns(server, self.turn)
+            self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=taking_turns))
+        self._threads = ThreadPoolExecutor(num_ranks, thread_name_prefix="rank")
+
+    def run(self, main: Callable[[Runtime], T], settings: dict[str, Any]) -> list[T | BaseException]:
+        """Run ``main`` on every rank.
+
+        Args:
+            main: What a script does, the same on every rank.
+            settings: Configuration keys for this run.
+
+        Returns:
+            What each rank returned or raised.
+
+        Raises:
+            TimeoutError: A rank hangs; the job is of no use any more.
+        """
+        cfg = load_config({"pipeline_parallel_degree": self.num_ranks, "ddp": False, **settings}, {}, {})
+        futures = []
+        for runtime in self.runtimes:
+            runtime.cfg, runtime.num_microbatches = cfg, cfg.microbatches
+            context = contextvars.copy_context()
+            futures.append(self._threads.submit(context.run, self._main, runtime, main))
+        _, hanging = wait(futures, HANG_SECONDS)
+        if hanging:
+            ranks = [rank for rank, future in enumerate(futures) if future in hanging]
+            raise TimeoutError(f"ranks {ranks} did not come to an end within {HANG_SECONDS:.0f} seconds")
+        return [future.result() for future in futures]
+
+    def _main(self, runtime: Runtime, main: Callable[[Runtime], T]) -> T | BaseException:
+        self.turn.take()
+        try:
+            set_current_runtime(runtime)
+            return main(runtime)
+        except BaseException as error:
+            return error
+        finally:
+            self.turn.give()
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is left of the last step on any rank: no frame, no request."""
+        return all(
+            not len(runtime.frames) and not runtime.unclosed_frames and not runtime.server.stats()["live_requests"]
+            for runtime in self.runtimes
+        )
+
+    def sent(self) -> dict[str, int]:
+        """How many requests of each kind the ranks sent in their last step."""
+        total: dict[str, int] = {}
+        for runtime in self.runtimes:
+            for kind, count in runtime.server.stats()["step"]["sent"].items():
+                total[kind] = total.get(kind, 0) + count
+        return total
+
+    def close(self) -> None:
+        """Leave in good order."""
+        for runtime in self.runtimes:
+            runtime.server.close()
+        for runtime in self.runtimes:
+            runtime.workers.join(10.0)
+            runtime.node.close()
+        self._threads.shutdown()
+
+
+@contextmanager
+def in_process_ranks() -> Iterator[None]:
+    """What a process with several ranks has in place, less the tables of partitions that each would print."""
+    announce = shardwright.model.placement.announce
+    shardwright.model.placement.announce = lambda decision, module: None
+    guards.install()
+    try:
+        yield
+    finally:
+        guards.uninstall()
+        shardwright.model.placement.announce = announce

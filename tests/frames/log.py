@@ -1,0 +1,117 @@
+"""What one run of a random program leaves behind beside gradients, and what it made use of."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+#: What every program may make use of, in the order of the table.
+FEATURES = (
+    "re-used modules",
+    "re-use with other shapes",
+    "tied parameters",
+    "branches",
+    "in-place operations",
+    "argument structures",
+    "depth 3 or more",
+    "no_grad parts",
+    "unused results",
+    "several backward roots",
+    "checkpoints",
+    "buffers that change",
+    "state in attributes",
+    "another module's weight",
+    "tensor hooks",
+)
+#: Those that must each occur in a good share of all programs.
+NEEDED = (
+    "re-used modules",
+    "tied parameters",
+    "branches",
+    "in-place operations",
+    "argument structures",
+    "depth 3 or more",
+)
+
+
+class Log:
+    """What hooks saw, tensors whose gradients were to be kept, results; and, of a plain run, features that occurred."""
+
+    def __init__(self, *, plain: bool) -> None:
+        """``plain`` is a run in one thread, whose features are counted."""
+        self.checkpointing = not plain
+        self._plain = plain
+        self.hooks: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+        self.retained: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+        self.finals: dict[str, list[torch.Tensor | None]] = {}
+        self.features: set[str] = set()
+        #: Whether results depend on the order in which microbatches pass through a module.
+        self.depends_on_order = False
+        #: The modules that ran, and their paths.
+        self.modules: set[nn.Module] = set()
+        self.ran: list[str] = []
+        self._depth = 0
+        self._shapes: dict[nn.Module, list[tuple[torch.Size, ...]]] = collections.defaultdict(list)
+        self._users: dict[nn.Parameter, set[nn.Module]] = collections.defaultdict(set)
+        self._changes: collections.Counter[nn.Module] = collections.Counter()
+        self._versions: dict[nn.Module, list[int]] = {}
+
+    def saw(self, feature: str) -> None:
+        """A feature occurred."""
+        self.features.add(feature)
+
+    def changes(self, module: nn.Module) -> None:
+        """A module changes its buffers."""
+        self._changes[module] += 1
+
+    @contextmanager
+    def running(self, module: nn.Module, given: list[torch.Tensor]) -> Iterator[None]:
+        """A module runs."""
+        if not self._plain:
+            yield
+            return
+        self._depth += 1
+        if self._depth > 3:  # three below the model itself
+            self.saw("depth 3 or more")
+        self.modules.add(module)
+        self._versions.setdefault(module, _versions(module))
+        self._shapes[module].append(tuple(tensor.shape for tensor in given))
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                self._users[parameter].add(module)
+                if len(self._users[parameter]) > 1:
+                    self.saw("tied parameters")
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def end_microbatch(self) -> None:
+        """A microbatch is through."""
+        for module, shapes in self._shapes.items():
+            if len(shapes) > 1:
+                self.saw("re-used modules")
+            if len(set(shapes)) > 1:
+                self.saw("re-use with other shapes")
+            if _versions(module) != self._versions[module]:
+                self.saw("buffers that change")
+                # In order only if the module itself does it, in one place that every microbatch passes once.
+                once = len(shapes) == 1 and self._changes[module] == 1
+                self.depends_on_order |= not once or "branches" in self.features or "shared buffers" in self.features
+        self.depends_on_order |= "state in attributes" in self.features
+        self._shapes.clear()
+        self._changes.clear()
+        self._versions.clear()
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """The versions of a module's own tensors."""
+    own = (*module._parameters.values(), *module._buffers.values())
+    return [tensor._version for tensor in own if tensor is not None]
+
+
+log_of_run = [Log(plain=True)]
