@@ -116,41 +116,6 @@ def test_calling_a_module_or_looking_at_its_weight_joins_nothing(how: str) -> No
     assert decided(Reads(how), torch.ones(1, 4)).joins == ()
 
 
-class Twice(torch.autograd.Function):
-    """Calls a module in its forward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
-        return module(x) * 2
-
-
-class Enters(nn.Module):
-    """Calls a module inside something that cannot cross ranks, one at a time."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.near, self.far = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.near(x)
-        if self.how == "vmap":
-            return torch.func.vmap(self.far)(x)
-        if self.how == "jvp":
-            return torch.func.jvp(self.far, (x,), (x,))[1]
-        if self.how == "custom function":
-            return Twice.apply(x, self.far)
-        with torch.autograd.graph.save_on_cpu():
-            return self.far(x)
-
-
-@pytest.mark.parametrize("how", ["vmap", "jvp", "custom function", "saved tensors"])
-def test_a_module_called_inside_what_cannot_cross_ranks_is_joined_with_its_caller(how: str) -> None:
-    before = torch.autograd.Function.__dict__["apply"]
-    assert joined(decided(Enters(how), torch.ones(2, 4))) == {("", "far")}
-    assert torch.autograd.Function.__dict__["apply"] is before
-
-
 def test_a_weight_that_its_module_returns_or_its_holder_hands_on_joins_nothing() -> None:
     class Prompt(nn.Module):
         def __init__(self) -> None:

@@ -71,7 +71,7 @@ class Audit:
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
         if why_whole is not None:
-            self._join(caller.path, execution.path, why_whole)
+            self.join(caller.path, execution.path, why_whole)
         for tensor in tensors:
             entry = self._known.get(id(tensor))
             if entry is not None:
@@ -79,8 +79,12 @@ class Audit:
                 execution.given.add(id(tensor))
 
     def returned(self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor]) -> None:
-        """A module returns these tensors: a weight it returns crosses ranks like any other result."""
-        caller.given.update(id(tensor) for tensor in tensors if id(tensor) in self._known)
+        """A module returns these tensors: a weight it holds, or was given, crosses ranks like any other result."""
+        for tensor in tensors:
+            entry = self._known.get(id(tensor))
+            if entry is not None:
+                self._read(tensor, entry, execution, "returned")
+                caller.given.add(id(tensor))
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """An operation runs on these tensors."""
@@ -98,9 +102,10 @@ class Audit:
     def _read(self, tensor: torch.Tensor, entry: TensorEntry, reader: Execution, how: str) -> None:
         if reader.path in entry.holders or id(tensor) in reader.given:
             return
-        self._join(reader.path, entry.holders[0], f"computes with {entry.name} ({how})")
+        self.join(reader.path, entry.holders[0], f"computes with {entry.name} ({how})")
 
-    def _join(self, first: str, second: str, reason: str) -> None:
+    def join(self, first: str, second: str, reason: str) -> None:
+        """Keep two modules on one rank; the first reason counts."""
         if first != second:
             self._joins.setdefault((first, second), reason)
 
@@ -149,7 +154,7 @@ class Audit:
         if name in entry.buffers or name in entry.parameters:
             if name in entry.buffers:
                 self._written_buffers.add(entry.buffers[name])
-            self._join(writer, path, f"sets {join_path(path, name)}")
+            self.join(writer, path, f"sets {join_path(path, name)}")
             return
         self._writes.setdefault((id(module), name), set()).add(writer)
 
@@ -179,7 +184,7 @@ class Audit:
             for writer in sorted(writers):
                 for reader in sorted(readers.get((module, name), ())):
                     full_name = join_path(self._tree.path_of.get(module, "?"), name)
-                    self._join(reader, writer, f"reads {full_name}, which the other sets in its forward")
+                    self.join(reader, writer, f"reads {full_name}, which the other sets in its forward")
         for index in sorted(self._written_buffers):
             self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shardwright.partition.tree import ModelTree
 
@@ -188,6 +189,8 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         positions = self._write_positions.get(func)
         if positions is None:
             positions = self._write_positions[func] = _write_positions(func)
+        if positions is _RUNNING_STATISTICS and not args[5]:  # as it is not training
+            positions = ()
         for index, name in positions:
             destinations: list[torch.Tensor] = []
             _collect(args[index] if index < len(args) else kwargs.get(name), destinations)
@@ -199,6 +202,21 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The distinct tensors in arguments or results."""
+    found: dict[int, torch.Tensor] = {}
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            while torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # inside vmap or grad
+                leaf = torch._C._functorch.get_unwrapped(leaf)
+            found[id(leaf)] = leaf
+        elif hasattr(leaf, "__dataclass_fields__"):
+            for item in tree_leaves(list(vars(leaf).values())):
+                if isinstance(item, torch.Tensor):
+                    found[id(item)] = item
+    return list(found.values())
+
+
 def _collect(argument: object, tensors: list[torch.Tensor]) -> None:
     if isinstance(argument, torch.Tensor):
         tensors.append(argument)
@@ -208,8 +226,15 @@ def _collect(argument: object, tensors: list[torch.Tensor]) -> None:
                 tensors.append(item)
 
 
+#: Where batch normalisation has what it writes to, of which its schemas say nothing.
+_RUNNING_STATISTICS = ((3, "running_mean"), (4, "running_var"))
+_BATCH_NORMALISATIONS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
+
+
 def _write_positions(func: Any) -> tuple[tuple[int, str], ...]:
     schema = getattr(func, "_schema", None)
+    if schema is not None and schema.name in _BATCH_NORMALISATIONS:
+        return _RUNNING_STATISTICS
     if schema is None or not schema.is_mutable:
         return ()
     return tuple(

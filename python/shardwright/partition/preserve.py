@@ -105,9 +105,13 @@ class Writes:
         if tensor.layout is not torch.strided:
             return
         for watched in self._watched.get(_storage_key(tensor), ()):
-            if id(watched) not in self._saved:
-                keep_version = torch.autograd._unsafe_preserve_version_counter(watched)  # type: ignore[attr-defined]
-                self._saved[id(watched)] = (watched, watched.detach().clone(), keep_version)
+            self.keep(watched)
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keep the values of `tensor`, unless they are kept already."""
+        if id(tensor) not in self._saved:
+            keep_version = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+            self._saved[id(tensor)] = (tensor, tensor.detach().clone(), keep_version)
 
     def written(self) -> list[torch.Tensor]:
         """What was written to so far."""
@@ -212,11 +216,7 @@ def copied_arguments(
             return item
         if id(item) not in copies:
             copy = item.detach().clone() if device is None else item.detach().to(device, copy=True)
-            copy.requires_grad_(item.requires_grad)
-            if item.requires_grad and not item.is_leaf:  # which may be written to in place
-                with torch.enable_grad():
-                    copy = copy.clone()
-            copies[id(item)] = copy
+            copies[id(item)] = copy.requires_grad_(item.requires_grad)
         return copies[id(item)]
 
     copied_args, copied_kwargs = tree_map(copied, (tuple(args), dict(kwargs)))

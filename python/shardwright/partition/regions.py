@@ -1,19 +1,31 @@
-"""Stretches of a forward inside which no call can go to another rank, so that caller and callee must share one."""
+"""Calls of a forward that cannot go to another rank, so that caller and callee must share one."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from shardwright.execution.context import saved_tensor_hooks_are_set
 
+_CODE = (types.FunctionType, types.MethodType, functools.partial, nn.Module, Iterator)
+
+
+def handed_code(values: object) -> str | None:
+    """The type of a function, iterator or module among arguments or results: its code would run on another rank."""
+    code: list[object] = [leaf for leaf in tree_leaves(values) if isinstance(leaf, _CODE)]
+    return type(code[0]).__name__ if code else None
+
 
 class Regions:
-    """Tells whether the forward that is being traced is inside such a stretch, and why."""
+    """Tells whether the forward that is being traced is where no call can leave the rank, and why."""
 
     def __init__(self, *, saves_tensors: bool) -> None:
         """Watch nothing yet.
@@ -45,8 +57,11 @@ class Regions:
         finally:
             torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
-    def why_whole(self) -> str | None:
-        """Why a call made now must stay on its rank; None if it need not."""
+    def why_whole(self, arguments: object) -> str | None:
+        """Why a call made now with these arguments must stay on its rank; None if it need not."""
+        code = handed_code(arguments)
+        if code is not None:
+            return f"calls it with a {code}"
         if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
             return "calls it under a torch.func transform or forward-mode differentiation"
         if self._functions:

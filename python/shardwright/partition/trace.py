@@ -12,16 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.elsewhere import runner_for
-from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted
+from shardwright.partition.foreign import ForeignTensors
+from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, tensors_in
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
-from shardwright.partition.regions import Regions
+from shardwright.partition.regions import Regions, handed_code
 from shardwright.partition.tree import ModelTree
 
 _LOGGER = logging.getLogger("shardwright")
@@ -200,13 +200,14 @@ class _Run:
     def _watched(self, measure_memory: bool, *, gradients: bool) -> _Recording:
         with self._prepared(gradients) as (args, kwargs, writes):
             stack = Stack()
-            recording = _Recording(self._tree, stack, Audit(self._tree, stack), writes, measure_memory)
+            foreign = ForeignTensors(self._tree, writes, (args, kwargs))
+            recording = _Recording(self._tree, stack, Audit(self._tree, stack), foreign, writes, measure_memory)
             with (
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
                 recording.regions.watched(),
                 recording.saving(),
-                OperationMode(recording.audit.operation, recording.written, recording.computed),
+                OperationMode(recording.operation, recording.written, recording.computed),
             ):
                 self._call(*args, **kwargs)
             recording.finish()
@@ -217,7 +218,7 @@ class _Run:
         with self._prepared(gradients=False) as (args, kwargs, writes):
             # Watching would slow this run down, but the first one told what will be written to.
             for tensor in self._written:
-                writes.before_write(tensor)
+                writes.keep(tensor)
             stack = Stack()
             timing = Timing(where, stack)
             with intercepted(self._tree, stack, timing, self._runner):
@@ -243,8 +244,17 @@ class _Run:
 class _Recording:
     """Everything the watched run notes, and the observer that notes it."""
 
-    def __init__(self, tree: ModelTree, stack: Stack, audit: Audit, writes: Writes, measure_memory: bool) -> None:
+    def __init__(
+        self,
+        tree: ModelTree,
+        stack: Stack,
+        audit: Audit,
+        foreign: ForeignTensors,
+        writes: Writes,
+        measure_memory: bool,
+    ) -> None:
         self.audit = audit
+        self._foreign = foreign
         self.regions = Regions(saves_tensors=measure_memory)
         self._tree = tree
         self._stack = stack
@@ -264,16 +274,19 @@ class _Recording:
         self._joins: tuple[JoinReason, ...] = ()
 
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
-        self.audit.called(execution, caller, _tensors_in(arguments), self.regions.why_whole())
+        self.audit.called(execution, caller, tensors_in(arguments), self.regions.why_whole(arguments))
         path = execution.path
         self._first.setdefault(path, len(self._first))
         self._calls[(caller.path, path)] = self._calls.get((caller.path, path), 0) + 1
         self._kept[id(execution)] = _Kept()
 
     def returned(self, execution: Execution, caller: Execution, result: object) -> None:
-        tensors = _tensors_in(result)
+        tensors = tensors_in(result)
         self.audit.returned(execution, caller, tensors)
         path = execution.path
+        code = handed_code(result)
+        if code is not None:
+            self.audit.join(caller.path, path, f"gets a {code} from it")
         kept = self._kept.pop(id(execution))
         for tensor in tensors:
             self._output_bytes[path] = self._output_bytes.get(path, 0) + tensor.numel() * tensor.element_size()
@@ -285,11 +298,17 @@ class _Recording:
         if outer is not None:
             outer.add(kept)
 
+    def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        self.audit.operation(func, tensors)
+        self._foreign.read(func, tensors, self._stack.top.path)
+
     def written(self, tensor: torch.Tensor) -> None:
         self._writes.before_write(tensor)
         self.audit.written(tensor)
+        self._foreign.written(tensor, self._stack.top.path)
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._foreign.made(result)
         counter = flop_registry.get(getattr(func, "overloadpacket", None))
         if counter is None:
             return
@@ -319,6 +338,8 @@ class _Recording:
             kept.keep(tensor)
 
     def finish(self) -> None:
+        for user, writer in self._foreign.shared():
+            self.audit.join(user, writer, "uses a tensor that the other writes to, which no module has as a buffer")
         self._joins = self.audit.joins()
         self._kept_bytes[""] = self._kept[id(self._stack.executions[0])].nbytes()
 
@@ -367,17 +388,3 @@ class _Kept:
 
     def nbytes(self) -> int:
         return sum(size for size, _ in self._storages.values())
-
-
-def _tensors_in(value: object) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            while torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # inside vmap or grad
-                leaf = torch._C._functorch.get_unwrapped(leaf)
-            found[id(leaf)] = leaf
-        elif hasattr(leaf, "__dataclass_fields__"):
-            for item in tree_leaves(list(vars(leaf).values())):
-                if isinstance(item, torch.Tensor):
-                    found[id(item)] = item
-    return list(found.values())

@@ -1,0 +1,106 @@
+"""A call that could not cross ranks keeps its two modules together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from shardwright.partition.trace import trace_forward
+from torch import nn
+
+
+def joined(model: nn.Module, *args: Any) -> set[tuple[str, ...]]:
+    return {join.modules for join in trace_forward(model, model, args).joins}
+
+
+class Twice(torch.autograd.Function):
+    """Calls a module in its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, module: nn.Module) -> torch.Tensor:
+        return module(x) * 2
+
+
+class Takes(nn.Linear):
+    """Is given a function."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, function: Any, x: torch.Tensor) -> torch.Tensor:
+        return function(super().forward(x))
+
+
+class Gives(nn.Linear):
+    """Gives a generator."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = super().forward(x)
+        return (y * factor for factor in (1, 2))
+
+
+class Enters(nn.Module):
+    """Calls a module inside something that cannot cross ranks, one at a time."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.near, self.far = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.takes, self.gives = Takes(), Gives()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.near(x)
+        if self.how == "vmap":
+            return torch.func.vmap(self.far)(x)
+        if self.how == "jvp":
+            return torch.func.jvp(self.far, (x,), (x,))[1]
+        if self.how == "custom function":
+            return Twice.apply(x, self.far)
+        if self.how == "function as argument":
+            return self.takes(lambda y: y * 2, x)
+        if self.how == "generator as result":
+            return sum(self.gives(x))
+        with torch.autograd.graph.save_on_cpu():
+            return self.far(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "callee"),
+    [
+        ("vmap", "far"),
+        ("jvp", "far"),
+        ("custom function", "far"),
+        ("saved tensors", "far"),
+        ("function as argument", "takes"),
+        ("generator as result", "gives"),
+    ],
+)
+def test_a_module_whose_call_cannot_cross_ranks_is_joined_with_its_caller(how: str, callee: str) -> None:
+    before = torch.autograd.Function.__dict__["apply"]
+    assert joined(Enters(how), torch.ones(2, 4)) == {("", callee)}
+    assert torch.autograd.Function.__dict__["apply"] is before
+
+
+def test_a_module_that_returns_the_weight_of_another_is_joined_with_it() -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner(x), self.inner.weight
+
+    class Uses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.returns = Returns()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y, weight = self.returns(x)
+            return y @ weight
+
+    assert joined(Uses(), torch.ones(2, 4)) == {("returns", "returns.inner")}
