@@ -137,8 +137,9 @@ class RankRun:
                 self.comparison.fail(f"{where}: {number} {kind} on rank {smp.rank()}")
         for name, model in self.models.items():
             local = {id(parameter) for parameter in model.local_parameters()}
+            trained = {id(parameter) for parameter in model.local_parameters() if parameter.requires_grad}
             held = {id(p) for group in self.optimizers[name].param_groups for p in group["params"]}
-            if held != local:
+            if not trained <= held <= local:
                 self.comparison.fail(f"{where}: the optimizer of rank {smp.rank()} does not hold what it owns")
 
     def _local(self, kind: str) -> dict[str, torch.Tensor | None]:
