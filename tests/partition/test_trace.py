@@ -258,6 +258,21 @@ def test_a_forward_that_differentiates_something_is_traced_with_gradients() -> N
     assert trace.order() == ["", "energy"]
 
 
+def test_a_trace_with_gradients_may_write_to_an_argument_as_the_forward_may() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.mul_(2))
+
+    model = Writing()
+    x = torch.ones(2, 3, requires_grad=True) * 1
+    assert trace_forward(model, model, (x,), measure_memory=True).order() == ["", "layer"]
+    assert x.tolist() == torch.ones(2, 3).tolist()
+
+
 def test_a_trace_under_autocast_does_not_cut_the_gradients_of_what_follows() -> None:
     model = nn.Linear(4, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -216,7 +216,11 @@ def copied_arguments(
             return item
         if id(item) not in copies:
             copy = item.detach().clone() if device is None else item.detach().to(device, copy=True)
-            copies[id(item)] = copy.requires_grad_(item.requires_grad)
+            copy.requires_grad_(item.requires_grad)
+            if item.requires_grad and not item.is_leaf:  # which may be written to in place
+                with torch.enable_grad():
+                    copy = copy.clone()
+            copies[id(item)] = copy
         return copies[id(item)]
 
     copied_args, copied_kwargs = tree_map(copied, (tuple(args), dict(kwargs)))
