@@ -61,7 +61,7 @@ class Generator:
             "active": draw.randint(1, microbatches + 1),
             "steps": draw.choice((1, 1, 1, 2)),
             "read": draw.choice((few, list(range(24)))),
-            "roots": draw.choice(("one", "one", "one", "several")),
+            "roots": draw.choice(("one",) * 5 + ("several", "several", "calls")),
             "leaves": draw.random() < 0.5,
         }
 

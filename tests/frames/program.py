@@ -37,7 +37,7 @@ class Program:
         active: The number of microbatches under way.
         steps: How often the step function is called.
         read: Which of the root's tensors the loss reads.
-        roots: Whether backward starts from ``one`` loss or from ``several``.
+        roots: Whether backward starts from ``one`` loss or from ``several``, or is called (``calls``) for each.
         leaves: Whether the model is given leaves.
         places: Where modules are placed by hand, by path.
     """
@@ -88,6 +88,10 @@ class Program:
         if self.roots == "several" and len(roots) > 1:
             log.saw("several backward roots")
             backward(roots, [torch.full((), 0.5 + number, dtype=torch.float64) for number in range(len(roots))])
+        elif self.roots == "calls" and len(roots) > 1:
+            log.saw("several backward roots")
+            for root in roots:
+                backward(root)
         elif roots and roots[0].requires_grad:
             backward(roots[0])
         log.finals[index] += [tensor.grad for tensor in inputs]
@@ -144,8 +148,10 @@ def _outcome(gradients: dict[str, Any], held: dict[str, Any], losses: list[torch
     return Outcome(values)
 
 
-def _sorting(gradient: torch.Tensor | None) -> tuple[bool, float]:
-    return gradient is None, 0.0 if gradient is None else float(gradient.sum())
+def _sorting(gradient: torch.Tensor | None) -> tuple[bool, tuple[int, ...], list[float]]:
+    if gradient is None:
+        return True, (), []
+    return False, tuple(gradient.shape), [round(float(value), 6) for value in gradient.flatten()]
 
 
 def run_plain(program: Program) -> tuple[Outcome, Log]:

@@ -53,8 +53,9 @@ class Slot:
         """Add a gradient; raises :class:`FrameError` once the slot has given its gradient away."""
         if self.closed:
             raise FrameError(
-                f"a gradient reached {self.what} after its backward had run: a tensor left the call by another way "
-                "than its arguments and results (an attribute, a closure or a global)"
+                f"a gradient reached {self.what} after its backward had run: model.backward came to it a second time "
+                "(give all losses to one call of it), or a tensor left the call by another way than its arguments and "
+                "results (an attribute, a closure or a global)"
             )
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
