@@ -8,6 +8,7 @@ import pytest
 import torch
 from shardwright.partition.trace import trace_forward
 from torch import nn
+from torch.nn.utils import parametrize
 
 
 def joined(model: nn.Module, *args: Any) -> set[tuple[str, ...]]:
@@ -64,7 +65,7 @@ class Enters(nn.Module):
             return self.takes(lambda y: y * 2, x)
         if self.how == "generator as result":
             return sum(self.gives(x))
-        with torch.autograd.graph.save_on_cpu():
+        with torch.autograd.graph.save_on_cpu() if self.how == "saved tensors" else parametrize.cached():
             return self.far(x)
 
 
@@ -75,6 +76,7 @@ class Enters(nn.Module):
         ("jvp", "far"),
         ("custom function", "far"),
         ("saved tensors", "far"),
+        ("cached parametrizations", "far"),
         ("function as argument", "takes"),
         ("generator as result", "gives"),
     ],

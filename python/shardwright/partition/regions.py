@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from shardwright.execution.context import saved_tensor_hooks_are_set
@@ -66,6 +67,8 @@ class Regions:
             return "calls it under a torch.func transform or forward-mode differentiation"
         if self._functions:
             return f"calls it inside the custom function {self._functions[-1]}, which may call it again in backward"
+        if parametrize._cache_enabled:
+            return "calls it inside parametrize.cached()"
         if not self._saves_tensors and saved_tensor_hooks_are_set():
             return "calls it inside saved_tensors_hooks"
         return None
