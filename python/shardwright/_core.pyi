@@ -20,6 +20,7 @@ __all__ = [
     "Task",
     "TensorParts",
     "Topology",
+    "derive_seed",
     "flatten",
     "owned_tensors",
     "partition",
@@ -630,6 +631,11 @@ class Topology:
         """
         Ranks in the job.
         """
+
+def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:
+    """
+    A seed for the `number`-th part of what `seed` stands for; well mixed, and the same everywhere.
+    """
 
 def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -> tuple[Spec, list[Any]]:
     """

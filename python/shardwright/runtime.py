@@ -14,6 +14,7 @@ import torch
 
 from shardwright import _core, logs
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
+from shardwright.execution import reproducible
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
 from shardwright.waiting import Wait
@@ -121,6 +122,18 @@ class Runtime:
     def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""
         self.step += 1
+
+    def microbatch_seed(self, script_seed: int, microbatch: int) -> int:
+        """What the random numbers of a microbatch of this step start from.
+
+        Args:
+            script_seed: What the script last seeded the default generator with; not used with ``reproducible_rng``.
+            microbatch: The microbatch of this rank; with ``reproducible_rng`` it counts over data-parallel ranks.
+        """
+        if not self.cfg.reproducible_rng:
+            return reproducible.root_seed(script_seed, self.step, microbatch)
+        earlier = self.dp_ranks.index(self.rank) * self.num_microbatches
+        return reproducible.root_seed(self.cfg.seed, self.step, earlier + microbatch)
 
     def begin_step_alone(self, name: str) -> None:
         """Begin a step of a pipeline of one rank."""

@@ -17,6 +17,7 @@ import torch
 from shardwright.execution.call import RemoteModule, ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.intercept import group_sequential, make_remote
+from shardwright.execution.reproducible import root_seed
 from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.frames import close_calls, guards, in_frame
@@ -119,6 +120,10 @@ class LoopbackRuntime:
         """The placement of the only model."""
         return self._placement
 
+    def microbatch_seed(self, script_seed: int, microbatch: int) -> int:
+        """What the random numbers of a microbatch start from."""
+        return root_seed(script_seed, self.step, microbatch)
+
 
 class LoopbackJob:
     """One model whose modules are divided over simulated ranks."""
@@ -157,7 +162,7 @@ class LoopbackJob:
                 group_sequential(
                     module,
                     lambda child: targets.get(id(child)),
-                    lambda owner, name=name: RemoteModule(name, ids[name], 0, owner),
+                    lambda owner, _, name=name: RemoteModule(name, ids[name], 0, owner),
                 )
 
     def in_new_thread(self, rank: int, request: FakeRequest) -> None:

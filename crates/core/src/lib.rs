@@ -3,10 +3,12 @@
 
 pub mod config;
 pub mod ids;
+mod seed;
 pub mod topology;
 
 pub use config::{Config, ConfigError};
 pub use ids::{
     CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StepEpoch, WorkerId,
 };
+pub use seed::derive_seed;
 pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

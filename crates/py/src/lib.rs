@@ -8,6 +8,7 @@ mod modules;
 mod node;
 mod partition;
 mod raw;
+mod seed;
 mod server;
 mod server_types;
 mod tensors;
@@ -37,6 +38,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::raw::ReceivedBuffer;
+    #[pymodule_export]
+    use crate::seed::derive_seed;
     #[pymodule_export]
     use crate::server::Server;
     #[pymodule_export]

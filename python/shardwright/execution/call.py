@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
-from shardwright.execution import process
+from shardwright.execution import reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import rebuild_results, sharing_of
 from shardwright.execution.task import RunningTask, running_task
@@ -30,12 +30,18 @@ class RemoteModule:
         module_id: Its id in the model.
         model_id: The model.
         rank: The global rank that owns it.
+        draws: How many module calls with seeds of their own a request for it makes; None where only requests have.
     """
 
     name: str
     module_id: int
     model_id: int
     rank: int
+    draws: int | None = None
+
+    def seed_at(self, seed: int) -> int:
+        """The seed that a request made at ``seed`` starts from; modules with seeds of their own derive them there."""
+        return reproducible.within(seed) if self.draws is None else seed
 
 
 def call_remote(
@@ -62,7 +68,8 @@ def call_remote(
     extras = sharing_of(given) | carried(
         f"module {target.name!r}, which rank {target.rank} owns, was called", task.state.device, task.state.settings
     )
-    extras["key"] = process.derive(frame.key, number)
+    seed = reproducible.place()
+    extras["seed"] = target.seed_at(seed)
     wanted = collector.outgoing()
     if wanted is not None:
         extras["collector"] = wanted
@@ -93,6 +100,7 @@ def call_remote(
     )
     with suspended():
         [(spec, parts)] = task.runtime.server.wait(task.worker, [request], "forward")
+    reproducible.pass_calls(seed, 1 if target.draws is None else target.draws)
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
     return _receive(frame, call, spec, parts, given)
 

@@ -139,10 +139,6 @@ class StepState:
         with on_device(self.device):
             yield
 
-    def root_key(self, step: int, microbatch: int) -> int:
-        """The key of a step function's random numbers, and of all that it calls; see :func:`process.derive`."""
-        return process.derive(process.derive(self.seed, step), microbatch)
-
     def restore(self) -> None:
         """After a step: put back what its tasks may have left changed, the random number generators too."""
         process.restore_settings(self.settings)

@@ -49,7 +49,7 @@ def refuse_compiled(name: str, module: nn.Module) -> None:
 def group_sequential(
     module: nn.Sequential,
     target_of: Callable[[nn.Module], RemoteModule | None],
-    remote_self: Callable[[int], RemoteModule],
+    remote_self: Callable[[int, list[nn.Module]], RemoteModule],
 ) -> None:
     """Send each run of consecutive children of an ``nn.Sequential`` that one rank owns as one request (appendix B).
 
@@ -58,7 +58,7 @@ def group_sequential(
     Args:
         module: A sequential that this rank runs itself, some of whose children live elsewhere.
         target_of: Where a child lives; None for one that runs here.
-        remote_self: The sequential itself as a module of another rank.
+        remote_self: The sequential itself as a module of another rank, which runs these of its children.
     """
     if type(module).forward is not nn.Sequential.forward:
         return
@@ -66,12 +66,18 @@ def group_sequential(
     if all(rank is None for rank, _, _ in runs):
         return
 
+    together = {
+        start: remote_self(rank, list(module)[start:end])
+        for rank, start, end in runs
+        if rank is not None and end - start > 1
+    }
+
     @functools.wraps(module.forward)
     def forward(input: Any) -> Any:
         children = list(module._modules.values())  # children() would leave out repeated ones
-        for rank, start, end in runs:
-            if rank is not None and end - start > 1:
-                input = call_remote(remote_self(rank), (input,), {}, (start, end))
+        for _, start, end in runs:
+            if start in together:
+                input = call_remote(together[start], (input,), {}, (start, end))
             else:
                 for child in children[start:end]:
                     assert child is not None, "an nn.Sequential holds modules only"

@@ -12,8 +12,6 @@ Settings = tuple[Any, ...]
 #: Copies of the default generators: the CPU's, and the state of the current CUDA device's.
 RandomState = tuple[torch.Generator, dict[int, torch.Tensor]]
 
-_MASK = (1 << 63) - 1
-
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
@@ -87,19 +85,11 @@ def restore_random_state(state: RandomState) -> None:
         torch.cuda.set_rng_state(one, device)
 
 
-def derive(key: int, number: int) -> int:
-    """A key for the ``number``-th part of what ``key`` stands for; well mixed, and the same everywhere."""
-    mixed = (key ^ (number + 1) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> shift)) * factor & ((1 << 64) - 1)
-    return (mixed ^ (mixed >> 31)) & _MASK
-
-
-def seed(key: int) -> None:
-    """Start a task's random numbers, so that they do not depend on what ran before it.
+def seed(seed: int) -> None:
+    """Start random numbers anew.
 
     Only the generators' states are set: what the script seeded them with stays what it was for the script.
     """
-    torch.default_generator.manual_seed(key)
+    torch.default_generator.manual_seed(seed)
     if cuda_in_use():
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)

@@ -97,9 +97,8 @@ class _Sent:
 
 def root_frame(task: RunningTask) -> Frame:
     """The frame of the step function for the task's microbatch; its random numbers start here."""
-    frame = Frame(task.microbatch, key=task.state.root_key(task.runtime.step, task.microbatch))
-    process.seed(frame.key)
-    return frame
+    process.seed(task.runtime.microbatch_seed(task.state.seed, task.microbatch))
+    return Frame(task.microbatch)
 
 
 def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
@@ -134,8 +133,7 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
     given = _cut_arguments(frame, request, name, extras.get("strides", {}))
     args, kwargs = tree_spec.build(given, registry)
     arguments = Arguments(name, given, (args, kwargs), extras)
-    frame.key = extras["key"]
-    process.seed(frame.key)
+    process.seed(extras["seed"])
     state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
     with state.applied(), as_carried(extras):
         with in_frame(frame), collector.executing(extras.get("collector")) as additions:

@@ -100,7 +100,6 @@ class Frame:
         hooked: Whether its code put a hook on any tensor.
         answers: Whether a result needs a gradient.
         elsewhere: What is known of its tensors' memory on other ranks.
-        key: Seeds the frame's random numbers; the same whatever the schedule.
     """
 
     microbatch: int
@@ -121,7 +120,6 @@ class Frame:
     hooked: bool = False
     answers: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
-    key: int = 0
     _watched: list[Watched] = field(default_factory=list)
 
     def next_call_number(self) -> int:

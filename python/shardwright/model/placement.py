@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from shardwright import _core
 from shardwright.data_parallel import Replicas
 from shardwright.errors import StepAborted
+from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
 from shardwright.execution.task import running_task
@@ -92,6 +93,7 @@ class Placement:
         """Place the whole model on this rank."""
         self._list_modules()
         self.module.to(self.runtime.device)
+        self._seed_calls(self._modules)
         self.replicas.join_group()
         self._finish()
 
@@ -189,13 +191,15 @@ class Placement:
         ids = {name: index for index, name in enumerate(self._names)}
         targets: dict[int, RemoteModule] = {}
 
-        def target(name: str, pp_rank: int) -> RemoteModule:
-            return RemoteModule(name or type(self.module).__name__, ids[name], self.model_id, runtime.pp_ranks[pp_rank])
+        def target(name: str, pp_rank: int, called: Iterable[nn.Module]) -> RemoteModule:
+            draws = sum(map(reproducible.may_draw, called)) if runtime.cfg.reproducible_rng else None
+            shown = name or type(self.module).__name__
+            return RemoteModule(shown, ids[name], self.model_id, runtime.pp_ranks[pp_rank], draws)
 
         for name, module in zip(self._names, self._modules, strict=True):
             owner = decision.modules[name]
             if owner != runtime.pp_rank and name not in decision.follows:
-                targets[id(module)] = target(name, owner)
+                targets[id(module)] = target(name, owner, [module])
         for module in self._modules:
             if any(id(part) in targets for part in module.modules()):
                 divided_modules.add(module)
@@ -210,8 +214,16 @@ class Placement:
                 group_sequential(
                     module,
                     lambda child: targets.get(id(child)),
-                    lambda rank, name=name: target(name, runtime.pp_ranks.index(rank)),  # type: ignore[misc]
+                    lambda rank, children, name=name: target(  # type: ignore[misc]
+                        name, runtime.pp_ranks.index(rank), children
+                    ),
                 )
+
+        self._seed_calls(module for module in self._modules if id(module) not in targets)
+
+    def _seed_calls(self, modules: Iterable[nn.Module]) -> None:
+        if self.runtime.cfg.reproducible_rng:
+            reproducible.install(self.runtime, modules)
 
     def _move_to(self, device: torch.device) -> None:
         for module in self._modules:

@@ -9,6 +9,7 @@ import torch
 
 from shardwright import _core
 from shardwright.errors import ShardwrightError, StepAborted
+from shardwright.execution import process
 from shardwright.execution.call import ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.serve import root_frame
@@ -43,6 +44,8 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
                     may_overlap = False
         if runtime.pp_size == 1:
             results = _run_alone(runtime, step, args, kwargs)
+            if runtime.cfg.reproducible_rng:
+                transaction.restore_random_numbers()
         else:
             results = _Pipeline(runtime, step).run(args, kwargs)
         runtime.commit(transaction)
@@ -72,9 +75,12 @@ def _run_alone(
     runtime.entered = True
     recorder, results = runtime.recorder, []
     parts = step.splitter.split(args, kwargs, runtime.num_microbatches)
+    reproducible_rng: bool = runtime.cfg.reproducible_rng
     recorder.begin(runtime.step)
     try:
-        for part, keywords in parts:
+        for microbatch, (part, keywords) in enumerate(parts):
+            if reproducible_rng:
+                process.seed(runtime.microbatch_seed(0, microbatch))
             results.append(_finished(step, step.function(*part, **keywords)))
             recorder.next_microbatch()
     finally:

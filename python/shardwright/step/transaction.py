@@ -114,6 +114,10 @@ class StepTransaction:
                 if buffer.numel() == copy.numel():  # else given up to its owner by a partition made in this step
                     buffer.copy_(copy)
                     module._buffers[name] = buffer
+        self.restore_random_numbers()
+
+    def restore_random_numbers(self) -> None:
+        """Leave the RNG as it was before the step."""
         process.restore_random_state(self._random)
 
 

@@ -92,6 +92,7 @@ pub struct Config {
     #[serde(rename = "_fp32_grad_accumulation")]
     pub fp32_grad_accumulation: bool,
     pub seed: u64,
+    pub reproducible_rng: bool,
     pub stall_report_seconds: f64,
     pub stall_timeout_seconds: f64,
     pub liveness_timeout_seconds: f64,

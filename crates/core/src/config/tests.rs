@@ -25,7 +25,7 @@ fn the_defaults_are_those_of_the_interface() {
         "sdp_gradient_clipping": 1.0, "delayed_parameter_initialization": false, "static_mode": false,
         "fast_mode": false, "checkpoint_attentions": true, "load_partition": false, "partition_file": null,
         "overlapping_allreduce": null, "_match_weights": false, "_fp32_grad_accumulation": false,
-        "seed": 0, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
+        "seed": 0, "reproducible_rng": false, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
         "allow_insecure_hosts": false, "bind_interface_address": null
     }"#;

@@ -1,0 +1,96 @@
+"""Random numbers that depend on where in the model they are drawn, not on which rank draws them, or when.
+
+The seed of the default generator says where the code stands. A module call starts from a seed made from its caller's,
+and the caller goes on from the next one. Since the generator itself carries the seed, whatever saves and restores its
+state, such as ``torch.utils.checkpoint``, keeps the place as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from shardwright import _core
+from shardwright.execution import process
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+#: Modules of torch that draw no random numbers live here, but for those below.
+_QUIET_HOMES = frozenset(
+    f"torch.nn.modules.{name}"
+    for name in (
+        *("activation", "batchnorm", "conv", "distance", "flatten", "fold", "linear", "loss", "normalization"),
+        *("padding", "pixelshuffle", "pooling", "sparse", "upsampling"),
+    )
+)
+_DRAWING = (LazyModuleMixin, nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_INTO, _PAST = 0, 1
+
+
+def root_seed(seed: int, step: int, microbatch: int) -> int:
+    """Where the step function of a microbatch begins."""
+    return _core.derive_seed(_core.derive_seed(seed, step), microbatch)
+
+
+def place() -> int:
+    """Where the code stands."""
+    return torch.default_generator.initial_seed()
+
+
+def within(seed: int) -> int:
+    """Where a call begins that is made at a place."""
+    return _core.derive_seed(seed, _INTO)
+
+
+def pass_calls(seed: int, count: int) -> None:
+    """Go on behind so many calls made from a place."""
+    for _ in range(count):
+        seed = _core.derive_seed(seed, _PAST)
+    process.seed(seed)
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a call of the module has random numbers of its own; the same on every rank, before anything is split."""
+    if isinstance(module, _DRAWING):
+        return True
+    if type(module) is nn.Sequential:
+        return any(may_draw(child) for child in module if child is not None)
+    return type(module).__module__ not in _QUIET_HOMES
+
+
+def install(runtime: Runtime, modules: Iterable[nn.Module]) -> None:
+    """Let every call of these modules inside a step start from a seed of its own, if it may draw random numbers."""
+    compiled: set[nn.Module] = set()
+    for module in modules:
+        if module in compiled or isinstance(module, torch.jit.ScriptModule) or not may_draw(module):
+            continue
+        if module._compiled_call_impl is not None:
+            compiled.update(module.modules())  # they run in its graph
+            module._compiled_call_impl = _seeded(runtime, module._compiled_call_impl)
+        elif "forward" in module.__dict__:
+            module.forward = _seeded(runtime, module.forward)
+        else:
+            # A bound method, so that a deep copy of the module runs the copy.
+            module.forward = MethodType(_seeded(runtime, type(module).forward), module)
+
+
+def _seeded(runtime: Runtime, forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def seeded(*args: Any, **kwargs: Any) -> Any:
+        if not runtime.in_step or torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        seed = torch.default_generator.initial_seed()
+        process.seed(_core.derive_seed(seed, _INTO))
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            process.seed(_core.derive_seed(seed, _PAST))
+
+    return seeded
