@@ -88,6 +88,7 @@ _GRIDS: dict[str, tuple[Place, ...]] = {
     "GPT-2, every layer's states": ((2, 1, "interleaved", 2), (3, 1, "simple", 4)),
     "GPT-2, checkpointing": ((2, 1, "simple", 2), (3, 1, "interleaved", 4)),
     "Llama, reentrant checkpointing": ((2, 1, "interleaved", 2),),
+    "attributes kept between calls": ((2, 1, "interleaved", 4), (3, 1, "simple", 4)),
     "conditional": ((2, 1, "interleaved", 4), (3, 2, "simple", 4), (2, 2, "interleaved", 2)),
     "skip over two stages": ((3, 1, "interleaved", 4), (2, 2, "simple", 2)),
     "shared parameter": ((3, 1, "simple", 4), (2, 2, "interleaved", 1)),

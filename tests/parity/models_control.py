@@ -241,6 +241,22 @@ def long_run_requests(pp: int) -> int:
     return 4 if pp == 3 else 2
 
 
+class Remembering(nn.Module):
+    """Keeps in attributes what it needs again after other ranks have computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = self.one(x)
+        self.scale = x.square().mean()
+        y = self.two(torch.relu(self.kept))
+        z = self.three(y * self.scale)
+        result: torch.Tensor = z + self.kept * y
+        return result
+
+
 def sum_of_losses(models: Models, x: torch.Tensor) -> Any:
     early, late = models["model"](x)
     models["model"].backward(early + 0.5 * late)
@@ -286,6 +302,7 @@ chain_pins = pins(two=1, three=last)
 two_head_pins = pins(two=1, early=1, three=last)
 
 PROBLEMS = {
+    "attributes kept between calls": simple(Remembering, chain_pins),
     "conditional": simple(Conditional, pins(positive=1, negative=last)),
     "skip over two stages": simple(Skip, pins(two=1, three=last, head=last)),
     "shared parameter": simple(Tied, pins(encode=1, decode=1, again=last)),

@@ -22,6 +22,7 @@ class Restless(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(5, 4, max_norm=0.5)
         self.norm = nn.BatchNorm1d(4)
+        self.cast = nn.Linear(4, 4)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.register_buffer("state", torch.zeros(4))
         self.alias = self.state
@@ -39,6 +40,7 @@ class Restless(nn.Module):
         scale.mul_(2)
         self.norm.weight.data.mul_(2)
         torch.set_default_dtype(torch.float64)
+        self.cast = self.cast.to(torch.float64)
         self.norm.eval()
         self.norm.train()
         self.eval()
@@ -48,7 +50,7 @@ class Restless(nn.Module):
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
     return {
-        "parameters": [(id(p), p._version, p.tolist(), p.data_ptr(), p.grad) for p in model.parameters()],
+        "parameters": [(id(p), p.dtype, p._version, p.tolist(), p.data_ptr(), p.grad) for p in model.parameters()],
         "buffers": [(n, id(b), b._version, b.tolist(), b.data_ptr()) for n, b in model.named_buffers()],
         "attributes": [dict(m.__dict__) for m in model.modules()],
         "training": [m.training for m in model.modules()],
@@ -308,3 +310,40 @@ def test_a_trace_under_inference_mode_leaves_ordinary_tensors() -> None:
 def snapshot_of(model: nn.Module) -> list[Any]:
     tensors = [*model.parameters(), *model.buffers()]
     return [(id(t), t._version, t.tolist(), t.is_inference()) for t in tensors]
+
+
+class Converting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.outer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.outer.to(torch.float32)
+        self.inner = self.inner.to(torch.float64)
+        return self.outer(self.inner(x.double()).float())
+
+
+def test_who_converts_weights_is_joined_with_their_holder() -> None:
+    model = Converting()
+    found = trace_forward(model, model, (torch.ones(1, 2),))
+    assert [join.modules for join in found.joins] == [("", "inner")]
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.kept = x
+        return self.inner(x) + self.kept
+
+
+def test_attributes_that_are_set_before_they_are_read_are_temporary() -> None:
+    model = Remembering()
+    found = trace_forward(model, model, (torch.ones(1, 2),))
+    assert set(found.attributes) == {("", "count"), ("", "kept")}
+    assert found.temporaries == {("", "kept")}

@@ -141,4 +141,12 @@ ENTRIES: dict[str, Entry] = {
         "a state that every layer updates in place and passes on",
         STATES,
     ),
+    "RecurrentGemma": causal(
+        model(
+            "RecurrentGemmaForCausalLM", lru_width=16, attention_window_size=4, conv1d_width=2,
+            **(GROUPED | {"num_hidden_layers": 5}),
+        ),
+        "recurrences with a gradient function of their own, tied head",
+        STATES,
+    ),
 }  # fmt: skip

@@ -169,6 +169,14 @@ ENTRIES: dict[str, Entry] = {
     "ProphetNet": paired(prophet, "predicts several tokens at once with shared weights"),
     "BERT to BERT": paired(encoder_with_decoder, "two models put together by a third"),
     "T5Gemma": paired(t5gemma, "grouped queries, soft caps, and two masks on both sides"),
+    "Switch Transformers": paired(
+        model(
+            "SwitchTransformersForConditionalGeneration", num_experts=3, expert_capacity=8, num_sparse_encoder_layers=1,
+            num_sparse_decoder_layers=1, router_jitter_noise=0.0, output_router_logits=True, router_aux_loss_coef=0.1,
+            router_z_loss_coef=0.1, **T5,
+        ),
+        "drops tokens beyond an expert's capacity; two losses of the routers", "mixture of experts",
+    ),
     "Whisper": entry(
         model(
             "WhisperForConditionalGeneration", num_mel_bins=6, max_source_positions=LENGTH, max_target_positions=LENGTH,

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from shardwright.errors import FrameError
 from shardwright.execution import process
+from shardwright.execution.task import running_task
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -171,7 +172,7 @@ def as_carried(extras: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Around a wait: puts back what is process-wide and another task may have changed meanwhile."""
+    """Around a wait: puts back what is process-wide, or in modules, and another task may have changed meanwhile."""
     settings, random = process.settings(), process.random_state()
     if any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES):
         torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
@@ -180,6 +181,9 @@ def suspended() -> Iterator[None]:
     finally:
         process.restore_settings(settings)
         process.restore_random_state(random)
+        task = running_task()
+        if task is not None:
+            task.runtime.workers.attributes.enter(task.microbatch)
 
 
 def saved_tensor_hooks_are_set() -> bool:

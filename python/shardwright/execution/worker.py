@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import RemoteError, StepAborted
+from shardwright.execution.attributes import Attributes
 from shardwright.execution.context import StepState
 from shardwright.execution.serve import run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
@@ -28,6 +29,8 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
         self._state: StepState | None = None
         self._root: RootFunction | None = None
+        #: Attributes of modules that each microbatch has for itself.
+        self.attributes = Attributes()
         #: The exception that failed the current step on this rank, if one did.
         self.error: BaseException | None = None
 
@@ -38,6 +41,7 @@ class WorkerPool:
     def end_step(self) -> None:
         """Forget the step."""
         self._state = self._root = None
+        self.attributes.end_step()
 
     def start(self, worker: int) -> None:
         """Start a worker's thread."""
@@ -77,6 +81,7 @@ class WorkerPool:
 
     def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
+        self.attributes.enter(task.microbatch)
         with state.applied():
             if task.kind == "root":
                 assert self._root is not None, "only the root is granted root tasks"

@@ -66,6 +66,8 @@ class Ownership(LocalTensors):
         for full_name, ranks in self.decision.attributes.items():
             path, _, name = full_name.rpartition(".")
             module = tree.by_path[path].module
+            if name in module._modules:
+                continue  # `self.child = self.child.to(...)`
             # A property keeps its value elsewhere.
             if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
                 module.__dict__[name] = RemoteAttribute(full_name, ranks)

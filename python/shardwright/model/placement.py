@@ -171,6 +171,10 @@ class Placement:
         prepare(self.module)
         self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
         self._intercept(decision)
+        for name in decision.temporaries:
+            if runtime.pp_rank in decision.attributes[name]:
+                path, _, attribute = name.rpartition(".")
+                runtime.workers.attributes.add(self.module.get_submodule(path), attribute)
         if runtime.device.type != "cpu":
             self._move_to(runtime.device)
         for optimizer in runtime.optimizers:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,8 +50,9 @@ class Audit:
                     self._known[id(buffer)] = tree.buffers[index]
                     self._buffers[id(buffer)] = index
                     self._alive.append(buffer)
-        self._reads: set[tuple[int, str, str]] = set()
+        self._readers: dict[tuple[int, str], set[str]] = {}
         self._writes: dict[tuple[int, str], set[str]] = {}
+        self._read_first: set[tuple[int, str]] = set()
         self._contents = [
             (id(entry.module), name, value, _flat(value))
             for entry in tree.modules
@@ -116,12 +117,17 @@ class Audit:
         delete_attribute = nn.Module.__delattr__
         executions = self._stack.executions
         thread = self._stack.thread
-        reads = self._reads
+        apply: Any = nn.Module._apply
+        all_readers = self._readers
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
             value = object.__getattribute__(module, name)
             if name not in _INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
-                reads.add((id(module), name, executions[-1].path))
+                readers = all_readers.get((id(module), name))
+                if readers is None:
+                    all_readers[id(module), name] = {executions[-1].path}
+                else:
+                    readers.add(executions[-1].path)
             return value
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
@@ -132,7 +138,18 @@ class Audit:
             delete_attribute(module, name)
             self._attribute_written(module, name)
 
-        patches = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__}
+        def _apply(module: nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+            before = [parameter.data for parameter in module._parameters.values() if parameter is not None]
+            result: nn.Module = apply(module, function, recurse)
+            self._converted(module, before)
+            return result
+
+        patches = {
+            "__getattribute__": __getattribute__,
+            "__setattr__": __setattr__,
+            "__delattr__": __delattr__,
+            "_apply": _apply,
+        }
         previous = {name: nn.Module.__dict__[name] for name in patches if name in nn.Module.__dict__}
         try:
             for name, function in patches.items():
@@ -145,6 +162,13 @@ class Audit:
                 else:
                     delattr(nn.Module, name)
 
+    def _converted(self, module: nn.Module, before: list[torch.Tensor]) -> None:
+        """``Module.to`` and its like were called: who converts weights in a forward must have them."""
+        path = self._tree.path_of.get(id(module))
+        now = [parameter for parameter in module._parameters.values() if parameter is not None]
+        if path is not None and self._stack.here() and [p.dtype for p in now] != [p.dtype for p in before]:
+            self._join(self._stack.top.path, path, "converts its parameters")
+
     def _attribute_written(self, module: nn.Module, name: str) -> None:
         path = self._tree.path_of.get(id(module))
         if path is None or name in _INTERNAL or not self._stack.here():
@@ -156,7 +180,10 @@ class Audit:
                 self._written_buffers.add(entry.buffers[name])
             self.join(writer, path, f"sets {join_path(path, name)}")
             return
-        self._writes.setdefault((id(module), name), set()).add(writer)
+        key = (id(module), name)
+        if key not in self._writes and key in self._readers:
+            self._read_first.add(key)
+        self._writes.setdefault(key, set()).add(writer)
 
     def written_buffers(self) -> frozenset[str]:
         """Names of the buffers that were written to or set."""
@@ -170,15 +197,23 @@ class Audit:
             if module in self._tree.path_of and writers
         }
 
+    def temporaries(self) -> frozenset[tuple[str, str]]:
+        """Path and name of the attributes that the forward set before anything read them."""
+        return frozenset(
+            (self._tree.path_of[module], name)
+            for module, name in self._writes.keys() - self._read_first
+            if module in self._tree.path_of
+        )
+
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""
-        readers: dict[tuple[int, str], set[str]] = {}
-        for module, name, reader in self._reads:
-            readers.setdefault((module, name), set()).add(reader)
+        readers = self._readers
         for module, name, container, before in self._contents:
             now = _flat(container)
             if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
                 # Whoever got hold of the container may have changed it.
+                if (module, name) not in self._writes:
+                    self._read_first.add((module, name))
                 self._writes.setdefault((module, name), set()).update(readers.get((module, name), ()))
         for (module, name), writers in self._writes.items():
             for writer in sorted(writers):

@@ -232,4 +232,13 @@ def _decision(
         join_path(path, name): {rank for writer in writers for rank in running.get(writer, {ranks[writer]})}
         for (path, name), writers in (trace.attributes if trace is not None else {}).items()
     }
-    return Decision.of(tree, ranks, num_devices, follows=running, attributes=attributes, joins=joins, report=report)
+    return Decision.of(
+        tree,
+        ranks,
+        num_devices,
+        follows=running,
+        attributes=attributes,
+        temporaries=(join_path(path, name) for path, name in (trace.temporaries if trace is not None else ())),
+        joins=joins,
+        report=report,
+    )

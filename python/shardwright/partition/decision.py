@@ -66,6 +66,7 @@ class Decision:
         follows: Modules without parameters or a place of their own, which run on whichever rank calls them, with the
             pp_ranks that did in the trace; `modules` says where their buffers are first of all.
         attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
+        temporaries: Those of them that each forward sets before anything reads them.
         joins: Why modules were kept together.
         report: What the partitioner said about costs and crossings, for people and tools.
     """
@@ -77,6 +78,7 @@ class Decision:
     buffers: tuple[TensorRow, ...]
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    temporaries: tuple[str, ...] = ()
     joins: tuple[JoinReason, ...] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
 
@@ -88,6 +90,7 @@ class Decision:
         *,
         follows: Mapping[str, Iterable[int]] | None = None,
         attributes: Mapping[str, Iterable[int]] | None = None,
+        temporaries: Iterable[str] = (),
         joins: tuple[JoinReason, ...] = (),
         report: Mapping[str, Any] | None = None,
     ) -> Decision:
@@ -121,6 +124,7 @@ class Decision:
             buffers=tuple(_row(entry, ranks, running) for entry in tree.buffers),
             follows=running,
             attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
+            temporaries=tuple(sorted(temporaries)),
             joins=joins,
             report=dict(report or {}),
         )
@@ -177,6 +181,7 @@ class Decision:
                 buffers=tuple(_row_from(row) for row in data["buffers"]),
                 follows={path: tuple(ranks) for path, ranks in data["follows"].items()},
                 attributes={name: tuple(ranks) for name, ranks in data["attributes"].items()},
+                temporaries=tuple(data["temporaries"]),
                 joins=tuple(
                     JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
                     for join in data["joins"]

@@ -35,6 +35,7 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
     writes = Writes(tree)
     modules = [_ModuleState(entry.module) for entry in tree.modules]
     gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
+    data = [(entry.tensor, entry.tensor.data) for entry in tree.parameters]
     default_dtype = torch.get_default_dtype()
     cache_enabled = torch.is_autocast_cache_enabled()
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -47,16 +48,21 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
         # The fused encoder layer reads its children's weights, which only an evaluation on one rank would do.
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        stack.callback(_put_back, modules, gradients, writes)
+        stack.callback(_put_back, modules, gradients, data, writes)
         _copy_buffers(tree)
         yield writes
 
 
 def _put_back(
-    modules: Sequence[_ModuleState], gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]], writes: Writes
+    modules: Sequence[_ModuleState],
+    gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+    data: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    writes: Writes,
 ) -> None:
     for module in modules:
         module.restore()
+    for parameter, original in data:
+        parameter.data = original  # `Module.to` in a forward exchanges it, which no operation shows
     for parameter, gradient in gradients:
         if parameter.grad is not gradient:
             parameter.grad = gradient

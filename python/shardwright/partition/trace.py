@@ -68,6 +68,7 @@ class Trace:
         written_buffers: Names of the buffers that the forward changed.
         attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
             that set it.
+        temporaries: Those of them that were set before anything read them.
         measured_times: Whether `ModuleRecord.forward_seconds` was measured.
         measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
     """
@@ -78,6 +79,7 @@ class Trace:
     joins: tuple[JoinReason, ...]
     written_buffers: frozenset[str]
     attributes: Mapping[tuple[str, str], tuple[str, ...]]
+    temporaries: frozenset[tuple[str, str]]
     measured_times: bool
     measured_memory: bool
 
@@ -365,6 +367,7 @@ class _Recording:
             joins=self._joins,
             written_buffers=self.audit.written_buffers(),
             attributes=self.audit.attributes(),
+            temporaries=self.audit.temporaries(),
             measured_times=seconds is not None,
             measured_memory=measured_memory,
         )
