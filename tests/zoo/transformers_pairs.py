@@ -173,7 +173,7 @@ ENTRIES: dict[str, Entry] = {
         model(
             "SwitchTransformersForConditionalGeneration", num_experts=3, expert_capacity=8, num_sparse_encoder_layers=1,
             num_sparse_decoder_layers=1, router_jitter_noise=0.0, output_router_logits=True, router_aux_loss_coef=0.1,
-            router_z_loss_coef=0.1, **T5,
+            router_z_loss_coef=0.1, router_dtype="float64", **T5,
         ),
         "drops tokens beyond an expert's capacity; two losses of the routers", "mixture of experts",
     ),

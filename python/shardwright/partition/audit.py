@@ -139,9 +139,10 @@ class Audit:
             self._attribute_written(module, name)
 
         def _apply(module: nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-            before = [parameter.data for parameter in module._parameters.values() if parameter is not None]
+            before = _dtypes(module)
             result: nn.Module = apply(module, function, recurse)
-            self._converted(module, before)
+            if _dtypes(module) != before:
+                self._converted(module)
             return result
 
         patches = {
@@ -162,11 +163,10 @@ class Audit:
                 else:
                     delattr(nn.Module, name)
 
-    def _converted(self, module: nn.Module, before: list[torch.Tensor]) -> None:
-        """``Module.to`` and its like were called: who converts weights in a forward must have them."""
+    def _converted(self, module: nn.Module) -> None:
+        """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
         path = self._tree.path_of.get(id(module))
-        now = [parameter for parameter in module._parameters.values() if parameter is not None]
-        if path is not None and self._stack.here() and [p.dtype for p in now] != [p.dtype for p in before]:
+        if path is not None and self._stack.here():
             self._join(self._stack.top.path, path, "converts its parameters")
 
     def _attribute_written(self, module: nn.Module, name: str) -> None:
@@ -223,6 +223,10 @@ class Audit:
         for index in sorted(self._written_buffers):
             self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+
+def _dtypes(module: nn.Module) -> list[torch.dtype]:
+    return [parameter.dtype for parameter in module._parameters.values() if parameter is not None]
 
 
 def _flat(container: Any) -> list[Any]:
