@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from shardwright.partition.carried import CarriedState
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.tree import ModelTree, TensorEntry, join_path
@@ -51,6 +52,8 @@ class Audit:
                     self._buffers[id(buffer)] = index
                     self._alive.append(buffer)
         self._readers: dict[tuple[int, str], set[str]] = {}
+        self._missed: set[tuple[int, str]] = set()
+        self._state = CarriedState(tree)
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._read_first: set[tuple[int, str]] = set()
         self._contents = [
@@ -71,6 +74,7 @@ class Audit:
             tensors: Those among the arguments.
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
+        self._state.called(caller.path, execution.path)
         if why_whole is not None:
             self.join(caller.path, execution.path, why_whole)
         for tensor in tensors:
@@ -93,6 +97,9 @@ class Audit:
             entry = self._known.get(id(tensor))
             if entry is not None:
                 self._read(tensor, entry, self._stack.top, str(func))
+                index = self._buffers.get(id(tensor))
+                if index is not None:
+                    self._state.used(index, self._stack.top.path, counts=func is torch.ops.aten.add_.Tensor)
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -118,21 +125,27 @@ class Audit:
         executions = self._stack.executions
         thread = self._stack.thread
         apply: Any = nn.Module._apply
-        all_readers = self._readers
+        all_readers, state = self._readers, self._state
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
-            value = object.__getattribute__(module, name)
+            try:
+                value = object.__getattribute__(module, name)
+            except AttributeError:
+                self._missed.add((id(module), name))
+                raise
             if name not in _INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
                 readers = all_readers.get((id(module), name))
                 if readers is None:
                     all_readers[id(module), name] = {executions[-1].path}
                 else:
                     readers.add(executions[-1].path)
+                state.used((id(module), name), executions[-1].path)
             return value
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
+            kept = module.__dict__.get("_buffers", {}).get(name) is value  # `self.buffer += 1`
             set_attribute(module, name, value)
-            self._attribute_written(module, name)
+            self._attribute_written(module, name, kept)
 
         def __delattr__(module: nn.Module, name: str) -> None:
             delete_attribute(module, name)
@@ -167,23 +180,33 @@ class Audit:
         """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
         path = self._tree.path_of.get(id(module))
         if path is not None and self._stack.here():
-            self._join(self._stack.top.path, path, "converts its parameters")
+            self.join(self._stack.top.path, path, "converts its parameters")
 
-    def _attribute_written(self, module: nn.Module, name: str) -> None:
+    def _attribute_written(self, module: nn.Module, name: str, kept: bool = False) -> None:
         path = self._tree.path_of.get(id(module))
         if path is None or name in _INTERNAL or not self._stack.here():
             return
         writer = self._stack.top.path
         entry = self._tree.by_path[path]
+        if not kept:
+            self._state.used(entry.buffers.get(name, (id(module), name)), writer)
         if name in entry.buffers or name in entry.parameters:
             if name in entry.buffers:
                 self._written_buffers.add(entry.buffers[name])
             self.join(writer, path, f"sets {join_path(path, name)}")
             return
         key = (id(module), name)
-        if key not in self._writes and key in self._readers:
+        if key not in self._writes and (key in self._readers or key in self._missed):
             self._read_first.add(key)
         self._writes.setdefault(key, set()).add(writer)
+
+    def _find_silent_writes(self) -> None:
+        """Batch normalisation writes to its buffers without a word of it in the operation's schema."""
+        for buffer in self._alive:
+            index = self._buffers[id(buffer)]
+            original = self._tree.buffers[index].tensor
+            if not buffer.is_meta and not torch.equal(buffer.to(original.device), original):
+                self._written_buffers.add(index)
 
     def written_buffers(self) -> frozenset[str]:
         """Names of the buffers that were written to or set."""
@@ -208,6 +231,8 @@ class Audit:
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""
         readers = self._readers
+        self._find_silent_writes()
+        carried = self._writes.keys() & self._read_first
         for module, name, container, before in self._contents:
             now = _flat(container)
             if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
@@ -222,6 +247,10 @@ class Audit:
                     self.join(reader, writer, f"reads {full_name}, which the other sets in its forward")
         for index in sorted(self._written_buffers):
             self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
+            self._joins.update(self._state.joins(index, self._tree.buffers[index].name))
+        for module, name in carried:
+            full_name = join_path(self._tree.path_of.get(module, "?"), name)
+            self._joins.update(self._state.joins((module, name), full_name))
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
 
 
