@@ -254,6 +254,34 @@ def test_gradient_inside_one_module_is_allowed() -> None:
     assert_exact(Part(body, child=Part(child)), data())
 
 
+@pytest.mark.parametrize("method", ["register_hook", "retain_grad"])
+def test_gradient_inside_one_module_that_reaches_a_hook_is_refused(method: str) -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        h.retain_grad() if method == "retain_grad" else h.register_hook(lambda gradient: gradient * 2)
+        (gradient,) = torch.autograd.grad((h * h).sum(), [root.weight], retain_graph=True)
+        return root.child(h), gradient
+
+    with pytest.raises(FrameError, match=r"torch.autograd.grad in the code of the step function reaches a tensor with"):
+        run_divided(Part(body, child=Part(times_weight)), [data()])
+
+
+def test_hook_on_a_tensor_that_is_carried_to_a_later_call_is_refused() -> None:
+    """Backward of the later call would run the earlier one's part without its hooks."""
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        h = part.third(x) * part.weight
+        h.register_hook(lambda gradient: gradient * 2)
+        earlier, part.__dict__["kept"] = part.__dict__.get("kept"), h
+        return h if earlier is None else h + earlier
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return root.child(x * root.weight) * root.child(x)
+
+    with pytest.raises(FrameError, match=r"from outside the call that made it"):
+        run_divided(Part(body, child=Part(child, third=Part(times_weight))), [data()])
+
+
 def test_functorch_around_a_call_is_refused() -> None:
     model = Part(lambda m, x: torch.func.vmap(m.child)(x), child=Part(times_weight))
     with pytest.raises(FrameError, match=r"torch.func transform"):

@@ -102,9 +102,11 @@ class _LevelBackward:
             held.append((hooks, dict(hooks)))
             self.hooks[node, 0] = [*hooks.values(), *self.hooks.get((node, 0), ())]
             hooks.clear()
+        self.frame.in_backward = True
         try:
             self.run_levels()
         finally:
+            self.frame.in_backward = False
             for hooks, before in held:
                 hooks.update(before)
 

@@ -78,7 +78,7 @@ class KeptGradient:
             tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Frame:
     """One execution: of a request, or of the step function for one microbatch (``request`` is then None).
 
@@ -99,6 +99,8 @@ class Frame:
         arguments: The arguments' tensors.
         hooked: Whether its code put a hook on any tensor.
         answers: Whether a result needs a gradient.
+        guarded: Nodes with hooks, which run in this frame's backward only.
+        in_backward: Whether its backward is running.
         elsewhere: What is known of its tensors' memory on other ranks.
     """
 
@@ -119,6 +121,8 @@ class Frame:
     arguments: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     hooked: bool = False
     answers: bool = False
+    guarded: set[Node] = field(default_factory=set)
+    in_backward: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
     _watched: list[Watched] = field(default_factory=list)
 
@@ -135,6 +139,24 @@ class Frame:
         """Refuse in-place writes to a tensor's memory from now on; see :meth:`settle`."""
         if not tensor.is_inference():
             self._watched.append(Watched(tensor, why))
+
+    def guard(self, node: Node) -> None:
+        """Refuse gradients that reach a node with hooks outside this frame's backward: the hooks would not see them."""
+        if node in self.guarded:
+            return
+        self.guarded.add(node)
+        owner = weakref.ref(self)  # not the frame itself, which keeps the node
+
+        def check(*_: object) -> None:
+            frame = owner()
+            if frame is None or not frame.in_backward:
+                raise FrameError(
+                    "a gradient reached a tensor with a hook (or retain_grad) from outside the call that made it: a "
+                    "module carried the tensor to another call or microbatch, where hooks are not seen; detach it, or "
+                    "register the hook on a clone()"
+                )
+
+        node.register_prehook(check)
 
     def settle(self) -> None:
         """Raise :class:`FrameError` if a watched tensor was written to: at the frame's end and before backward."""

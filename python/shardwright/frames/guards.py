@@ -63,6 +63,7 @@ def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
         return None
+    frame.guard(edge.node)
     hooks = frame.hooks.setdefault((edge.node, edge.output_nr), {})
     hook_id = next(_hook_ids)
     hooks[hook_id] = hook
@@ -91,6 +92,7 @@ def _retain_grad(tensor: torch.Tensor) -> None:
     if not frame.spanning:
         _original["retain_grad"](tensor)
     elif not any(kept.tensor() is tensor for kept in frame.kept_gradients):
+        frame.guard(edge.node)
         frame.kept_gradients.append(KeptGradient(weakref.ref(tensor), edge, tensor._version))
 
 
@@ -106,6 +108,11 @@ def _check_no_cut(outputs: Any, what: str) -> None:
         node = stack.pop()
         if node is None:
             continue
+        if node in frame.guarded:
+            raise FrameError(
+                f"{what} in the code of {frame.name} reaches a tensor with a hook (or retain_grad), which would see "
+                "only a part of its gradient: register it on a clone()"
+            )
         slot = slot_of(node)
         if slot is not None and not (what == "torch.autograd.grad" and slot in arguments):
             raise FrameError(
