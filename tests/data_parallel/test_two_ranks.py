@@ -8,3 +8,8 @@ from tests.ranks import outputs_of_ranks
 def test_gradients_are_means_whatever_the_ranks_run():
     outputs = outputs_of_ranks(Path(__file__).with_name("two_ranks.py"))
     assert all("all scenarios hold" in output for output in outputs)
+
+
+def test_a_step_that_reduces_nothing_fails_on_all_ranks_together():
+    outputs = outputs_of_ranks(Path(__file__).with_name("failed_step.py"))
+    assert all("exact after failures" in output for output in outputs)

@@ -118,10 +118,12 @@ class Replicas:
 
     def reduce_gradients(self) -> None:
         """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th training step."""
-        if self._reducer is None or not torch.is_grad_enabled():
+        if self._reducer is None:
             return
-        reduces, self._passes = self._reduces_this_step, self._passes + 1
-        if reduces:
+        if not torch.is_grad_enabled():
+            self.agree()
+            return
+        if self._reduces_this_step:
             runtime = self._placement.runtime
             present = runtime.dp_ranks if self.attendance is None or self.divides_by_group else self.attendance.present
             self._reducer.reduce(
@@ -129,6 +131,13 @@ class Replicas:
                 runtime.num_microbatches if self.averages_microbatches else 1,
                 bool(self._options["gradient_as_bucket_view"]),
             )
+        else:
+            self.agree()
+        self._passes += 1  # a step that failed on any rank counts on none
+
+    def agree(self) -> None:
+        """Wait until the step has succeeded in every replica, where no gradients are reduced that would tell."""
+        self._collectives.maximum(torch.zeros(1, dtype=torch.uint8, device=self._placement.runtime.device))
 
     def shadow_step(self) -> None:
         """Take part in the collectives of a training step that other ranks run; contributes zeros."""

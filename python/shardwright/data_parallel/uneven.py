@@ -80,6 +80,8 @@ def joined(
             last_present = attendance.present
             if says == _TRAINS:
                 replicas.shadow_step()
+            else:
+                replicas.agree()
             runtime.server.leave_step()
         runtime.server.leave_step()
         replicas.take_over_from(last_present[-1])
