@@ -8,6 +8,7 @@ import pytest
 import torch
 from shardwright.errors import FrameError
 from shardwright.frames import Frame, current_frame, guards, in_frame
+from shardwright.model.sentinel import Sentinel, is_sentinel, release
 from shardwright.step.transaction import StepTransaction
 from torch.autograd import forward_ad
 
@@ -397,3 +398,18 @@ def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
             (gradient,) = seen[key]
             torch.testing.assert_close(gradient, parameter.grad)
     assert guards._users == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_parameter_given_up_in_a_step_keeps_no_hooks_and_no_gradient_here(fails: bool) -> None:
+    """The first step divides the model, after its transaction has taken hooks and gradients off."""
+    model = Part(times_weight)
+    weight = model.weight
+    weight.grad = torch.ones_like(weight)
+    weight.register_hook(lambda gradient: gradient * 2)
+    weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
+    release(weight, Sentinel(weight, name="weight", owner=1, is_parameter=True))
+    transaction.rollback() if fails else transaction.commit(1, final=True)
+    assert is_sentinel(weight)
+    assert weight.grad is None

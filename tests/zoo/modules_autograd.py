@@ -139,6 +139,7 @@ class Hooked(nn.Module):
         self.register_forward_hook(self.count)
         self.one[0].weight.register_hook(lambda gradient: gradient * 2)
         self.last[0].weight.register_hook(lambda gradient: gradient * 3)
+        self.two[0].bias.register_post_accumulate_grad_hook(mask)
 
     def count(self, hooked: nn.Module, args: Any, result: torch.Tensor) -> torch.Tensor:
         self.calls += 1
@@ -175,6 +176,12 @@ def of_inputs(scale: float) -> Callable[..., Any]:
 
 def of_outputs(scale: float) -> Callable[..., Any]:
     return lambda hooked, outputs: (outputs[0] / scale,)
+
+
+def mask(weight: torch.Tensor) -> None:
+    """Holds one element still; the same after each microbatch as after the last."""
+    assert weight.grad is not None
+    weight.grad[0] = 0.0
 
 
 class Ensemble(nn.Module):

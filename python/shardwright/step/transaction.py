@@ -11,6 +11,7 @@ from torch import nn
 
 from shardwright.data_parallel import Listener
 from shardwright.execution import process
+from shardwright.model.sentinel import is_sentinel
 
 if TYPE_CHECKING:
     from shardwright.model.placement import Placement
@@ -75,7 +76,8 @@ class StepTransaction:
             _divide_gradients(self._averaged, num_microbatches)
         late = self._restore_hooks() if self._hooks else []
         for parameter, earlier in self._earlier:
-            parameter.grad = _sum(earlier, parameter.grad, final)
+            if not is_sentinel(parameter):  # else given up to its owner by a partition made in this step
+                parameter.grad = _sum(earlier, parameter.grad, final)
         for parameter, hooks in late:
             for hook in hooks.values():
                 hook(parameter)
@@ -96,6 +98,8 @@ class StepTransaction:
 
     @staticmethod
     def _put_hooks_back(parameter: nn.Parameter, tensor_hooks: dict[int, Any], post_hooks: dict[int, Any]) -> None:
+        if is_sentinel(parameter):
+            return
         if tensor_hooks and parameter._backward_hooks is not None:
             parameter._backward_hooks.update(tensor_hooks)
         if post_hooks and parameter._post_accumulate_grad_hooks is not None:
@@ -108,7 +112,8 @@ class StepTransaction:
         for parameter in self._parameters:
             parameter.grad = None
         for parameter, earlier in self._earlier:
-            parameter.grad = earlier
+            if not is_sentinel(parameter):
+                parameter.grad = earlier
         with torch.no_grad():
             for module, name, buffer, copy in self._buffers:
                 if buffer.numel() == copy.numel():  # else given up to its owner by a partition made in this step
