@@ -255,8 +255,8 @@ class Runtime:
             )
 
     def serve_control(self, request: Any) -> None:
-        """Answer a control request of the root."""
-        self.placement(request.model).serve_partition(request)
+        """Answer a control request of another rank of the pipeline."""
+        self.placement(request.model).serve_control(request)
 
 
 _current: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar("shardwright_runtime", default=None)

@@ -91,7 +91,7 @@ class LoopbackPlacement:
     names: list[str]
     modules: list[nn.Module]
 
-    def wait_until_placed(self) -> None:
+    def wait_until_placed(self, task: RunningTask) -> None:
         """Placed from the start."""
 
     def module_of(self, module_id: int) -> nn.Module:

@@ -104,7 +104,7 @@ def root_frame(task: RunningTask) -> Frame:
 def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     """Run a module forward for another rank, answer, and keep the frame if a gradient may come back."""
     placement = runtime.placement(request.model)
-    placement.wait_until_placed()
+    placement.wait_until_placed(task)
     module = placement.module_of(request.module)
     name = placement.name_of(request.module)
     frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}")

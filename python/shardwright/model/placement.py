@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
-from shardwright.execution.task import running_task
+from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.model.ownership import Ownership, apply_ownership
@@ -73,7 +72,7 @@ class Placement:
         self.post_step_hooks = Hooks()
         self._modules: list[nn.Module] = []
         self._names: list[str] = []
-        self._placed = threading.Event()
+        self._placed = False
         self._failed = False
         self.replicas = Replicas(self, model._options)
 
@@ -87,7 +86,7 @@ class Placement:
     @property
     def partitioned(self) -> bool:
         """Whether the model is placed."""
-        return self._placed.is_set() and not self._failed
+        return self._placed and not self._failed
 
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
@@ -129,39 +128,46 @@ class Placement:
         """Send the decision on the way that requests will take too, so that it arrives before them."""
         task = running_task()
         assert task is not None, "a model is divided inside a step"
-        spec, tensors = _core.flatten(text, registry)
         for rank in self.runtime.pp_ranks[1:]:
-            request = self.runtime.server.send_request(
-                task.worker,
-                to=rank,
-                kind="control",
-                model=self.model_id,
-                module=0,
-                range=None,
-                forward=None,
-                control="partition",
-                microbatch=task.microbatch,
-                parent=None,
-                call=0,
-                grad_mode=False,
-                inference_mode=False,
-                autocast=[],
-                checkpointing=False,
-                spec=spec,
-                parts=pack(tensors, []),
-            )
-            self.runtime.pending_controls.append(request)
+            self.runtime.pending_controls.append(self._send_control(task, rank, "partition", text))
 
-    def serve_partition(self, request: Any) -> None:
-        """On a peer: take the decision over."""
+    def _send_control(self, task: RunningTask, rank: int, control: str, value: Any) -> int:
+        spec, tensors = _core.flatten(value, registry)
+        request: int = self.runtime.server.send_request(
+            task.worker,
+            to=rank,
+            kind="control",
+            model=self.model_id,
+            module=0,
+            range=None,
+            forward=None,
+            control=control,
+            microbatch=task.microbatch,
+            parent=None,
+            call=0,
+            grad_mode=False,
+            inference_mode=False,
+            autocast=[],
+            checkpointing=False,
+            spec=spec,
+            parts=pack(tensors, []),
+        )
+        return request
+
+    def serve_control(self, request: Any) -> None:
+        """Answer a control request: the root's decision, or on the root a peer's question whether it was sent."""
+        if request.control == "partition":
+            self._serve_partition(request)
+        spec, _ = _core.flatten(None, registry)
+        self.runtime.server.respond(request, spec, pack([], []))
+
+    def _serve_partition(self, request: Any) -> None:
         try:
             self.apply(request.spec.build([], registry))
         except BaseException:
             self._failed = True
-            self._placed.set()
+            self._placed = True
             raise
-        spec, _ = _core.flatten(None, registry)
-        self.runtime.server.respond(request, spec, pack([], []))
 
     def apply(self, text: str) -> None:
         """Give up what other ranks own, intercept calls to it, and make data-parallel ranks equal."""
@@ -239,13 +245,19 @@ class Placement:
                     module._buffers[name] = buffer.to(device)
 
     def _finish(self) -> None:
-        self._placed.set()
+        self._placed = True
         self.post_partition_hooks.run(self.model, self.runtime.optimizer_of(self.model))
 
-    def wait_until_placed(self) -> None:
-        """On a worker: wait for the main thread to take the decision over, which came before any request."""
-        if not self._placed.is_set():
-            self._placed.wait()
+    def wait_until_placed(self, task: RunningTask) -> None:
+        """On a worker of a peer: see to it that the main thread has taken the decision over.
+
+        Another peer's request may overtake the root's decision, which the main thread cannot take over while this task
+        has the turn. Waiting for an answer gives the turn up, and the root's answer comes behind its decision.
+        """
+        if not self._placed:
+            self.runtime.server.wait(
+                task.worker, [self._send_control(task, self.runtime.pp_ranks[0], "sent partition", None)], "forward"
+            )
         if self._failed:
             raise StepAborted("the model could not be placed on this rank")
 
