@@ -9,6 +9,7 @@ import torch
 from shardwright.partition.trace import trace_forward
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 
 def joined(model: nn.Module, *args: Any) -> set[tuple[str, ...]]:
@@ -106,3 +107,16 @@ def test_a_module_that_returns_the_weight_of_another_is_joined_with_it() -> None
             return y @ weight
 
     assert joined(Uses(), torch.ones(2, 4)) == {("returns", "returns.inner")}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_joins_nothing(reentrant: bool) -> None:
+    class Checkpoints(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    assert joined(Checkpoints(), torch.ones(2, 4, requires_grad=True)) == set()

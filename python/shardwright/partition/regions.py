@@ -44,7 +44,8 @@ class Regions:
         thread = threading.get_ident()
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
+            # What torch's own checkpoints run may leave the rank: they are translated.
+            if threading.get_ident() != thread or cls.__module__ == "torch.utils.checkpoint":
                 return original.__get__(None, cls)(*args, **kwargs)
             self._functions.append(cls.__name__)
             try:
