@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.failures.job import free_port, torchrun_environment
@@ -22,7 +23,8 @@ def outputs_of_ranks(script: Path, *arguments: str, ranks: int = 2, seconds: flo
         for rank in range(ranks)
     ]
     try:
-        written = [process.communicate(timeout=seconds) for process in processes]
+        with ThreadPoolExecutor(ranks) as readers:  # all at once: a rank whose pipe is full would stop the others too
+            written = list(readers.map(lambda process: process.communicate(timeout=seconds), processes))
     finally:
         for process in processes:
             process.kill()

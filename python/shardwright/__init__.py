@@ -18,6 +18,7 @@ from shardwright.errors import (
     StallError,
     StepMismatchError,
     UnsupportedValueError,
+    VerificationError,
 )
 from shardwright.model.distributed import DistributedModel
 from shardwright.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
@@ -64,6 +65,7 @@ from shardwright.statistics import report, stats
 from shardwright.step import StepOutput, step
 from shardwright.timeline.gather import write_timeline
 from shardwright.values import register_type
+from shardwright.verify import verify
 
 __all__ = [
     "DP_GROUP",
@@ -88,6 +90,7 @@ __all__ = [
     "StepMismatchError",
     "StepOutput",
     "UnsupportedValueError",
+    "VerificationError",
     "__version__",
     "allgather",
     "barrier",
@@ -134,5 +137,6 @@ __all__ = [
     "step",
     "tp_rank",
     "tp_size",
+    "verify",
     "write_timeline",
 ]

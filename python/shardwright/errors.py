@@ -39,6 +39,14 @@ class StepMismatchError(ShardwrightError):
     """Ranks disagree about which step they are in: different functions, or one has left the loop."""
 
 
+class VerificationError(ShardwrightError):
+    """A distributed step computed something else than one process; raised by ``smp.verify`` only when asked to.
+
+    The text is the report. Cause and cure stand in its first departure: the module that computed something else, and by
+    how much.
+    """
+
+
 class RemoteError(ShardwrightError):
     """Another rank failed; carries what failed there and where.
 

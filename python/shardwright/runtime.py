@@ -20,7 +20,10 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardwright.data_parallel.collectives import Collectives
+    from shardwright.execution.call import RemoteModule
     from shardwright.launch import LaunchInfo
     from shardwright.model.distributed import DistributedModel
     from shardwright.model.placement import Placement
@@ -61,11 +64,15 @@ class Runtime:
         self._models: list[weakref.ref[DistributedModel]] = []
         self.optimizers: list[Any] = []
         self.frames = FrameTable()
+        #: Told of every call to another rank: the module, its positional arguments, and which children of a sequential.
+        self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
         self.unclosed_frames = 0
         self.workers = WorkerPool(self)
         self.recorder = _core.AloneRecorder()
         self.step = 0
+        #: Steps that only looked, of verifications; the script's own steps do not count them.
+        self.steps_apart = 0
         self.in_step = False
         #: Whether the step's tasks are over and its gradients are being finished.
         self.committing = False
@@ -119,21 +126,28 @@ class Runtime:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
+    @property
+    def training_step(self) -> int:
+        """The number of the script's current or last step, counted from 1: what its random numbers depend on."""
+        return self.step - self.steps_apart
+
     def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""
         self.step += 1
 
-    def microbatch_seed(self, script_seed: int, microbatch: int) -> int:
+    def microbatch_seed(self, script_seed: int, microbatch: int, dp_rank: int | None = None) -> int:
         """What the random numbers of a microbatch of this step start from.
 
         Args:
             script_seed: What the script last seeded the default generator with; not used with ``reproducible_rng``.
             microbatch: The microbatch of this rank; with ``reproducible_rng`` it counts over data-parallel ranks.
+            dp_rank: Another data-parallel rank, whose microbatch it is.
         """
         if not self.cfg.reproducible_rng:
-            return reproducible.root_seed(script_seed, self.step, microbatch)
-        earlier = self.dp_ranks.index(self.rank) * self.num_microbatches
-        return reproducible.root_seed(self.cfg.seed, self.step, earlier + microbatch)
+            return reproducible.root_seed(script_seed, self.training_step, microbatch)
+        replica = self.dp_ranks.index(self.rank) if dp_rank is None else dp_rank
+        earlier = replica * self.num_microbatches
+        return reproducible.root_seed(self.cfg.seed, self.training_step, earlier + microbatch)
 
     def begin_step_alone(self, name: str) -> None:
         """Begin a step of a pipeline of one rank."""

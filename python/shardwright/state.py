@@ -18,7 +18,7 @@ class State:
     @property
     def step(self) -> int:
         """The number of the current or last step, counted from 1."""
-        return current_runtime().step
+        return current_runtime().training_step
 
 
 state = State()

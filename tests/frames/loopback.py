@@ -115,6 +115,7 @@ class LoopbackRuntime:
         self._placement = placement
         self.frames = FrameTable()
         self.step = 1
+        self.watch_requests = None
 
     def placement(self, model: int) -> LoopbackPlacement:
         """The placement of the only model."""

@@ -119,6 +119,14 @@ class Reducer:
         else:
             bucket.work = self._collectives.sum(bucket.buffer())
 
+    def habits(self) -> Counter[nn.Parameter]:
+        """How many gradients each parameter got in the last step: the guess for the next one."""
+        return self._expected.copy()
+
+    def resume(self, habits: Counter[nn.Parameter]) -> None:
+        """Guess by earlier steps again, not by the last one."""
+        self._expected = habits
+
     def abandon_step(self) -> None:
         """The step failed: nothing in flight counts."""
         self._listening = False

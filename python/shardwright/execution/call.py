@@ -64,6 +64,8 @@ def call_remote(
     assert task is not None
     assert frame is not None
     number = frame.next_call_number()
+    if task.runtime.watch_requests is not None:
+        task.runtime.watch_requests(target, args, children)
     spec, given = _arguments(target, args, kwargs)
     extras = sharing_of(given) | carried(
         f"module {target.name!r}, which rank {target.rank} owns, was called", task.state.device, task.state.settings

@@ -62,7 +62,12 @@ def group_sequential(
     """
     if type(module).forward is not nn.Sequential.forward:
         return
-    runs = _runs(module, target_of)
+
+    def rank_of(child: nn.Module) -> int | None:
+        target = target_of(child)
+        return None if target is None else target.rank
+
+    runs = runs_of(module, rank_of)
     if all(rank is None for rank, _, _ in runs):
         return
 
@@ -87,16 +92,21 @@ def group_sequential(
     module.forward = forward  # type: ignore[method-assign]
 
 
-def _runs(
-    module: nn.Sequential, target_of: Callable[[nn.Module], RemoteModule | None]
-) -> list[tuple[int | None, int, int]]:
-    """The runs ``(owner or None for here, start, end)``; a run ends with a child that its owner holds."""
+def runs_of(module: nn.Sequential, rank_of: Callable[[nn.Module], int | None]) -> list[tuple[int | None, int, int]]:
+    """How the rank that runs an ``nn.Sequential`` goes through its children.
+
+    Args:
+        module: The sequential.
+        rank_of: Which rank a child lives on; None for one that runs where the sequential does.
+
+    Returns:
+        The runs ``(rank or None for here, start, end)``; a run ends with a child that its owner holds.
+    """
     runs: list[tuple[int | None, int, int]] = []
     light = 0  # children since the end of the last run that could go along with a longer one
     for index, child in enumerate(module._modules.values()):
         assert child is not None, "an nn.Sequential holds modules only"
-        target = target_of(child)
-        rank = None if target is None else target.rank
+        rank = rank_of(child)
         if rank is None and next(child.parameters(), None) is None and next(child.buffers(), None) is None:
             light += 1
             continue

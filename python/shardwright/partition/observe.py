@@ -88,12 +88,13 @@ def intercepted(tree: ModelTree, stack: Stack, observer: Observer, runner: Runne
         entry.module.__dict__["_compiled_call_impl"] = wrapper.wrapped_call(entry.module._call_impl)
         if not isinstance(entry.module, torch.jit.ScriptModule):
             entry.module.__dict__["forward"] = wrapper.wrapped_forward(entry.module.forward)
-    with _eager():
+    with uncompiled():
         yield
 
 
 @contextlib.contextmanager
-def _eager() -> Iterator[None]:
+def uncompiled() -> Iterator[None]:
+    """Run compiled modules uncompiled: nothing is seen inside compiled code."""
     import sys
 
     if "torch._dynamo" not in sys.modules:

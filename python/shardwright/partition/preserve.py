@@ -6,7 +6,7 @@ import contextlib
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
         Where writes to parameters and gradients are to be reported.
     """
     writes = Writes(tree)
-    modules = [_ModuleState(entry.module) for entry in tree.modules]
+    modules = [ModuleState(entry.module) for entry in tree.modules]
     gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
     data = [(entry.tensor, entry.tensor.data) for entry in tree.parameters]
     default_dtype = torch.get_default_dtype()
@@ -41,7 +41,7 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_default_dtype, default_dtype)
-        stack.enter_context(_preserved_random_numbers(tree))
+        stack.enter_context(preserved_random_numbers(entry.tensor for entry in (*tree.parameters, *tree.buffers)))
         # A weight cast under no_grad would stay in autocast's cache and cut the gradient of the real forward.
         torch.set_autocast_cache_enabled(False)
         stack.callback(torch.set_autocast_cache_enabled, cache_enabled)
@@ -54,7 +54,7 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
 
 
 def _put_back(
-    modules: Sequence[_ModuleState],
+    modules: Sequence[ModuleState],
     gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     data: Sequence[tuple[torch.Tensor, torch.Tensor]],
     writes: Writes,
@@ -77,8 +77,8 @@ def _copy_buffers(tree: ModelTree) -> None:
 
 
 @contextlib.contextmanager
-def _preserved_random_numbers(tree: ModelTree) -> Iterator[None]:
-    tensors = [entry.tensor for entry in (*tree.parameters, *tree.buffers)]
+def preserved_random_numbers(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Put back the random numbers of torch, on the CPU and the devices of these tensors, of Python and of NumPy."""
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices.add(torch.cuda.current_device())
@@ -136,10 +136,11 @@ def _storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
-class _ModuleState:
+class ModuleState:
     """The attributes of one module, with the contents of plain containers one level deep."""
 
     def __init__(self, module: nn.Module) -> None:
+        """Remember them."""
         self._module = module
         self._attributes = dict(module.__dict__)
         self._contents = [
@@ -149,6 +150,7 @@ class _ModuleState:
         ]
 
     def restore(self) -> None:
+        """Put them back."""
         _restore_dict(self._module.__dict__, self._attributes)
         for container, contents in self._contents:
             _restore_container(container, contents)

@@ -1,0 +1,8 @@
+"""``python -m shardwright.verify``; see :mod:`shardwright.verify.command`."""
+
+import sys
+
+from shardwright.verify.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

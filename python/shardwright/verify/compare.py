@@ -1,0 +1,331 @@
+"""On rank 0: runs the step in one process, asks every rank for what it computed, and makes the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.execution import process
+from shardwright.partition.preserve import copied_arguments
+from shardwright.verify.evidence import Bench, with_inputs
+from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
+from shardwright.verify.measure import FLOOR, error_of, error_of_leaf, size_of, tolerance_for
+from shardwright.verify.record import Record
+from shardwright.verify.reference import Arguments, Expected, Reference, mean_over_replicas
+from shardwright.verify.report import Departure, Report, Row
+from shardwright.verify.whole_batch import whole_batch_note
+
+if TYPE_CHECKING:
+    from shardwright.verify.run import Verification
+
+Gradients = Mapping[str, torch.Tensor | None]
+
+
+@dataclass
+class _Rank:
+    """What a rank said first.
+
+    Attributes:
+        record: Its module calls.
+        groups: Full names of its parameters, those of one tensor together.
+        start_buffers: Full names of its buffers before the step.
+        buffers: Full names of its buffers after it.
+        hooked: Full names of its parameters with gradient hooks.
+        requests: Forward and backward requests that it sent.
+    """
+
+    record: Record
+    groups: list[list[str]]
+    start_buffers: list[str]
+    buffers: list[str]
+    hooked: list[str]
+    requests: tuple[int, int]
+
+    @staticmethod
+    def from_json(text: str) -> _Rank:
+        data = json.loads(text)
+        return _Rank(Record.from_json(data.pop("record")), **data)
+
+
+@dataclass
+class Replica:
+    """One pipeline.
+
+    Attributes:
+        index: Its data-parallel rank.
+        root: The global rank that runs the step function.
+        ranks: All its global ranks.
+        arguments: What its root gave the step function.
+        seed: What its root's generator was seeded with.
+        random: The states of its root's generators when the step began.
+    """
+
+    index: int
+    root: int
+    ranks: list[int]
+    arguments: Arguments
+    seed: int
+    random: process.RandomState
+
+
+def compare(
+    verified: Verification, modules: list[nn.Module], bench: Bench, tolerance: float | None, whole_batch: bool
+) -> Report:
+    """Make the report; every other rank answers questions meanwhile.
+
+    Args:
+        verified: The step that was run on all ranks.
+        modules: Whole modules of the same models.
+        bench: Asks the ranks.
+        tolerance: What is allowed; None for that of the dtype.
+        whole_batch: Whether to look for what microbatches change.
+    """
+    return Comparison(verified, modules, bench).report(tolerance, whole_batch)
+
+
+class Comparison:
+    """What rank 0 compares.
+
+    Attributes:
+        reference: The whole models.
+        replicas: All pipelines.
+    """
+
+    def __init__(self, verified: Verification, modules: list[nn.Module], bench: Bench) -> None:
+        """Ask every rank for an overview."""
+        runtime = verified.runtime
+        self.verified = verified
+        self.bench = bench
+        self.runtime = runtime
+        self.ranks = [_Rank.from_json(bench.ask(rank, "overview")) for rank in range(runtime.launch.world_size)]
+        self.reference = Reference(verified.models, modules, verified.prefixes, runtime.device)
+        self.reference.draw_as_the_ranks()
+        self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.dp_ranks)]
+        self.num_microbatches = runtime.num_microbatches
+        self.rows: list[Row] = []
+        self._first_buffers: dict[str, torch.Tensor] = {}
+
+    def _replica(self, index: int, root: int) -> Replica:
+        arguments = self.verified.copied_arguments()
+        if root != self.runtime.rank:
+            arguments = with_inputs(*arguments, self.bench.ask(root, "inputs"), root)
+        seed, state, devices = self.bench.ask(root, "random")
+        generator = torch.Generator()
+        generator.set_state(state)
+        if devices:  # that root's device is another one than this rank's
+            devices = {torch.cuda.current_device(): next(iter(devices.values()))}
+        ranks = self.runtime.topology.group("PP_GROUP", root)
+        return Replica(index, root, ranks, arguments, int(seed), (generator, devices))
+
+    # --- running
+
+    def load(self) -> None:
+        """Give the whole models the values that the first replica started from."""
+        with torch.no_grad():
+            for kind, tensors, holders in (
+                ("start_parameters", self.reference.named_parameters(), self._holders_of_parameters()),
+                ("start_buffers", self.reference.named_buffers(), self._holders_of_buffers(0)),
+            ):
+                loaded: set[int] = set()
+                for name, tensor in tensors.items():
+                    value = None
+                    if id(tensor) not in loaded and name in holders:
+                        value = self.bench.ask(holders[name], kind, name)
+                    if value is not None:
+                        tensor.copy_(value)
+                        loaded.add(id(tensor))
+                missing = [name for name, tensor in tensors.items() if id(tensor) not in loaded]
+                if missing:
+                    raise ConfigError(
+                        f"no rank holds {missing[0]!r} of the whole model; was it made after the model was divided?"
+                    )
+        self._first_buffers = {name: buffer.clone() for name, buffer in self.reference.named_buffers().items()}
+
+    def _holders_of_parameters(self) -> dict[str, int]:
+        """By full name, the rank of the first replica that owns the parameter."""
+        ranks = self.replicas[0].ranks
+        return {name: rank for rank in reversed(ranks) for group in self.ranks[rank].groups for name in group}
+
+    def _holders_of_buffers(self, replica: int) -> dict[str, int]:
+        """By full name, the first rank of a replica that holds the buffer."""
+        ranks = self.replicas[replica].ranks
+        return {name: rank for rank in reversed(ranks) for name in self.ranks[rank].start_buffers}
+
+    def expect(self) -> tuple[list[Expected], Gradients]:
+        """Run every replica's step in this process; compare results on the way, which may be large."""
+        expected, gradients = [], []
+        for replica in self.replicas:
+            one = self.run(replica, self.runtime.num_microbatches)
+            self._compare_results(replica, one)
+            self._compare_buffers(replica, one)
+            one.results, one.losses = [], {}
+            expected.append(one)
+            gradients.append(self.reference.take_gradients(self.runtime.num_microbatches))
+        return expected, mean_over_replicas(gradients)
+
+    def run(self, replica: Replica, num_microbatches: int) -> Expected:
+        """One replica's step from its start, with the random numbers of its ranks."""
+        self.reference.load_buffers(self._starting_buffers(replica))
+        process.restore_random_state(replica.random)
+        args, kwargs = copied_arguments(*replica.arguments, None, keep=lambda tensor: isinstance(tensor, nn.Parameter))
+        parts = list(self.verified.step.splitter.split(args, kwargs, num_microbatches))
+        runtime = self.runtime
+        seeds: list[int | None] = [None] * len(parts)
+        if runtime.pp_size > 1 or runtime.cfg.reproducible_rng:
+            seeds = [runtime.microbatch_seed(replica.seed, number, replica.index) for number in range(len(parts))]
+        return self.reference.run(self.verified.step, parts, seeds)
+
+    def _starting_buffers(self, replica: Replica) -> Mapping[str, torch.Tensor]:
+        """As in the ranks' step, training starts from the first replica's buffers, unless the model says otherwise."""
+        shared = torch.is_grad_enabled() and all(model._options["broadcast_buffers"] for model in self.verified.models)
+        if replica.index == 0 or shared:
+            return self._first_buffers
+        holders = self._holders_of_buffers(replica.index)
+        own = {name: self.bench.ask(rank, "start_buffers", name) for name, rank in holders.items()}
+        return {name: own.get(name, buffer) for name, buffer in self._first_buffers.items()}
+
+    # --- comparing
+
+    def _compare_results(self, replica: Replica, expected: Expected) -> None:
+        root = replica.root
+        for microbatch, wanted in enumerate(expected.results):
+            for number, loss in enumerate(expected.losses.get(microbatch, [])):
+                given = self.bench.ask(root, "losses", microbatch)
+                error, detail = error_of(given[number] if number < len(given) else None, loss)
+                self.rows.append(
+                    Row(kind="loss", name=f"microbatch {microbatch}", rank=root, error=error, detail=detail)
+                )
+            found = self.bench.ask(root, "results", microbatch)
+            paths = [path for path, _ in found], [path for path, _ in wanted]
+            if paths[0] != paths[1]:
+                detail = f"the ranks return {len(paths[0])} values, one process {len(paths[1])}"
+                name = f"microbatch {microbatch}"
+                self.rows.append(Row(kind="output", name=name, rank=root, error=math.inf, detail=detail))
+                continue
+            for (path, here), (_, there) in zip(found, wanted, strict=True):
+                error, detail = error_of_leaf(here, there)
+                name = f"microbatch {microbatch}{': ' + path if path else ''}"
+                self.rows.append(Row(kind="output", name=name, rank=root, error=error, detail=detail))
+
+    def _compare_buffers(self, replica: Replica, expected: Expected) -> None:
+        for rank in replica.ranks:
+            for name in self.ranks[rank].buffers:
+                error, detail = error_of(self.bench.ask(rank, "buffers", name), expected.buffers.get(name))
+                self.rows.append(Row(kind="buffer", name=name, rank=rank, error=error, detail=detail))
+
+    def _compare_gradients(self, wanted: Gradients) -> dict[str, tuple[float, str]]:
+        """A row for each parameter and rank; returns the worst error and its reason by name."""
+        largest = max((size_of(gradient) for gradient in wanted.values() if gradient is not None), default=0.0)
+        worst: dict[str, tuple[float, str]] = {}
+        for rank, said in enumerate(self.ranks):
+            for group in said.groups:
+                found = self.bench.ask(rank, "gradients", group[0])
+                for name in group:
+                    error, detail = error_of(found, wanted.get(name), FLOOR * largest)
+                    if name == group[0] and not (found is None and wanted.get(name) is None):
+                        self.rows.append(Row(kind="gradient", name=name, rank=rank, error=error, detail=detail))
+                    if name not in worst or not error <= worst[name][0]:
+                        worst[name] = error, detail
+        return worst
+
+    def _compare_ties(self) -> dict[str, str]:
+        """A row for each tie; returns in words what is untied, by name."""
+        ties: dict[int, list[str]] = {}
+        for name, parameter in self.reference.named_parameters().items():
+            ties.setdefault(id(parameter), []).append(name)
+        untied: dict[str, str] = {}
+        for names in ties.values():
+            if len(names) == 1:
+                continue
+            for rank, said in enumerate(self.ranks):
+                apart = [group for group in said.groups if set(group) & set(names)]
+                if not apart:
+                    continue
+                detail = ""
+                for group in apart[1:]:
+                    detail = f"a tensor of its own on rank {rank}; in one process it is tied to {names[0]!r}"
+                    untied |= dict.fromkeys(group, detail)
+                name = apart[-1][0] if detail else " = ".join(names)
+                error = math.inf if detail else 0.0
+                self.rows.append(Row(kind="tie", name=name, rank=rank, error=error, detail=detail))
+        return untied
+
+    # --- the report
+
+    def report(self, tolerance: float | None, whole_batch: bool) -> Report:
+        """Run, compare, and say what was found."""
+        self.load()
+        expected, gradients = self.expect()
+        errors = self._compare_gradients(gradients)
+        untied = self._compare_ties()
+        dtypes = {str(p.dtype).removeprefix("torch.") for p in self.reference.named_parameters().values()}
+        dtypes |= {dtype for one in expected for dtype in one.record.dtypes}
+        dtype, usual = tolerance_for(dtypes)
+        allowed = usual if tolerance is None else tolerance
+        sides = {
+            replica.index: (Side.of({rank: self.ranks[rank].record for rank in replica.ranks}), one.record)
+            for replica, one in zip(self.replicas, expected, strict=True)
+        }
+        departure, notes = self._departure(sides, errors, untied, allowed)
+        notes += self._hook_note()
+        if whole_batch and self.runtime.num_microbatches > 1:
+            notes += whole_batch_note(
+                self, gradients, {key[0] for one in expected for key in one.record.calls}, allowed
+            )
+        return Report(
+            rows=tuple(sorted(self.rows, key=lambda row: -row.error)),
+            first_departure=departure,
+            notes=tuple(notes),
+            dtype=dtype,
+            tolerance=allowed,
+            num_module_calls=sum(len(comparable_calls(side.record, record)) for side, record in sides.values()),
+            requests=(sum(said.requests[0] for said in self.ranks), sum(said.requests[1] for said in self.ranks)),
+            holding=tuple(rank for rank, said in enumerate(self.ranks) if said.groups),
+        )
+
+    def _departure(
+        self,
+        sides: Mapping[int, tuple[Side, Record]],
+        errors: Mapping[str, tuple[float, str]],
+        untied: Mapping[str, str],
+        tolerance: float,
+    ) -> tuple[Departure | None, list[str]]:
+        for replica, (side, record) in sides.items():
+            found = first_forward(side, record, replica, tolerance)
+            if found is not None:
+                departure, key = found
+                return departure, _random_note(departure, self.reference.flow.drew.get(key, ()))
+        explained = {name: (error, untied.get(name, detail)) for name, (error, detail) in errors.items()}
+        backward = first_backward(sides, self.reference.flow, explained, self.reference.paths.values(), tolerance)
+        if backward is None and untied:
+            name, why = next(iter(untied.items()))
+            module = name.rpartition(".")[0]
+            return Departure(module=module, phase="forward", what=f"its {name!r} is {why}", error=math.inf), []
+        return backward, []
+
+    def _hook_note(self) -> list[str]:
+        names = sorted({name for said in self.ranks for name in said.hooked})
+        if not names:
+            return []
+        listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return [
+            f"gradient hooks on {listed} ran on the ranks; the whole model in one process has only those that "
+            "reference() registers"
+        ]
+
+
+def _random_note(departure: Departure, drew: Sequence[str]) -> list[str]:
+    foreign = [{"random": "Python's random", "numpy": "NumPy"}[one] for one in drew if one != "torch"]
+    if foreign:
+        return [
+            f"module {departure.module!r} draws random numbers from {' and '.join(foreign)}, of which each rank has "
+            "its own: the difference is due to that; draw from torch, whose numbers are the same on both sides"
+        ]
+    return []

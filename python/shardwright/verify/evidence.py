@@ -1,0 +1,175 @@
+"""What each rank has to show of the verified step, and how rank 0 asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.objects import receive_on, send_on
+from shardwright.verify.measure import plain
+from shardwright.verify.record import Record
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+_QUESTIONS = "verification"
+_ANSWERS = "verification answers"
+#: Stands for an argument that cannot be sent: rank 0 takes its own.
+LOCAL = "<local>"
+
+
+@dataclass
+class Evidence:
+    """One rank's part.
+
+    Attributes:
+        record: Its module calls.
+        start_parameters: By full name, the values that the step started from.
+        start_buffers: The same of buffers.
+        gradients: By full name, what the step gave.
+        buffers: By full name, their values after the step.
+        groups: Full names of the parameters held here, those of one tensor together.
+        hooked: Full names of the parameters with gradient hooks of the user.
+        requests: Forward and backward requests that this rank sent.
+        results: On a root, by microbatch, the leaves of what the step function returned.
+        losses: On a root, by microbatch, the tensors that ``model.backward`` was given.
+        inputs: On a root, the leaves of the step function's arguments.
+        random: On a root, the seed and the states of the generators of the CPU and of its device when the step began.
+    """
+
+    record: Record = field(default_factory=Record)
+    start_parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    start_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    groups: list[list[str]] = field(default_factory=list)
+    hooked: list[str] = field(default_factory=list)
+    requests: tuple[int, int] = (0, 0)
+    results: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
+    losses: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    inputs: list[tuple[str, Any]] = field(default_factory=list)
+    random: tuple[str, torch.Tensor | None, dict[int, torch.Tensor]] = ("0", None, {})
+
+    def answer(self, what: str, which: Any) -> Any:
+        """What rank 0 asks for."""
+        if what == "overview":
+            overview = {
+                "record": self.record.to_json(),
+                "groups": self.groups,
+                "start_buffers": list(self.start_buffers),
+                "buffers": list(self.buffers),
+                "hooked": self.hooked,
+                "requests": self.requests,
+            }
+            return json.dumps(overview)
+        if what == "losses":
+            return self.losses.get(which, [])
+        if what in ("inputs", "random"):
+            return getattr(self, what)
+        return getattr(self, what).get(which)
+
+
+def serve(runtime: Runtime, evidence: Evidence) -> str:
+    """On every rank but 0: answer until the report comes, and return it as text.
+
+    Raises:
+        ShardwrightError: Rank 0 could not make one.
+    """
+    while True:
+        what, which = receive_on(runtime, 0, _QUESTIONS)
+        if what == "report":
+            return str(which)
+        if what == "failed":
+            raise ShardwrightError(f"smp.verify failed on rank 0: {which}")
+        send_on(runtime, 0, _ANSWERS, evidence.answer(what, which))
+
+
+class Bench:
+    """On rank 0: asks ranks, itself too."""
+
+    def __init__(self, runtime: Runtime, own: Evidence) -> None:
+        """Ask the ranks of a runtime."""
+        self._runtime = runtime
+        self._own = own
+
+    def ask(self, rank: int, what: str, which: Any = None) -> Any:
+        """One piece of a rank's evidence; see :class:`Evidence`."""
+        if rank == self._runtime.rank:
+            return self._own.answer(what, which)
+        send_on(self._runtime, rank, _QUESTIONS, (what, which))
+        return receive_on(self._runtime, rank, _ANSWERS)
+
+    def tell(self, what: str, text: str) -> None:
+        """End the others' part, by a report or a failure."""
+        for rank in range(self._runtime.launch.world_size):
+            if rank != self._runtime.rank:
+                send_on(self._runtime, rank, _QUESTIONS, (what, text))
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The leaves of a step function's arguments, as they can be sent."""
+    found: list[tuple[str, Any]] = []
+
+    def sent(path: str, leaf: Any) -> Any:
+        if hasattr(leaf, "smp_slice") or isinstance(leaf, (set, frozenset)):
+            raise ConfigError(
+                f"smp.verify cannot send {path}, a {type(leaf).__qualname__}, of this rank to rank 0, which has to run "
+                "every replica's batch: pass tensors in lists, tuples, dicts or dataclasses"
+            )
+        value = plain(leaf)
+        found.append((path, value if isinstance(leaf, torch.Tensor) or value is leaf else LOCAL))
+        return leaf
+
+    _mapped((args, dict(kwargs)), sent, "arguments")
+    return found
+
+
+def with_inputs(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[tuple[str, Any]], rank: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Rank 0's arguments with another root's leaves in the place of its own.
+
+    Raises:
+        ConfigError: That root's arguments have another structure.
+    """
+    rest: Iterator[tuple[str, Any]] = iter(inputs)
+
+    def received(path: str, leaf: Any) -> Any:
+        there, value = next(rest, ("nothing", None))
+        if there != path:
+            raise ConfigError(
+                f"rank {rank} gave the step function other arguments than rank 0: {there} where rank 0 has {path}; "
+                "smp.verify needs the same structure on all replicas"
+            )
+        return leaf if isinstance(value, str) and value == LOCAL else value
+
+    mapped_args, mapped_kwargs = _mapped((args, dict(kwargs)), received, "arguments")
+    return mapped_args, mapped_kwargs
+
+
+def _mapped(value: Any, function: Callable[[str, Any], Any], path: str) -> Any:
+    if isinstance(value, (dict, UserDict)):
+        items = {key: _mapped(item, function, f"{path}[{key!r}]") for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        copied = value.copy()
+        copied.update(items)
+        return copied
+    if isinstance(value, (list, tuple)):
+        parts = [_mapped(item, function, f"{path}[{index}]") for index, item in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {f.name: _mapped(getattr(value, f.name), function, f"{path}.{f.name}") for f in _fields(value)}
+        return dataclasses.replace(value, **changed)
+    return function(path, value)
+
+
+def _fields(value: Any) -> list[dataclasses.Field[Any]]:
+    return [one for one in dataclasses.fields(value) if one.init]

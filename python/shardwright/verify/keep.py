@@ -1,0 +1,134 @@
+"""A verification leaves everything as it was: what its step changes on a rank is kept before, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from shardwright.model.placement import Hooks
+from shardwright.model.sentinel import is_sentinel
+from shardwright.partition.preserve import ModuleState, preserved_random_numbers
+
+if TYPE_CHECKING:
+    from shardwright.data_parallel import Replicas
+    from shardwright.model.placement import Placement
+    from shardwright.runtime import Runtime
+
+
+class Start:
+    """The values that one model has on this rank when the step starts; in host memory.
+
+    One process starts from these very values, so a copy of them is needed in any case.
+
+    Attributes:
+        parameters: By name.
+        buffers: By name; those that are registered under several names, under each.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        """Copy what this rank holds."""
+        module = placement.module
+        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copies: dict[int, torch.Tensor] = {}
+
+        def kept(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
+                self._tensors.append((tensor, copies[id(tensor)]))
+            return copies[id(tensor)]
+
+        self.parameters = {
+            name: kept(parameter)
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if not is_sentinel(parameter)
+        }
+        self.buffers = {
+            name: kept(buffer)
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+            if not is_sentinel(buffer)
+        }
+        self._modules = [ModuleState(part) for _, part in placement.local_named_modules()]
+
+    def put_back(self) -> None:
+        """Give tensors and attributes of modules their values again."""
+        for state in self._modules:
+            state.restore()
+        with torch.no_grad():
+            for tensor, copy in self._tensors:
+                if tensor.shape != copy.shape or not torch.equal(tensor.detach().cpu(), copy):
+                    with torch.autograd._unsafe_preserve_version_counter(tensor):  # type: ignore[attr-defined]
+                        tensor.copy_(copy)
+
+
+class _Gradients:
+    """The gradients that a rank has, taken off for a step; and their values, where a step may write to their memory."""
+
+    def __init__(self, placement: Placement) -> None:
+        as_views = bool(placement.options["gradient_as_bucket_view"])
+        self._held: list[tuple[nn.Parameter, torch.Tensor | None, torch.Tensor | None]] = []
+        for parameter in placement.owned_parameters():
+            gradient = parameter.grad
+            copy = gradient.clone() if as_views and gradient is not None else None
+            self._held.append((parameter, gradient, copy))
+            parameter.grad = None
+
+    def put_back(self) -> None:
+        for parameter, gradient, copy in self._held:
+            if is_sentinel(parameter):  # given up to its owner by a partition made in the step
+                continue
+            if gradient is not None and copy is not None:
+                gradient.copy_(copy)
+            parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def _reducing(replicas: Replicas) -> Iterator[None]:
+    """A step that reduces gradients whatever accumulation asks for, and of which nothing is remembered."""
+    passes, replicas._passes = replicas._passes, int(replicas._options["backward_passes_per_step"]) - 1
+    habits = None if replicas._reducer is None else replicas._reducer.habits()
+    try:
+        yield
+    finally:
+        replicas._passes = passes
+        if replicas._reducer is not None:
+            replicas._reducer.resume(habits or Counter())
+
+
+@contextlib.contextmanager
+def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
+    """Run one step that counts for nothing.
+
+    Yields:
+        By model id, the values that the step starts from; of a model that the step divides, once it has.
+    """
+    starts: dict[int, Start] = {}
+    placements = runtime.placements
+    tensors = [tensor for placement in placements for tensor in placement.owned_parameters()]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(preserved_random_numbers(tensors))
+        for placement in placements:
+            stack.enter_context(_reducing(placement.replicas))
+            stack.callback(_Gradients(placement).put_back)
+            stack.callback(setattr, placement, "post_step_hooks", placement.post_step_hooks)
+            placement.post_step_hooks = Hooks()  # theirs wait for the first step of the script
+            if placement.partitioned:
+                starts[placement.model_id] = Start(placement)
+            else:
+                stack.callback(placement.post_partition_hooks.register(_starting(placement, starts)).remove)
+        try:
+            yield starts
+        finally:
+            for start in starts.values():
+                start.put_back()
+
+
+def _starting(placement: Placement, starts: dict[int, Start]) -> Callable[[object, object], None]:
+    def keep(_model: object, _optimizer: object) -> None:
+        starts[placement.model_id] = Start(placement)
+
+    return keep

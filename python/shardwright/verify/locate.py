@@ -1,0 +1,194 @@
+"""Which module departs first: from two records and the errors of parameters' gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shardwright.verify.fingerprint import Fingerprint, distance
+from shardwright.verify.measure import FLOOR
+from shardwright.verify.record import CallKey, Record, TensorKey
+from shardwright.verify.report import Departure
+
+
+@dataclass
+class Flow:
+    """Which calls used which tensors, as seen in one process.
+
+    Attributes:
+        users: By output or argument, the calls that got that very tensor as an argument, in the order of their start.
+        parents: By call, the calls around it, from the outermost to the innermost.
+        drew: By call, the sources of random numbers that it drew from: ``"torch"``, ``"random"``, ``"numpy"``.
+    """
+
+    users: dict[TensorKey, list[CallKey]] = field(default_factory=dict)
+    parents: dict[CallKey, tuple[CallKey, ...]] = field(default_factory=dict)
+    drew: dict[CallKey, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the ranks of one replica recorded.
+
+    Attributes:
+        record: Of all its ranks together.
+        rank_of: The global rank that recorded a call.
+    """
+
+    record: Record
+    rank_of: Mapping[CallKey, int]
+
+    @staticmethod
+    def of(records: Mapping[int, Record]) -> Side:
+        """Put the ranks' records together."""
+        whole, rank_of = Record(), {}
+        for rank, record in records.items():
+            whole.calls.update(record.calls)
+            whole.gradients.update(record.gradients)
+            whole.watched |= record.watched
+            whole.dtypes |= record.dtypes
+            rank_of.update(dict.fromkeys(record.calls, rank))
+        return Side(whole, rank_of)
+
+
+def comparable_calls(found: Record, expected: Record) -> list[CallKey]:
+    """The calls, in execution order, of modules that were called equally often on both sides."""
+    counts: dict[tuple[str, int], list[int]] = {}
+    for side, record in enumerate((found, expected)):
+        for path, microbatch, _ in record.calls:
+            counts.setdefault((path, microbatch), [0, 0])[side] += 1
+    return [key for key in expected.calls if len(set(counts[key[0], key[1]])) == 1]
+
+
+def first_forward(side: Side, expected: Record, replica: int, tolerance: float) -> tuple[Departure, CallKey] | None:
+    """The first call, in execution order, whose outputs depart."""
+    sizes = sorted(f.root_mean_square for outputs in expected.calls.values() for f, _ in outputs)
+    floor = FLOOR * sizes[len(sizes) // 2] if sizes else 0.0
+    for key in comparable_calls(side.record, expected):
+        found, wanted = side.record.calls[key], expected.calls[key]
+        if len(found) != len(wanted):
+            return _departure(side, replica, key, f"{len(found)} output tensors, not {len(wanted)}", math.inf), key
+        for number, ((here, needs), (there, needed)) in enumerate(zip(found, wanted, strict=True)):
+            which = "its output" if len(wanted) == 1 else f"its output {number}"
+            error = distance(here, there, floor)
+            if not error <= tolerance:
+                what = f"{which} departs{_other_microbatch(side, expected, key, number, tolerance)}"
+                if (here.shape, here.dtype) != (there.shape, there.dtype):
+                    what = f"{which} is {here.describe()}, not {there.describe()}"
+                return _departure(side, replica, key, what, error), key
+            if needed and not needs:
+                return _departure(side, replica, key, f"{which} is detached: it needs no gradient", math.inf), key
+    return None
+
+
+def _departure(side: Side, replica: int, key: CallKey, what: str, error: float, phase: str = "forward") -> Departure:
+    return Departure(
+        module=key[0],
+        phase=phase,
+        what=what,
+        error=error,
+        replica=replica,
+        microbatch=key[1],
+        call=key[2],
+        rank=side.rank_of.get(key),
+    )
+
+
+def _other_microbatch(side: Side, expected: Record, key: CallKey, number: int, tolerance: float) -> str:
+    """Whether the output is what another microbatch's should be."""
+    path, microbatch, call = key
+    here = side.record.calls[key][number][0]
+    for (other_path, other, other_call), outputs in expected.calls.items():
+        same_call = other_path == path and other_call == call and other != microbatch and len(outputs) > number
+        if same_call and distance(here, outputs[number][0]) <= tolerance:
+            return f" and equals that of microbatch {other}: microbatches are swapped"
+    return ""
+
+
+def first_backward(
+    sides: Mapping[int, tuple[Side, Record]],
+    flow: Flow,
+    gradient_errors: Mapping[str, tuple[float, str]],
+    names: Iterable[str],
+    tolerance: float,
+) -> Departure | None:
+    """The first module, in backward order, whose gradient departs.
+
+    Args:
+        sides: By replica, what its ranks recorded and what one process did.
+        flow: Who used what.
+        gradient_errors: By parameter, the error of its gradient and in words what is wrong.
+        names: The paths of all modules, in the model's order.
+        tolerance: What is allowed.
+    """
+    modules = _modules_with_bad_parameters(gradient_errors, tolerance)
+    if not modules:
+        return None
+    for replica, (side, expected) in sides.items():
+        largest = max((f.root_mean_square for f in expected.gradients.values()), default=0.0)
+        for (key, number), wanted in expected.gradients.items():
+            error = _gradient_error(side.record, (key, number), wanted, FLOOR * largest)
+            if error is not None and not error <= tolerance:
+                blamed, what = _blame((key, number), flow, side)
+                return _departure(side, replica, blamed, what, error, "backward")
+            if key[0] in modules and number >= 0:  # its outputs' gradient agrees, that of its own parameters does not
+                name, bad, detail = modules[key[0]]
+                what = f"the gradient of its parameter {name!r} departs"
+                return Departure(
+                    module=key[0],
+                    phase="backward",
+                    what=f"{what}: {detail}" if detail else what,
+                    error=bad,
+                    replica=replica,
+                    rank=side.rank_of.get(key),
+                )
+    path = next((path for path in reversed(list(names)) if path in modules), next(iter(modules)))
+    name, bad, detail = modules[path]
+    what = f"the gradient of its parameter {name!r} departs"
+    return Departure(module=path, phase="backward", what=f"{what}: {detail}" if detail else what, error=bad)
+
+
+def _modules_with_bad_parameters(
+    errors: Mapping[str, tuple[float, str]], tolerance: float
+) -> dict[str, tuple[str, float, str]]:
+    """By module, the worst of its own parameters: name, error and detail."""
+    found: dict[str, tuple[str, float, str]] = {}
+    for name, (error, detail) in errors.items():
+        path = name.rpartition(".")[0]
+        if not error <= tolerance and (path not in found or not error <= found[path][1]):
+            found[path] = (name, error, detail)
+    return found
+
+
+def _gradient_error(found: Record, key: TensorKey, wanted: Fingerprint, floor: float) -> float | None:
+    """None where the ranks could not see that gradient."""
+    if key not in found.watched:
+        return None
+    here = found.gradients.get(key)
+    if here is None:
+        return math.inf if wanted.root_mean_square > floor else None
+    return distance(here, wanted, floor)
+
+
+def _blame(key: TensorKey, flow: Flow, side: Side) -> tuple[CallKey, str]:
+    """Whose backward gave a tensor a wrong gradient: what used it, if that is known, else what made it."""
+    missing = key not in side.record.gradients
+    users = flow.users.get(key, [])
+    blamed = _around(users, flow)
+    if blamed is not None:
+        return blamed, f"{'no gradient comes' if missing else 'the gradient departs'} on the way back through it"
+    what = f"{'no gradient reaches' if missing else 'the gradient departs that reaches'} its output"
+    if users:
+        what += f", which {', '.join(sorted({repr(call[0]) for call in users}))} used"
+    return key[0], what
+
+
+def _around(calls: list[CallKey], flow: Flow) -> CallKey | None:
+    """The innermost of the calls that is inside all others or has them inside; None if they lie side by side."""
+    chains = [(*flow.parents.get(call, ()), call) for call in calls]
+    longest = max(chains, key=len, default=())
+    if longest and all(call in longest for call in calls):
+        return longest[-1]
+    common = [call for call in longest if call in calls and all(call in chain for chain in chains)]
+    return common[-1] if common else None

@@ -1,0 +1,153 @@
+"""What is kept of every module call: fingerprints of its outputs, and of the gradients that reach them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from shardwright.frames.cut import slot_of
+from shardwright.partition import is_tracing
+from shardwright.verify.fingerprint import Fingerprint, fingerprint
+from shardwright.verify.measure import tensors_in
+
+#: A module's path, the microbatch, and which call of it in the microbatch.
+CallKey = tuple[str, int, int]
+#: A call and one of its tensors: the number of an output, or -1 for its first positional argument, -2 for the next one.
+TensorKey = tuple[CallKey, int]
+
+
+@dataclass
+class Record:
+    """All calls of one run.
+
+    Attributes:
+        calls: By call, in the order in which they returned: its outputs, and whether each needs a gradient.
+        gradients: By tensor, in the order in which they came: the whole gradient that reached it.
+        watched: The tensors whose gradient would have been seen.
+        dtypes: The floating-point dtypes that outputs had or autocast computed with.
+    """
+
+    calls: dict[CallKey, list[tuple[Fingerprint, bool]]] = field(default_factory=dict)
+    gradients: dict[TensorKey, Fingerprint] = field(default_factory=dict)
+    watched: set[TensorKey] = field(default_factory=set)
+    dtypes: set[str] = field(default_factory=set)
+
+    def to_json(self) -> str:
+        """As JSON text, which `from_json` reads back."""
+        return json.dumps(
+            {
+                "calls": [[key, [[f.to_json(), needs] for f, needs in outputs]] for key, outputs in self.calls.items()],
+                "gradients": [[call, number, f.to_json()] for (call, number), f in self.gradients.items()],
+                "watched": [[call, number] for call, number in self.watched],
+                "dtypes": sorted(self.dtypes),
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Record:
+        """Read what `to_json` wrote."""
+        data = json.loads(text)
+        return Record(
+            {_key(k): [(Fingerprint.from_json(f), needs) for f, needs in outputs] for k, outputs in data["calls"]},
+            {(_key(call), number): Fingerprint.from_json(f) for call, number, f in data["gradients"]},
+            {(_key(call), number) for call, number in data["watched"]},
+            set(data["dtypes"]),
+        )
+
+
+def _key(value: list[Any]) -> CallKey:
+    return value[0], value[1], value[2]
+
+
+class Recorder:
+    """Records the calls of some modules by hooks on all modules, which leave nothing in them.
+
+    Gradients are seen where autograd runs the node that made a tensor: such hooks see the whole gradient, once, also in
+    a frame whose backward runs level by level, and the library's guards of hooks on tensors do not concern them.
+    """
+
+    def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int]) -> None:
+        """Record the modules in ``paths``; ``microbatch`` tells which one runs."""
+        self.record = Record()
+        self._paths = paths
+        self._microbatch = microbatch
+        self._entered: Counter[tuple[str, int]] = Counter()
+        self._returned: Counter[tuple[str, int]] = Counter()
+        self._last: tuple[torch.Tensor, Fingerprint] | None = None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record while the block runs."""
+        handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, with_kwargs=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._last = None
+
+    def _path(self, module: nn.Module) -> str | None:
+        # Calls made by a backward are those of a checkpoint that computes a part of the forward again.
+        return None if is_tracing() or torch._C._current_graph_task_id() != -1 else self._paths.get(module)
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        path = self._path(module)
+        if path is not None:
+            self.entered(path, args)
+
+    def entered(self, path: str, args: Any) -> None:
+        """A module is called, here or on another rank, with these positional arguments."""
+        key = _next(self._entered, path, self._microbatch())
+        for number, tensor in enumerate(tensors_in(args)):
+            self._watch((key, -1 - number), tensor)
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        path = self._path(module)
+        if path is not None:
+            self.returned(path, output)
+
+    def returned(self, path: str, output: Any) -> None:
+        """A module that runs here has returned."""
+        key = _next(self._returned, path, self._microbatch())
+        tensors = tensors_in(output)
+        self.record.calls[key] = [(fingerprint(tensor), tensor.requires_grad) for tensor in tensors]
+        for number, tensor in enumerate(tensors):
+            self._watch((key, number), tensor)
+            self.record.dtypes.add(str(tensor.dtype).removeprefix("torch."))
+            kind = tensor.device.type
+            if torch.is_autocast_enabled(kind):
+                self.record.dtypes.add(str(torch.get_autocast_dtype(kind)).removeprefix("torch."))
+
+    def _watch(self, key: TensorKey, tensor: torch.Tensor) -> None:
+        node = tensor.grad_fn
+        # What came from another rank is watched there: an output by its module's rank, an argument by its caller's.
+        if node is not None and slot_of(node) is None:
+            self.record.watched.add(key)
+            node.register_prehook(partial(self._arrived, key, tensor.output_nr))
+
+    def _arrived(self, key: TensorKey, number: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        gradient = gradients[number] if number < len(gradients) else None
+        if gradient is None:
+            return
+        if self._last is None or self._last[0] is not gradient:  # a tensor may be known by several keys
+            self._last = gradient, fingerprint(gradient)
+        self.record.gradients.pop(key, None)  # a second backward: the last one counts
+        self.record.gradients[key] = self._last[1]
+
+
+def _next(counts: Counter[tuple[str, int]], path: str, microbatch: int) -> CallKey:
+    call = counts[path, microbatch]
+    counts[path, microbatch] += 1
+    return path, microbatch, call

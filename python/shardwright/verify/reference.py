@@ -1,0 +1,230 @@
+"""The same step in one process: all replicas' microbatches one after another, in plain PyTorch."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardwright.execution import process, reproducible
+from shardwright.verify.keyed import KeyedCalls
+from shardwright.verify.locate import Flow
+from shardwright.verify.measure import leaves, plain, tensors_in
+from shardwright.verify.record import CallKey, Record, Recorder
+from shardwright.verify.whole import in_place_of
+
+if TYPE_CHECKING:
+    from shardwright.model.distributed import DistributedModel
+    from shardwright.step.decorator import StepFunction
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class Expected:
+    """What one process computed for one replica.
+
+    Attributes:
+        record: Its module calls.
+        results: By microbatch, the leaves of what the step function returned.
+        losses: By microbatch, what ``model.backward`` was given.
+        buffers: Afterwards, by full name.
+    """
+
+    record: Record = field(default_factory=Record)
+    results: list[list[tuple[str, Any]]] = field(default_factory=list)
+    losses: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class WatchedFlow(Recorder):
+    """Records calls, and besides who used which tensor, who called whom, and who drew random numbers."""
+
+    def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int], flow: Flow) -> None:
+        """Write what is seen into ``flow``."""
+        super().__init__(paths, microbatch)
+        self._flow = flow
+        self._running: list[tuple[CallKey, Any]] = []
+
+    def entered(self, path: str, args: Any) -> None:
+        """Note what the call uses, and inside which calls it is."""
+        microbatch = self._microbatch()
+        key = (path, microbatch, self._entered[path, microbatch])
+        super().entered(path, args)
+        self._flow.parents[key] = tuple(call for call, _ in self._running)
+        self._running.append((key, _generators()))
+        for number, tensor in enumerate(tensors_in(args)):
+            users = _users(tensor)
+            users.append(key)
+            self._flow.users[key, -1 - number] = users
+
+    def returned(self, path: str, output: Any) -> None:
+        """Note what the call made, and whether it drew random numbers."""
+        key, before = self._running.pop()
+        self._flow.drew[key] = _drawn(before, _generators())
+        super().returned(path, output)
+        for number, tensor in enumerate(tensors_in(output)):
+            self._flow.users[key, number] = _users(tensor)
+
+
+def _users(tensor: torch.Tensor) -> list[CallKey]:
+    """The calls that got this very tensor as an argument; the list goes with the tensor."""
+    users: list[CallKey] | None = getattr(tensor, "_shardwright_users", None)
+    if users is None:
+        users = []
+        tensor._shardwright_users = users  # type: ignore[attr-defined]
+    return users
+
+
+def _generators() -> tuple[Any, Any, Any]:
+    numpy = sys.modules.get("numpy")
+    return process.random_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _drawn(before: tuple[Any, Any, Any], after: tuple[Any, Any, Any]) -> tuple[str, ...]:
+    (cpu, devices), python, numpy = before
+    (cpu_now, devices_now), python_now, numpy_now = after
+    found = []
+    if not torch.equal(cpu.get_state(), cpu_now.get_state()) or any(
+        not torch.equal(devices[d], devices_now[d]) for d in devices
+    ):
+        found.append("torch")
+    if python != python_now:
+        found.append("random")
+    if numpy is not None and (numpy[2:] != numpy_now[2:] or not (numpy[1] == numpy_now[1]).all()):
+        found.append("numpy")
+    return tuple(found)
+
+
+class Reference:
+    """The models, whole, in this process.
+
+    Attributes:
+        flow: What is seen of the first run.
+        gradients: The gradients summed over the runs so far, by full name, tied ones under each.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[DistributedModel],
+        modules: Sequence[nn.Module],
+        names: Sequence[str],
+        device: torch.device,
+    ) -> None:
+        """Take whole modules over.
+
+        Args:
+            models: The distributed models.
+            modules: The whole module of each; used up.
+            names: What each model's names begin with.
+            device: Where to compute.
+        """
+        self.models = models
+        self.modules = [module.to(device) for module in modules]
+        self.flow = Flow()
+        self.gradients: dict[str, torch.Tensor | None] = {}
+        self._names = names
+        self._runtime = models[0].placement.runtime
+        self.paths = {
+            part: prefix + path
+            for prefix, module in zip(names, self.modules, strict=True)
+            for path, part in module.named_modules()
+        }
+
+    def draw_as_the_ranks(self) -> None:
+        """Draw random numbers as the ranks do."""
+        for model, module in zip(self.models, self.modules, strict=True):
+            ownership = model.placement.ownership
+            if self._runtime.cfg.reproducible_rng:
+                reproducible.install(self._runtime, module.modules())
+            elif ownership is not None:
+                KeyedCalls().install(dict(module.named_modules()), ownership.decision)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Module calls have seeds of their own inside a step only."""
+        self._runtime.in_step = True
+        try:
+            yield
+        finally:
+            self._runtime.in_step = False
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Every parameter under each of its full names."""
+        return {
+            prefix + name: parameter
+            for prefix, module in zip(self._names, self.modules, strict=True)
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+
+    def named_buffers(self) -> dict[str, torch.Tensor]:
+        """Every buffer under each of its full names."""
+        return {
+            prefix + name: buffer
+            for prefix, module in zip(self._names, self.modules, strict=True)
+            for name, buffer in module.named_buffers(remove_duplicate=False)
+        }
+
+    def load_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Give buffers their values."""
+        with torch.no_grad():
+            for name, buffer in self.named_buffers().items():
+                buffer.copy_(values[name])
+
+    def run(self, step: StepFunction[..., Any], parts: Sequence[Arguments], seeds: Sequence[int | None]) -> Expected:
+        """Run the step function for each microbatch; gradients accumulate in the modules.
+
+        Args:
+            step: The step function.
+            parts: Each microbatch's arguments.
+            seeds: Of each microbatch's random numbers; None to draw on.
+        """
+        expected = Expected()
+        running = [0]
+
+        def backward(tensors: Any, grad_tensors: Any = None) -> None:
+            given = [tensor.detach().clone() for tensor in tensors_in([tensors])]
+            expected.losses.setdefault(running[0], []).extend(given)
+            torch.autograd.backward(tensors, grad_tensors)
+
+        recorder = WatchedFlow(self.paths, lambda: running[0], self.flow)
+        with in_place_of(self.models, self.modules, backward), recorder.recording(), self._in_step():
+            for (args, kwargs), seed in zip(parts, seeds, strict=True):
+                if seed is not None:
+                    process.seed(seed)
+                result = step.function(*args, **kwargs)
+                expected.results.append([(path, plain(leaf)) for path, leaf in leaves(result)])
+                del result
+                running[0] += 1
+        expected.record = recorder.record
+        expected.buffers = {name: buffer.clone() for name, buffer in self.named_buffers().items()}
+        return expected
+
+    def take_gradients(self, microbatches: int) -> dict[str, torch.Tensor | None]:
+        """The gradients that accumulated, and a clean slate; averaged over microbatches where the model does."""
+        found: dict[str, torch.Tensor | None] = {}
+        for prefix, model, module in zip(self._names, self.models, self.modules, strict=True):
+            divisor = microbatches if model.average_grads_across_microbatches else 1
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(divisor)
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                found[prefix + name] = parameter.grad
+        for module in self.modules:
+            module.zero_grad(set_to_none=True)
+        return found
+
+
+def mean_over_replicas(gradients: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torch.Tensor | None]:
+    """The mean of each gradient; a replica without one counts as zero where another has one."""
+    mean: dict[str, torch.Tensor | None] = {}
+    for name in gradients[0]:
+        present = [gradient for one in gradients if (gradient := one[name]) is not None]
+        mean[name] = sum(present[1:], present[0]) / len(gradients) if present else None
+    return mean

@@ -1,0 +1,185 @@
+"""What a verification found, as a value and as a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_SHOWN = 12
+_WIDTH = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One tensor, or one property, that was compared.
+
+    Attributes:
+        kind: ``"loss"``, ``"output"``, ``"buffer"``, ``"gradient"`` or ``"tie"``.
+        name: What it is called: a parameter, a buffer, or the place in what the step function returned.
+        rank: The global rank that has it.
+        error: The largest difference relative to the largest element in one process; infinite if there is none to tell.
+        detail: Why the two cannot be compared, where that is so.
+    """
+
+    kind: str
+    name: str
+    rank: int
+    error: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """The first module that computed something else than in one process.
+
+    Attributes:
+        module: Its path in the model; empty for the whole model.
+        phase: ``"forward"``, or ``"backward"`` where all outputs agree.
+        what: What of it departs, in words.
+        error: By how much: relative to its size in one process.
+        replica: The data-parallel rank.
+        microbatch: The microbatch; None for what is the sum over all.
+        call: Which call of the module in the microbatch, counted from 0.
+        rank: The global rank that ran the module; None where it is not known.
+    """
+
+    module: str
+    phase: str
+    what: str
+    error: float
+    replica: int = 0
+    microbatch: int | None = None
+    call: int = 0
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        """One sentence."""
+        where = f"replica {self.replica}"
+        if self.microbatch is not None:
+            where += f", microbatch {self.microbatch}, call {self.call}"
+        if self.rank is not None:
+            where += f", rank {self.rank}"
+        return f"{self.phase} of module {self.module!r} ({where}): {self.what}; by {self.error:.1e}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What :func:`shardwright.verify` found; the same on every rank.
+
+    Attributes:
+        rows: Everything compared, worst first.
+        first_departure: The first module that departs, in execution order; None if none does.
+        notes: What a reader should know besides: no failures.
+        dtype: The coarsest dtype that the step computed with.
+        tolerance: What errors are allowed.
+        num_module_calls: How many module calls were compared.
+        requests: Forward and backward requests that crossed ranks in the verified step.
+        holding: The global ranks that hold parameters.
+    """
+
+    rows: tuple[Row, ...]
+    first_departure: Departure | None
+    notes: tuple[str, ...]
+    dtype: str
+    tolerance: float
+    num_module_calls: int
+    requests: tuple[int, int]
+    holding: tuple[int, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing departs by more than the tolerance."""
+        return self.first_departure is None and not self.failed
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """The rows above the tolerance."""
+        return tuple(row for row in self.rows if not row.error <= self.tolerance)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all rows, which come worst first."""
+        return self.rows[0].error if self.rows else 0.0
+
+    def __str__(self) -> str:
+        """The table, the first departure and the notes."""
+        console = Console(width=_WIDTH, no_color=True, force_terminal=False)
+        with console.capture() as capture:
+            console.print(self.__rich__())
+            console.print(self.conclusion(), markup=False, highlight=False)
+            for note in self.notes:
+                console.print(f"note: {note}", markup=False, highlight=False)
+        return capture.get().rstrip()
+
+    def __rich__(self) -> Table:
+        """One line for each kind, and the worst rows of each."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for header in ("compared", "tensors", "worst error", "where", "rank", ""):
+            table.add_column(header, justify="right" if header in ("tensors", "worst error", "rank") else "left")
+        for kind in ("loss", "output", "buffer", "gradient", "tie"):
+            rows = [row for row in self.rows if row.kind == kind]
+            if not rows:
+                continue
+            bad = [row for row in rows if not row.error <= self.tolerance]
+            for index, row in enumerate(bad[:_SHOWN] or rows[:1]):
+                label, count = (kind, str(len(rows))) if index == 0 else ("", "")
+                verdict = ("DEPARTS " + row.detail).strip() if bad else "exact"
+                table.add_row(label, count, f"{row.error:.1e}", row.name, str(row.rank), verdict)
+            if len(bad) > _SHOWN:
+                table.add_row("", "", "", f"and {len(bad) - _SHOWN} more", "", "")
+        return table
+
+    def conclusion(self) -> str:
+        """What it comes to, in one or two sentences."""
+        checked = (
+            f"{self.num_module_calls} module calls compared; {self.requests[0]} forward and {self.requests[1]} "
+            f"backward requests crossed ranks; parameters on ranks {', '.join(map(str, self.holding))}; tolerance "
+            f"{self.tolerance:.0e} ({self.dtype})"
+        )
+        if self.exact:
+            return f"exact: the distributed step equals one process. {checked}"
+        if self.first_departure is None:
+            return f"NOT exact, but no module departs: look at the step function's own code. {checked}"
+        return f"NOT exact. First departure: {self.first_departure}. {checked}"
+
+    def to_json(self) -> str:
+        """Everything as JSON; `from_json` reads it back."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Read what `to_json` wrote."""
+        data: dict[str, Any] = json.loads(text)
+        departure = data.pop("first_departure")
+        return Report(
+            rows=tuple(Row(**row) for row in data.pop("rows")),
+            first_departure=None if departure is None else Departure(**departure),
+            notes=tuple(data.pop("notes")),
+            requests=tuple(data.pop("requests")),
+            holding=tuple(data.pop("holding")),
+            **data,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome in a few plain values, for tools."""
+        departure = self.first_departure
+        return {
+            "exact": self.exact,
+            "worst": self.worst if math.isfinite(self.worst) else "infinite",
+            "tolerance": self.tolerance,
+            "dtype": self.dtype,
+            "first_departure": None if departure is None else departure.module,
+            "phase": None if departure is None else departure.phase,
+            "failed": len(self.failed),
+            "compared": len(self.rows),
+            "module_calls": self.num_module_calls,
+            "requests": list(self.requests),
+            "ranks_with_parameters": list(self.holding),
+            "notes": list(self.notes),
+        }

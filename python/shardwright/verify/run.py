@@ -1,0 +1,291 @@
+"""``smp.verify``: one step on all ranks, the same step in one process, and what is different."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardwright.data_parallel.reducer import Listener
+from shardwright.errors import ConfigError, ShardwrightError, VerificationError
+from shardwright.execution import process
+from shardwright.execution.call import RemoteModule
+from shardwright.execution.task import running_task
+from shardwright.model.sentinel import is_sentinel
+from shardwright.partition.observe import uncompiled
+from shardwright.partition.preserve import copied_arguments, preserved_random_numbers
+from shardwright.partition.tree import join_path
+from shardwright.runtime import Runtime, current_runtime
+from shardwright.step.decorator import StepFunction
+from shardwright.step.run import run_step
+from shardwright.verify.compare import compare
+from shardwright.verify.evidence import Bench, Evidence, inputs_of, serve
+from shardwright.verify.keep import kept
+from shardwright.verify.measure import leaves, plain, tensors_in
+from shardwright.verify.record import Recorder
+from shardwright.verify.report import Report
+from shardwright.verify.whole import Build, built, whole_copy
+
+if TYPE_CHECKING:
+    from shardwright.model.distributed import DistributedModel
+
+_OPTIONS = ("reference", "tolerance", "raise_on_difference", "whole_batch")
+
+
+def verify(
+    step_function: Callable[..., Any],
+    *args: Any,
+    reference: Build | None = None,
+    tolerance: float | None = None,
+    raise_on_difference: bool = False,
+    whole_batch: bool = True,
+    **kwargs: Any,
+) -> Report:
+    """Run one step on all ranks and the same step in one process, and report what is different.
+
+    Put it in front of a call of a step function: ``smp.verify(train_step, model, batch)``. Every rank of the job calls
+    it, with the arguments that it would give the step function. Nothing of it is left: weights, gradients, buffers,
+    random numbers and the count of steps are as before; a model that is not divided yet is divided by it, though.
+
+    One process is rank 0, which then needs memory for the whole model, its gradients and one microbatch.
+
+    Args:
+        step_function: A function decorated with ``smp.step``.
+        *args: Its arguments on this rank.
+        reference: Builds the whole model anew, in place of a copy of the model that the script made: a module, or a
+            list of them for several models. Its weights are set to those of the distributed model.
+        tolerance: The largest error allowed; by default that of the coarsest dtype the step computes with.
+        raise_on_difference: Raise on every rank if anything departs.
+        whole_batch: Also run the whole batch as one microbatch, and note where that gives other gradients.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        The report, the same on every rank.
+
+    Raises:
+        ConfigError: An argument is not allowed, or the model cannot be copied.
+        VerificationError: Something departs, and ``raise_on_difference`` is set.
+    """
+    runtime = current_runtime()
+    step, args = _step_of(step_function, args)
+    if runtime.in_step or running_task() is not None:
+        raise ShardwrightError("smp.verify was called inside a step function")
+    if tolerance is not None and not tolerance > 0:
+        raise ConfigError(f"tolerance is {tolerance!r}; allowed: a positive number")
+    models = [placement.model for placement in runtime.placements]
+    if not models:
+        raise ConfigError("smp.verify needs a model: wrap it in smp.DistributedModel first")
+    steps = runtime.step
+    try:
+        report = Verification(runtime, step, models, args, kwargs).run(reference, tolerance, whole_batch)
+    finally:
+        runtime.steps_apart += runtime.step - steps
+    if raise_on_difference and not report.exact:
+        raise VerificationError(str(report))
+    return report
+
+
+def _step_of(function: Any, args: tuple[Any, ...]) -> tuple[StepFunction[..., Any], tuple[Any, ...]]:
+    if isinstance(function, functools.partial):  # a step function that is a method
+        bound = getattr(function.func, "__self__", None)
+        if isinstance(bound, StepFunction) and not function.keywords:
+            function, args = bound, (*function.args, *args)
+    if not isinstance(function, StepFunction):
+        raise ConfigError(
+            f"smp.verify was given {type(function).__qualname__} {getattr(function, '__name__', '')!r} first; allowed: "
+            "a function decorated with smp.step, followed by its arguments"
+        )
+    taken = [name for name in inspect.signature(function.function).parameters if name in _OPTIONS]
+    if taken:
+        raise ConfigError(
+            f"{function.name} has an argument {taken[0]!r}, which is an option of smp.verify; rename it, or verify a "
+            "step function without it"
+        )
+    return function, args
+
+
+class Verification:
+    """One call of :func:`verify` on one rank.
+
+    Attributes:
+        runtime: The rank.
+        models: All its models.
+        prefixes: What each model's full names begin with.
+        step: The step function.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        step: StepFunction[..., Any],
+        models: list[DistributedModel],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Keep what it is about."""
+        self.runtime = runtime
+        self.models = models
+        self.prefixes = ["" if len(models) == 1 else f"model {model.model_id}: " for model in models]
+        self.step = step
+        self._args, self._kwargs = args, kwargs
+        self._microbatch = -1
+        self._losses: dict[int, list[torch.Tensor]] = {}
+
+    def run(self, reference: Build | None, tolerance: float | None, whole_batch: bool) -> Report:
+        """Run the step and compare; see :func:`verify`."""
+        modules: list[nn.Module] = []
+        problem: Exception | None = None
+        with kept(self.runtime) as starts, uncompiled():
+            if self.runtime.rank == 0:
+                try:  # the step comes first: the other ranks are in it
+                    modules = self._whole_modules(reference)
+                except Exception as error:
+                    problem = error
+            evidence = self._step()
+            for model, prefix in zip(self.models, self.prefixes, strict=True):
+                start = starts.get(model.model_id)
+                if start is not None:
+                    evidence.start_parameters |= {prefix + name: value for name, value in start.parameters.items()}
+                    evidence.start_buffers |= {prefix + name: value for name, value in start.buffers.items()}
+        if self.runtime.rank > 0:
+            return Report.from_json(serve(self.runtime, evidence))
+        bench = Bench(self.runtime, evidence)
+        try:
+            if problem is not None:
+                raise problem
+            with preserved_random_numbers(p for model in self.models for p in model.local_parameters()):
+                report = compare(self, modules, bench, tolerance, whole_batch)
+        except BaseException as error:
+            bench.tell("failed", f"{type(error).__name__}: {error}")
+            raise
+        bench.tell("report", report.to_json())
+        return report
+
+    def _whole_modules(self, reference: Build | None) -> list[nn.Module]:
+        if reference is not None:
+            return built(reference, self.models)
+        return [whole_copy(model) for model in self.models]
+
+    def _step(self) -> Evidence:
+        """The step on all ranks, as this rank sees it."""
+        runtime = self.runtime
+        evidence = Evidence()
+        args, kwargs = self.copied_arguments()
+        if runtime.is_root:
+            evidence.inputs = inputs_of(args, kwargs) if len(runtime.dp_ranks) > 1 else []
+            generator, devices = process.random_state()
+            evidence.random = (str(torch.initial_seed()), generator.get_state(), devices)
+        paths = {
+            part: prefix + path
+            for prefix, model in zip(self.prefixes, self.models, strict=True)
+            for path, part in model.module.named_modules()
+        }
+        recorder = Recorder(paths, self._running_microbatch)
+        before = _requests(runtime)
+        with recorder.recording(), self._watched_backward(), self._watched_requests(recorder):
+            run_step(runtime, self._watched_step(evidence), args, kwargs)
+        after = _requests(runtime)
+        evidence.record = recorder.record
+        evidence.requests = (after[0] - before[0], after[1] - before[1])
+        if runtime.is_root:
+            evidence.losses = self._losses
+        self._collect(evidence)
+        return evidence
+
+    def copied_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The step function's arguments with copies of their tensors, which it may write to."""
+        return copied_arguments(self._args, self._kwargs, None, keep=lambda tensor: isinstance(tensor, nn.Parameter))
+
+    def _collect(self, evidence: Evidence) -> None:
+        """What the step left on this rank, before it is put back."""
+        for prefix, model in zip(self.prefixes, self.models, strict=True):
+            groups: dict[int, list[str]] = {}
+            for name, parameter in model.module.named_parameters(remove_duplicate=False):
+                if is_sentinel(parameter):
+                    continue
+                groups.setdefault(id(parameter), []).append(prefix + name)
+                gradient = parameter.grad
+                if gradient is not None:  # a view of a bucket is put to another use before it is compared
+                    gradient = gradient.clone() if gradient._is_view() else gradient.detach()
+                evidence.gradients[prefix + name] = gradient
+                if _has_hooks(parameter):
+                    evidence.hooked.append(prefix + name)
+            evidence.groups += groups.values()
+            for name, buffer in model.module.named_buffers(remove_duplicate=False):
+                if not is_sentinel(buffer):
+                    evidence.buffers[prefix + name] = buffer.detach().clone()
+
+    def _running_microbatch(self) -> int:
+        task = running_task()
+        return self._microbatch if task is None else task.microbatch
+
+    def _watched_step(self, evidence: Evidence) -> StepFunction[..., Any]:
+        """The step function, under its own name, noting what it returns for each microbatch."""
+        watched = copy.copy(self.step)
+        function = self.step.function
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._microbatch += 1
+            result = function(*args, **kwargs)
+            evidence.results[self._running_microbatch()] = [(path, plain(leaf)) for path, leaf in leaves(result)]
+            return result
+
+        watched.function = noted
+        watched.detach_outputs = True
+        return watched
+
+    @contextlib.contextmanager
+    def _watched_requests(self, recorder: Recorder) -> Iterator[None]:
+        """Watch the arguments of calls to other ranks."""
+        prefixes = {model.model_id: prefix for prefix, model in zip(self.prefixes, self.models, strict=True)}
+
+        def called(target: RemoteModule, args: Any, children: tuple[int, int] | None) -> None:
+            placement = self.runtime.placement(target.model_id)
+            path = placement.name_of(target.module_id)
+            if children is not None:
+                path = join_path(path, list(placement.module_of(target.module_id)._modules)[children[0]])
+            recorder.entered(prefixes[target.model_id] + path, args)
+
+        self.runtime.watch_requests = called
+        try:
+            yield
+        finally:
+            self.runtime.watch_requests = None
+
+    @contextlib.contextmanager
+    def _watched_backward(self) -> Iterator[None]:
+        """Note what ``model.backward`` is given."""
+        with contextlib.ExitStack() as stack:
+            for model in self.models:
+                original = model.backward
+
+                def noted(tensors: Any, grad_tensors: Any = None, original: Any = original) -> None:
+                    microbatch = self._running_microbatch()
+                    given = [tensor.detach().clone() for tensor in tensors_in([tensors])]
+                    self._losses.setdefault(microbatch, []).extend(given)
+                    original(tensors, grad_tensors)
+
+                model.__dict__["backward"] = noted
+                stack.callback(model.__dict__.pop, "backward")
+            yield
+
+
+def _requests(runtime: Runtime) -> tuple[int, int]:
+    if runtime.pp_size == 1:
+        return 0, 0
+    sent = runtime.server.stats()["total"]["sent"]
+    return sent["forward"], sent["backward"]
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    hooks: Sequence[Any] = [
+        *(parameter._backward_hooks or {}).values(),
+        *(parameter._post_accumulate_grad_hooks or {}).values(),
+    ]
+    return any(not isinstance(hook, Listener) for hook in hooks)

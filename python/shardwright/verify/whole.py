@@ -1,0 +1,142 @@
+"""A whole model in one process: a copy of a divided one, or one that the user builds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.execution import intercept, reproducible
+from shardwright.huggingface import prepare
+from shardwright.model.sentinel import is_sentinel
+
+if TYPE_CHECKING:
+    from shardwright.model.distributed import DistributedModel
+
+_OUR_FILES = frozenset(str(module.__file__) for module in (intercept, reproducible))
+
+Build = Callable[[], nn.Module | Sequence[nn.Module]]
+
+
+def whole_copy(model: DistributedModel) -> nn.Module:
+    """A copy of the model's module with all its parameters and buffers in host memory, their values still to be given.
+
+    Tied parameters are tied as they were when the model was divided. What the modules of other ranks have set as
+    attributes since then is not in it.
+
+    Raises:
+        ConfigError: The module cannot be copied.
+    """
+    module = model.module
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        if is_sentinel(parameter) or type(parameter) is nn.Parameter:
+            memo[id(parameter)] = nn.Parameter(_empty(parameter), requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        if is_sentinel(buffer) or type(buffer) is torch.Tensor:
+            memo[id(buffer)] = _empty(buffer)
+    keep = list(memo.values())  # as deepcopy wants it
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as error:
+        raise ConfigError(
+            f"smp.verify cannot copy the model ({type(error).__name__}: {error}); give it a function that builds the "
+            "whole model anew: smp.verify(..., reference=build)"
+        ) from error
+    del keep
+    for part in copied.modules():
+        _uncover(part)
+    _tie(copied, model)
+    prepare(copied)
+    return copied
+
+
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, layout=tensor.layout)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def _uncover(module: nn.Module) -> None:
+    """Take away what the library put in the place of a module's forward on this rank."""
+    held = module.__dict__
+    if _is_ours(held.get("_compiled_call_impl")):
+        held["_compiled_call_impl"] = None
+    forward = held.get("forward")
+    while _is_ours(forward):
+        forward = forward.__wrapped__  # type: ignore[union-attr]
+    function = getattr(forward, "__func__", forward)
+    if forward is None or function is getattr(type(module), "forward", None):
+        held.pop("forward", None)
+    else:
+        held["forward"] = forward
+
+
+def _is_ours(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename in _OUR_FILES
+
+
+def _tie(copied: nn.Module, model: DistributedModel) -> None:
+    ownership = model.placement.ownership
+    if ownership is None:
+        return
+    modules = dict(copied.named_modules(remove_duplicate=False))
+    for row in ownership.decision.parameters:
+        first, *others = row.names
+        for name in others:
+            path, _, local = name.rpartition(".")
+            first_path, _, first_local = first.rpartition(".")
+            modules[path]._parameters[local] = modules[first_path]._parameters[first_local]
+
+
+def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
+    """The modules that the user's function builds, one for each model, checked by the names of their tensors.
+
+    Raises:
+        ConfigError: They are not those of the models.
+    """
+    made = build()
+    modules = [made] if isinstance(made, nn.Module) else list(made)
+    if len(modules) != len(models) or not all(isinstance(module, nn.Module) for module in modules):
+        raise ConfigError(
+            f"reference() returned {len(modules)} objects for {len(models)} models; allowed: one torch.nn.Module for "
+            "each smp.DistributedModel, in the order of their construction"
+        )
+    for module, model in zip(modules, models, strict=True):
+        for kind in ("named_parameters", "named_buffers"):
+            here, there = (
+                {name: tuple(tensor.shape) for name, tensor in getattr(side, kind)()} for side in (module, model.module)
+            )
+            for name in (*there, *here):
+                if here.get(name) != there.get(name):
+                    raise ConfigError(
+                        f"reference() built another model: {name!r} has shape {here.get(name, 'none')} in it and "
+                        f"{there.get(name, 'none')} in the distributed model"
+                    )
+        prepare(module)
+    return modules
+
+
+@contextlib.contextmanager
+def in_place_of(models: Sequence[DistributedModel], modules: Sequence[nn.Module], backward: Any) -> Iterator[None]:
+    """Let the models run whole modules in this process while the block runs, however the step function reaches them.
+
+    Args:
+        models: The distributed models.
+        modules: The whole module of each.
+        backward: Called in the place of ``model.backward``.
+    """
+    with contextlib.ExitStack() as stack:
+        for model, module in zip(models, modules, strict=True):
+            stack.callback(model._modules.__setitem__, "module", model._modules["module"])
+            model._modules["module"] = module
+            for name, value in (("forward", module.__call__), ("backward", backward)):
+                model.__dict__[name] = value
+                stack.callback(model.__dict__.pop, name, None)
+        yield

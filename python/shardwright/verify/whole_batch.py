@@ -1,0 +1,140 @@
+"""Where microbatches change the mathematics: the whole batch in one go gives other gradients than its parts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from shardwright.verify.measure import FLOOR, error_of, size_of
+from shardwright.verify.reference import mean_over_replicas
+
+if TYPE_CHECKING:
+    from shardwright.verify.compare import Comparison, Gradients
+
+#: Another batch size means other kernels and other sums, so a little more than between the ranks and one process.
+_LENIENCE = 10.0
+
+_DROPOUTS = frozenset(
+    (
+        functional.dropout,
+        functional.dropout1d,
+        functional.dropout2d,
+        functional.dropout3d,
+        functional.alpha_dropout,
+        functional.feature_alpha_dropout,
+    )
+)
+
+
+class _Watching(TorchFunctionMode):
+    """Counts the labels of each cross entropy, and switches dropout off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs = {**kwargs, "dropout_p": 0.0}
+        if func in (functional.cross_entropy, functional.nll_loss):
+            self._count(args[1] if len(args) > 1 else kwargs.get("target"), kwargs)
+        return func(*args, **kwargs)
+
+    def _count(self, target: Any, kwargs: Mapping[str, Any]) -> None:
+        if isinstance(target, torch.Tensor) and not target.is_floating_point() and _is_mean(kwargs):
+            self.counts.append(int((target != kwargs.get("ignore_index", -100)).sum()))
+
+
+def _is_mean(kwargs: Mapping[str, Any]) -> bool:
+    return bool(kwargs.get("reduction", "mean") == "mean")
+
+
+def whole_batch_note(
+    comparison: Comparison, gradients: Gradients, executed: Collection[str], tolerance: float
+) -> list[str]:
+    """What a reader should know of the step's microbatches; nothing where they change nothing.
+
+    Args:
+        comparison: What was compared; its whole models are used.
+        gradients: Those of the microbatches, in one process.
+        executed: The paths of the modules that the step ran.
+        tolerance: What is allowed between the ranks and one process.
+    """
+    if all(gradient is None for gradient in gradients.values()):
+        return []
+    sources = sorted({source for drew in comparison.reference.flow.drew.values() for source in drew})
+    if sources not in ([], ["torch"]):
+        return [f"the whole batch was not compared with its microbatches, since {' and '.join(sources)} was drawn from"]
+    count = comparison.num_microbatches
+    by_parts = _run(comparison, count, _Watching())[0] if sources else gradients
+    whole, _ = _run(comparison, 1, _Watching() if sources else None)
+    name, error = _worst(by_parts, whole)
+    # A step function that counts labels itself may multiply its loss by the number of microbatches, another one here.
+    counted = {key: None if gradient is None else gradient / count for key, gradient in whole.items()}
+    error = min(error, _worst(by_parts, counted)[1])
+    if error <= tolerance * _LENIENCE:
+        return []
+    norms = [
+        path
+        for module, path in comparison.reference.paths.items()
+        if isinstance(module, _BatchNorm) and module.training and path in executed
+    ]
+    return [_in_words(norms, name, error, _run(comparison, count, _Watching())[1])]
+
+
+def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> str:
+    reasons = []
+    if len(set(counts)) > 1:
+        shown = ", ".join(map(str, counts[:8])) + (", ..." if len(counts) > 8 else "")
+        reasons.append(
+            f"the numbers of labels differ ({shown}), and a mean of means is not the mean: sum each microbatch's loss "
+            "(reduction='sum'), multiply it by the number of microbatches, and divide it by the number of labels in "
+            "the whole batch, counted before the step and passed whole"
+        )
+    if norms:
+        listed = ", ".join(map(repr, norms[:3])) + (f" and {len(norms) - 3} more" if len(norms) > 3 else "")
+        reasons.append(
+            f"batch normalisation ({listed}) takes its statistics from a microbatch: use GroupNorm or LayerNorm, or "
+            "one microbatch"
+        )
+    if not reasons:
+        reasons.append(
+            "the loss is not a mean over samples (a mean over what is masked, say), or something looks at several "
+            "samples at once: sum the loss and divide by the count of the whole batch, or use one microbatch"
+        )
+    return (
+        f"microbatches change the mathematics: with the whole batch as one microbatch the gradients differ by up to "
+        f"{error:.1e} ({name}); the ranks compute what the microbatches ask for, one after another. Why: "
+        f"{'; and '.join(reasons)}"
+    )
+
+
+def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) -> tuple[Gradients, list[int]]:
+    """Run every replica's batch in so many parts; returns the mean gradients, and each mean loss's number of labels."""
+    found = []
+    with mode or contextlib.nullcontext():
+        for replica in comparison.replicas:
+            comparison.run(replica, num_microbatches)
+            found.append(comparison.reference.take_gradients(num_microbatches))
+    return mean_over_replicas(found), [] if mode is None else mode.counts
+
+
+def _worst(found: Gradients, expected: Gradients) -> tuple[str, float]:
+    largest = max((size_of(gradient) for gradient in expected.values() if gradient is not None), default=0.0)
+    errors = {name: error_of(found[name], wanted, FLOOR * largest)[0] for name, wanted in expected.items()}
+    name = max(errors, key=errors.__getitem__)
+    return name, errors[name]
