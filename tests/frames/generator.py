@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.frames.blocks import UNARY, VIEW, WRITE, Operation
@@ -65,10 +64,10 @@ class Generator:
             "leaves": draw.random() < 0.5,
         }
 
-    def places(self, ran: list[str], fields: dict[str, Any]) -> dict[str, int]:
-        """Places by hand, for modules that run; tied ones must share a rank."""
+    def places(self, ran: list[str], joins: list[tuple[str, str]], fields: dict[str, Any]) -> dict[str, int]:
+        """Places by hand, for modules that run; tied ones and those that the trace joins must share a rank."""
         draw = self.random
-        groups = [group for group in _groups(fields["tree"]) if not group.isdisjoint(ran)]
+        groups = [group for group in _groups(fields["tree"], joins) if not group.isdisjoint(ran)]
         share = 0.3 if fields["auto"] else 0.8
         places: dict[str, int] = {}
         for group in groups:
@@ -174,8 +173,8 @@ class Generator:
         return ["call", child, places, draw.choice(self.styles), repeat]
 
 
-def _groups(tree: Spec) -> list[set[str]]:
-    """The paths of the modules that can be placed, those together that compute with one parameter."""
+def _groups(tree: Spec, joins: list[tuple[str, str]]) -> list[set[str]]:
+    """The paths of the modules that can be placed, those together that must share a rank."""
     groups: dict[str, set[str]] = {}
     path_of: dict[int, str] = {}
 
@@ -183,32 +182,19 @@ def _groups(tree: Spec) -> list[set[str]]:
         joined = groups[one] | groups[other]
         groups.update(dict.fromkeys(joined, joined))
 
-    def visit(spec: Spec, path: str) -> str:
-        """Visit a module and those below it; gives the path by which it is known."""
-        if "again" in spec:
-            return path_of[spec["again"]]
-        parts = [
+    def visit(spec: Spec, path: str) -> None:
+        for index, part in enumerate(spec.get("parts", ())):
             visit(part, f"{path}.parts.{index}" if path else f"parts.{index}")
-            for index, part in enumerate(spec.get("parts", ()))
-        ]
+        if "again" in spec:
+            return
         groups[path] = {path}
         if "key" in spec:
             path_of[spec["key"]] = path
-            for child in _borrowed(spec["operations"]):
-                join(path, parts[child])
         if "tied" in spec:
             join(path, path_of[spec["tied"]])
-        return path
 
     visit(tree, "")
+    for one, other in joins:
+        if one in groups and other in groups:
+            join(one, other)
     return [group for path, group in groups.items() if path == min(group)]
-
-
-def _borrowed(operations: Sequence[Operation]) -> Iterator[int]:
-    """The children with whose weights operations compute."""
-    for kind, *details in operations:
-        if kind == "borrow":
-            yield details[0]
-        for detail in details:
-            if kind in ("mode", "branch", "loop") and isinstance(detail, list):
-                yield from _borrowed(detail)

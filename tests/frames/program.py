@@ -9,6 +9,9 @@ from typing import Any
 import shardwright as smp
 import torch
 from shardwright.model.sentinel import is_sentinel
+from shardwright.partition.audit import structural_joins
+from shardwright.partition.trace import trace_forward
+from shardwright.partition.tree import ModelTree
 from shardwright.runtime import Runtime
 from torch import nn
 
@@ -175,6 +178,15 @@ def run_plain(program: Program) -> tuple[Outcome, Log]:
     values = {name: tensor.detach() for name, tensor in (*parameters.items(), *model.named_buffers())}
     log.ran = [name for name, module in model.named_modules() if module in log.modules]
     return _outcome(gradients, values, losses, log), log
+
+
+def joins_of(program: Program) -> list[tuple[str, str]]:
+    """The modules that the library keeps together, which no placement by hand may part."""
+    log_of_run[0] = Log(plain=False)
+    model, batch = program.start()
+    inputs = tuple(tensor.clone() for tensor in batch.chunk(program.microbatches)[0].chunk(2, 1))
+    trace = trace_forward(model, model, inputs)
+    return [join.modules for join in (*structural_joins(ModelTree.of(model), traced=True), *trace.joins)]
 
 
 def run_divided(program: Program, job: Job) -> Outcome:

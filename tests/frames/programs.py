@@ -24,7 +24,7 @@ from tests.frames.blocks import Block
 from tests.frames.generator import Generator
 from tests.frames.job import Job, in_process_ranks
 from tests.frames.log import FEATURES
-from tests.frames.program import Outcome, Program, difference, run_divided, run_plain
+from tests.frames.program import Outcome, Program, difference, joins_of, run_divided, run_plain
 
 #: Programs that once went wrong, one to a line.
 FOUND = Path(__file__).with_name("found.jsonl")
@@ -101,7 +101,7 @@ def draw_program(seed: int) -> tuple[Program, Outcome, frozenset[str]]:
             continue
         if all(value is None for name, value in plain.values.items() if name.startswith("gradient of parts.")):
             continue
-        program.places = generator.places(log.ran, fields)
+        program.places = generator.places(log.ran, joins_of(program), fields)
         if log.depends_on_order and program.microbatches > 1:
             program.pipeline, program.active = "interleaved", 1
         return program, plain, frozenset(log.features)
