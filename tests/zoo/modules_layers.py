@@ -175,6 +175,21 @@ class Doubled(nn.Module):
         return weight * self.scale + 0.1 * weight.tril()
 
 
+class Chained(nn.Module):
+    """Its weight goes through two parametrizations, and is computed once for two uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        parametrize.register_parametrization(self.inner, "weight", Doubled())
+        parametrize.register_parametrization(self.inner, "weight", Doubled())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with parametrize.cached():
+            result: torch.Tensor = self.inner(x) + self.inner(x.sin())
+        return result
+
+
 class Parametrized(nn.Module):
     """Weights computed by parametrizations: some chained, some with buffers that every forward writes to."""
 
@@ -183,14 +198,10 @@ class Parametrized(nn.Module):
         self.weight = parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
         self.spectral = parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH), n_power_iterations=2)
         self.orthogonal = parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH))
-        self.chained = nn.Linear(WIDTH, WIDTH)
-        parametrize.register_parametrization(self.chained, "weight", Doubled())
-        parametrize.register_parametrization(self.chained, "weight", Doubled())
+        self.chained = Chained()
 
     def forward(self, x: torch.Tensor) -> Any:
-        x = self.orthogonal(self.spectral(self.weight(x).tanh()))
-        with parametrize.cached():
-            return self.chained(x) + self.chained(x.sin())
+        return self.chained(self.orthogonal(self.spectral(self.weight(x).tanh())))
 
 
 class OldNorms(nn.Module):
@@ -273,7 +284,7 @@ ENTRIES: dict[str, Entry] = {
     "parametrizations": module(
         "a weight is an attribute that other modules compute, one of them with buffers that the forward writes to",
         Parametrized,
-        None,
+        spread("weight", "spectral", "orthogonal", "chained"),
     ),
     "weight_norm and spectral_norm by hooks": module(
         "a weight is a plain attribute that a hook sets before every forward",
