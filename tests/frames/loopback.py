@@ -11,9 +11,11 @@ import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from shardwright.execution.attributes import Attributes
 from shardwright.execution.call import RemoteModule, ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.intercept import group_sequential, make_remote
@@ -116,6 +118,7 @@ class LoopbackRuntime:
         self.frames = FrameTable()
         self.step = 1
         self.watch_requests = None
+        self.workers = SimpleNamespace(attributes=Attributes())
 
     def placement(self, model: int) -> LoopbackPlacement:
         """The placement of the only model."""

@@ -1,0 +1,67 @@
+"""A step takes the hooks of parameters off, and runs them once on the whole gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from shardwright.frames import guards
+from shardwright.model.sentinel import Sentinel, is_sentinel, release
+from shardwright.step.transaction import StepTransaction
+
+from tests.frames.comparing import Part, data, times_weight, weighted_sum
+from tests.frames.loopback import LoopbackJob, guarded
+
+
+class FakePlacement:
+    """What a transaction asks of a placement."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.replicas = self
+        self.averages_microbatches = True
+
+    def owned_tensors(self) -> Any:
+        return list(self.module.parameters()), []
+
+
+def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
+    model = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
+    plain = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
+    plain.load_state_dict(model.state_dict())
+    seen: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: seen.setdefault(name, []).append(gradient.clone()))
+        parameter.register_post_accumulate_grad_hook(
+            lambda parameter, name=name: seen.setdefault("post " + name, []).append(parameter.grad.clone())
+        )
+    transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
+    job = LoopbackJob(model, lambda name: int("child" in name))
+    microbatches = [data(), data()]
+    with guarded():
+        for number, x in enumerate(microbatches):
+            job.run(lambda backward, x=x: backward(weighted_sum(model(x))), number)
+    transaction.commit(2, final=True)
+    for x in microbatches:
+        (weighted_sum(plain(x)) / 2).backward()
+    for name, parameter in plain.named_parameters():
+        for key in (name, "post " + name):
+            (gradient,) = seen[key]
+            torch.testing.assert_close(gradient, parameter.grad)
+    assert guards._users == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_parameter_given_up_in_a_step_keeps_no_hooks_and_no_gradient_here(fails: bool) -> None:
+    """The first step divides the model, after its transaction has taken hooks and gradients off."""
+    model = Part(times_weight)
+    weight = model.weight
+    weight.grad = torch.ones_like(weight)
+    weight.register_hook(lambda gradient: gradient * 2)
+    weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
+    release(weight, Sentinel(weight, name="weight", owner=1, is_parameter=True))
+    transaction.rollback() if fails else transaction.commit(1, final=True)
+    assert is_sentinel(weight)
+    assert weight.grad is None
