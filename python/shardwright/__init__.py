@@ -20,7 +20,7 @@ from shardwright.errors import (
     UnsupportedValueError,
     VerificationError,
 )
-from shardwright.model.distributed import DistributedModel
+from shardwright.model import AveragedModel, DistributedModel
 from shardwright.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
 from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
 from shardwright.partition import is_tracing, partition, set_partition
@@ -74,6 +74,7 @@ __all__ = [
     "RDP_GROUP",
     "TP_GROUP",
     "WORLD",
+    "AveragedModel",
     "CommGroup",
     "ConfigError",
     "DistributedModel",

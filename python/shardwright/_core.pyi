@@ -406,6 +406,10 @@ class Server:
         """
         End the server: idle workers get None as their next task. A second call does nothing.
         """
+    def describe(self, /, rank: SupportsIndex | None = None) -> str:
+        """
+        What this rank does, or another was last heard to do: one line, for any thread.
+        """
     def end_step(self, /, spec: Spec, parts: TensorParts) -> None:
         """
         End the step on the root's peers, which get this value.
@@ -442,6 +446,10 @@ class Server:
     def respond(self, /, request: Request, spec: Spec, parts: TensorParts) -> None:
         """
         Answer a request that this rank was given.
+        """
+    def run_microbatches_one_at_a_time(self, /) -> None:
+        """
+        From now on until the step ends, start a microbatch only when the one before it has ended.
         """
     def send_request(
         self,

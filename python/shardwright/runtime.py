@@ -17,6 +17,7 @@ from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
+from shardwright.frames import Leaves
 from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shardwright.launch import LaunchInfo
     from shardwright.model.distributed import DistributedModel
     from shardwright.model.placement import Placement
+    from shardwright.picture import Photographer
     from shardwright.step.transaction import StepTransaction
 
 
@@ -68,11 +70,14 @@ class Runtime:
         self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
         self.unclosed_frames = 0
+        self.leaves = Leaves()
         self.workers = WorkerPool(self)
         self.recorder = _core.AloneRecorder()
         self.step = 0
         #: Steps that only looked, of verifications; the script's own steps do not count them.
         self.steps_apart = 0
+        #: The microbatch that a pipeline of one rank runs, or ran last.
+        self.microbatch = 0
         self.in_step = False
         #: Whether the step's tasks are over and its gradients are being finished.
         self.committing = False
@@ -86,6 +91,10 @@ class Runtime:
         self.store: Any = None
         self.owns_process_group = False
         self.pid = os.getpid()
+        #: What the main thread waits for outside the execution server, the innermost last.
+        self.waits: list[Wait] = []
+        #: Makes pictures of the job; None in a job of one rank.
+        self.photographer: Photographer | None = None
         #: Why this rank leaves the job, when an exception ended its script.
         self.farewell: dict[str, str] | None = None
 
@@ -130,6 +139,20 @@ class Runtime:
     def training_step(self) -> int:
         """The number of the script's current or last step, counted from 1: what its random numbers depend on."""
         return self.step - self.steps_apart
+
+    def report_wait(self) -> None:
+        """Something here has waited for ``stall_report_seconds``, or for twice that, and so on."""
+        if self.photographer is not None:
+            self.photographer.want()
+
+    def describe(self) -> str:
+        """What this rank does at the moment, in one line; for any thread."""
+        if self.pp_size == 1 and self.in_step and not self.committing:
+            place = f"rank {self.rank} on host {socket.gethostname()!r}"
+            text = f"step {self.step}: {place}: runs microbatch {self.microbatch} in the script's thread"
+        else:
+            text = self.server.describe()
+        return "; ".join([text, *(wait.describe() for wait in list(self.waits))])
 
     def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""

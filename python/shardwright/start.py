@@ -31,7 +31,9 @@ from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
+from shardwright.picture import Photographer
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
+from shardwright.step import guards as step_guards
 
 _STORE_PREFIX = "shardwright"
 _TRACE_CAPACITY = 1 << 16
@@ -84,9 +86,12 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         _make_process_groups(runtime, store)
     if runtime.pp_size > 1:
         guards.install()
+    step_guards.install(divided=runtime.pp_size > 1)
     set_default_runtime(runtime)
     atexit.register(shutdown)
     if launch.world_size > 1:
+        runtime.photographer = Photographer(runtime)
+        runtime.photographer.start()
         _watch_the_end_of_the_script(runtime)
 
 
@@ -102,8 +107,11 @@ def shutdown() -> None:
         return
     atexit.unregister(shutdown)
     set_default_runtime(None)
+    if runtime.photographer is not None:
+        runtime.photographer.stop()
     runtime.server.close()
     runtime.workers.join(5.0)
+    step_guards.uninstall(divided=runtime.pp_size > 1)
     if runtime.pp_size > 1:
         guards.uninstall()
     runtime.node.close(runtime.farewell)

@@ -35,14 +35,20 @@ class Wait:
 
     def __enter__(self) -> Wait:
         """For a ``with`` block that holds the wait."""
+        self._runtime.waits.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The wait is over."""
+        self._runtime.waits.remove(self)
         if self._noticed:
             self._runtime.server.wait_outside(False)
+
+    def describe(self) -> str:
+        """For how long it has waited, and for what."""
+        return f"rank {self._runtime.rank} has waited {time.monotonic() - self._began:.1f} s for {self._what}"
 
     def check(self) -> None:
         """Look whether the wait still makes sense; called again and again.
@@ -61,7 +67,7 @@ class Wait:
         quiet = runtime.server.wait_outside(True)
         if waited >= self._next_report:
             self._next_report *= 2
-            runtime.logger.warning("rank %d has waited %.1f s for %s", runtime.rank, waited, self._what)
+            runtime.report_wait()
         if quiet >= runtime.cfg.stall_timeout_seconds:
             raise StallError(
                 f"nothing in the job has made progress for {quiet:.1f} s; rank {runtime.rank} waits for {self._what}"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .job import Job
+from .job import Job, Process
 
 #: Far less than what the ranks are made to wait.
 TIMEOUTS = {"liveness_timeout_seconds": 1, "stall_timeout_seconds": 2, "stall_report_seconds": 1}
@@ -45,18 +45,43 @@ def test_a_breakpoint_trips_nothing(where: str) -> None:
         check_exact(pair)
 
 
-def test_a_report_says_who_waits_for_whom_and_for_which_module() -> None:
+def picture_of(process: Process, number: int = 0) -> str:
+    """The ``number``-th picture of the job that a rank has logged, once it is whole."""
+
+    def found() -> list[str]:
+        return process.err.split("shardwright: a rank has waited for long; what every rank of the job does:\n")[1:]
+
+    process.wait_for("picture", lambda: len(found()) > number and "rank 1" in found()[number], 30)
+    return found()[number]
+
+
+def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_stands() -> None:
     with job("block in forward") as pair:
         pair[1].event("blocked")
-        report = pair[0].wait_for("report", lambda: [line for line in pair[0].err.splitlines() if "waited" in line], 30)
+        picture = picture_of(pair[0])
         pair[1].tell()
         assert pair.all_end(COMPUTING_SECONDS) == [0, 0]
-    first = report[0]
-    assert first.startswith("shardwright: step 3 (rig.train): rank 0 on host ")
-    assert "microbatch 0 (worker 0) has waited 1." in first
-    assert "for rank 1 to answer request" in first
-    assert "(forward of second)" in first
-    assert "last heard: executing in step 3" in first
+        assert "what every rank of the job does" not in pair[1].err
+    waits, computes = picture.split("\nstep 3 (rig.train): rank 1 on host ")
+    assert waits.startswith("step 3 (rig.train): rank 0 on host ")
+    assert "microbatch 0 (worker 0) has waited 1." in waits
+    assert "for rank 1 to answer request" in waits
+    assert "(forward of second)" in waits
+    assert "last heard: executing in step 3" in waits
+    assert "stack of the script:" in waits
+    assert "stack of the step function, forward, microbatch 0 (worker 0):" in waits
+    assert "loss = model(inputs).square().mean()" in waits
+    assert "microbatch 1 (worker 1) has run forward of second for 1." in computes
+    assert "stack of module 'second', forward, microbatch 1 (worker 1):" in computes
+    assert "in await_word" in computes
+
+
+def test_a_rank_whose_interpreter_is_locked_is_in_the_picture_as_silent() -> None:
+    with job("hold") as pair:
+        picture = picture_of(pair[0])
+        assert pair.all_end(COMPUTING_SECONDS) == [0, 0]
+    assert "rank 1 did not answer within 3 s" in picture
+    assert "[last heard: executing in step 3" in picture
 
 
 def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
@@ -67,6 +92,8 @@ def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
         for process in pair.ranks:
             assert "StallError" in process.err
             assert "nothing in the job has made progress for 2." in process.err
-        assert "rank 1 has waited 1." in pair[1].err
-        assert "for an object from rank 0 on channel 'allgather WORLD'" in pair[1].err
-        assert "for rank 1 to answer request" in pair[0].err
+        picture = picture_of(pair[0])
+        assert "rank 1 has waited 1." in picture
+        assert "for an object from rank 0 on channel 'allgather WORLD'" in picture
+        assert "for rank 1 to answer request" in picture
+        assert "self.action()" in picture

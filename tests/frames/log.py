@@ -41,6 +41,24 @@ NEEDED = (
 class Log:
     """What hooks saw, tensors whose gradients were to be kept, results; and, of a plain run, features that occurred."""
 
+    #: Slots, because the trace takes an object with a dictionary that a forward changes for state that modules share.
+    __slots__ = (
+        "_changes",
+        "_depth",
+        "_plain",
+        "_shapes",
+        "_users",
+        "_versions",
+        "checkpointing",
+        "depends_on_order",
+        "features",
+        "finals",
+        "hooks",
+        "modules",
+        "ran",
+        "retained",
+    )
+
     def __init__(self, *, plain: bool) -> None:
         """``plain`` is a run in one thread, whose features are counted."""
         self.checkpointing = not plain

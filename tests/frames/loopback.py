@@ -22,7 +22,7 @@ from shardwright.execution.intercept import group_sequential, make_remote
 from shardwright.execution.reproducible import root_seed
 from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
-from shardwright.frames import close_calls, guards, in_frame
+from shardwright.frames import Leaves, close_calls, guards, in_frame
 from shardwright.model.backward import _roots, run_backward
 from torch import nn
 
@@ -92,6 +92,7 @@ class LoopbackPlacement:
 
     names: list[str]
     modules: list[nn.Module]
+    one_at_a_time: bool = False
 
     def wait_until_placed(self, task: RunningTask) -> None:
         """Placed from the start."""
@@ -116,6 +117,7 @@ class LoopbackRuntime:
         self.server = server
         self._placement = placement
         self.frames = FrameTable()
+        self.leaves = Leaves()
         self.step = 1
         self.watch_requests = None
         self.workers = SimpleNamespace(attributes=Attributes())

@@ -158,7 +158,7 @@ def assert_exact(model: Any, inputs: Inputs, checkpointing: bool = False, autoca
     """One step both ways; every gradient, buffer and result alike."""
     model.double() if not autocast else model.float()
     model.train()
-    prepare(model)
+    prepare(model, announce=False)
     plain = copy.deepcopy(model)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
@@ -239,7 +239,7 @@ def test_autocast(name: str) -> None:
 def test_cache_given_by_the_user_is_refused() -> None:
     torch.manual_seed(0)
     model, inputs = _llama()
-    prepare(model)
+    prepare(model, announce=False)
     job = LoopbackJob(model, alternating(model).__getitem__)
     cache = transformers.DynamicCache(config=model.config)
     with guarded(), pytest.raises(FrameError, match="was given a key/value cache"):
@@ -249,7 +249,7 @@ def test_cache_given_by_the_user_is_refused() -> None:
 def test_own_caches_are_switched_off() -> None:
     model, _ = _gpt2()
     assert model.config.use_cache
-    prepare(model)
+    prepare(model, announce=False)
     assert not model.config.use_cache
     assert not model.generation_config.use_cache
 
@@ -258,7 +258,7 @@ def test_generation_gives_the_same_tokens() -> None:
     torch.manual_seed(0)
     model, inputs = _gpt2()
     model.eval()
-    prepare(model)
+    prepare(model, announce=False)
     plain = copy.deepcopy(model)
     expected = plain.generate(inputs["input_ids"], max_new_tokens=5, do_sample=False)
     job = LoopbackJob(model, alternating(model).__getitem__)

@@ -325,12 +325,19 @@ def test_call_outside_a_step_is_refused() -> None:
 
 
 def test_guards_come_and_go_with_their_users() -> None:
-    before = torch.Tensor.register_hook, torch.autograd.grad, torch.utils.checkpoint.CheckpointFunction
+    def now() -> tuple[Any, ...]:
+        return (
+            torch.Tensor.register_hook,
+            torch.autograd._engine_run_backward,
+            torch.utils.checkpoint.CheckpointFunction,
+        )
+
+    before = now()
     with guarded():
         with guarded():
-            assert torch.autograd.grad is not before[1]
-        assert torch.autograd.grad is not before[1]
-    assert before == (torch.Tensor.register_hook, torch.autograd.grad, torch.utils.checkpoint.CheckpointFunction)
+            assert now()[1] is not before[1]
+        assert now()[1] is not before[1]
+    assert before == now()
 
 
 def test_frame_ends_with_its_code_also_on_failure() -> None:

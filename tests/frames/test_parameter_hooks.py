@@ -49,7 +49,7 @@ def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
         for key in (name, "post " + name):
             (gradient,) = seen[key]
             torch.testing.assert_close(gradient, parameter.grad)
-    assert guards._users == 0
+    assert guards._patches.users == 0
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -131,6 +131,7 @@ def test_modules_are_joined_exactly_where_weights_are_read(name: str) -> None:
     assert sorted(join.modules for join in decision.joins) == sorted(CASES[name][2])
     for first, second in CASES[name][2]:
         assert decision.modules[first] == decision.modules[second]
+    assert decision.one_at_a_time == ()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama", "mixtral", "resnet"])

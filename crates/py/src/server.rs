@@ -13,11 +13,11 @@ use shardwright_runtime::{
     FailureKind, LocalError, MachineConfig, MainEvent, NewRequest, ServerError, StepPlan,
 };
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Body, Phase, Place, SequentialRange, TaskContext, Work};
+use shardwright_wire::{Body, Place, SequentialRange, TaskContext, Work};
 
 use crate::error::{failure_error, server_error};
 use crate::node::Node;
-use crate::server_types::{Event, Request, Task, phase_name, stats_dict, trace_list};
+use crate::server_types::{Event, Request, Task, parse_phase, stats_dict, trace_list};
 use crate::tensors::TensorParts;
 use crate::values::Spec;
 
@@ -90,6 +90,11 @@ impl Server {
         self.await_unwound(py)?;
         py.detach(|| self.server.begin_step(plan))
             .map_err(|error| server_error(&error))
+    }
+
+    /// From now on until the step ends, start a microbatch only when the one before it has ended.
+    fn run_microbatches_one_at_a_time(&self) {
+        self.server.one_at_a_time();
     }
 
     /// Enter a step whose function the main thread runs itself, because the pipeline has one rank.
@@ -319,6 +324,15 @@ impl Server {
         self.server.name_modules(ModelId(model), names);
     }
 
+    /// What this rank does, or another was last heard to do: one line, for any thread.
+    #[pyo3(signature = (rank=None))]
+    fn describe(&self, rank: Option<u32>) -> String {
+        rank.map_or_else(
+            || self.server.describe(),
+            |rank| self.server.last_heard(Rank(rank)),
+        )
+    }
+
     /// Counters: of the newest step (`step`), since the start (`total`), and of the present.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -383,15 +397,4 @@ fn seconds(name: &str, value: f64) -> PyResult<Duration> {
         .ok()
         .filter(|duration| !duration.is_zero())
         .ok_or_else(|| PyValueError::new_err(format!("{name} is {value}; it has to be positive")))
-}
-
-fn parse_phase(name: &str) -> PyResult<Phase> {
-    [Phase::Forward, Phase::Backward]
-        .into_iter()
-        .find(|phase| phase_name(*phase) == name)
-        .ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "{name:?} is no phase; allowed are \"forward\" and \"backward\""
-            ))
-        })
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use shardwright_core::{ModelId, ModuleId, Rank, RequestId};
@@ -17,6 +17,17 @@ pub(crate) fn phase_name(phase: Phase) -> &'static str {
         Phase::Forward => "forward",
         Phase::Backward => "backward",
     }
+}
+
+pub(crate) fn parse_phase(name: &str) -> PyResult<Phase> {
+    [Phase::Forward, Phase::Backward]
+        .into_iter()
+        .find(|phase| phase_name(*phase) == name)
+        .ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "{name:?} is no phase; allowed are \"forward\" and \"backward\""
+            ))
+        })
 }
 
 /// Something for the main thread, from `Server.supervise`.

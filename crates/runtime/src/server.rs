@@ -59,6 +59,11 @@ impl Server {
         self.enter(|machine, now| machine.begin_step(plan, now))
     }
 
+    /// Lets the step's microbatches run one after another; see [`Machine::one_at_a_time`].
+    pub fn one_at_a_time(&self) {
+        self.enter(|machine, _| machine.one_at_a_time());
+    }
+
     /// Waits for at most `patience` until nothing is left of a failed step; see [`Machine::unwound`].
     pub fn await_unwound(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
@@ -221,6 +226,16 @@ impl Server {
     /// A module's name, or its number where it has none.
     pub fn module_name(&self, model: ModelId, module: ModuleId) -> String {
         self.lock().machine.module_name(model, module)
+    }
+
+    /// What this rank does at the moment.
+    pub fn describe(&self) -> String {
+        self.lock().machine.describe(self.now())
+    }
+
+    /// What a rank was last heard to do; empty before its first heartbeat.
+    pub fn last_heard(&self, rank: Rank) -> String {
+        self.lock().machine.last_heard(rank)
     }
 
     /// The counters.

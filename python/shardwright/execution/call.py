@@ -127,14 +127,19 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
                 "the whole block on one rank with smp.set_partition"
             )
         raise FrameError(f"{owned} was called outside a step: call the model inside a function decorated with smp.step")
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
-        raise FrameError(
-            f"{owned} was called under a torch.func transform or forward-mode differentiation, which cannot cross "
-            "ranks: apply it inside one module"
-        )
+    refuse_transforms(f"{owned} was called")
     if saved_tensor_hooks_are_set():
         raise FrameError(
             f"{owned} was called inside saved_tensors_hooks, which cannot cross ranks: use them inside one module"
+        )
+
+
+def refuse_transforms(what: str) -> None:
+    """Raise :class:`FrameError` under ``torch.func`` transforms and forward-mode differentiation."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        raise FrameError(
+            f"{what} under a torch.func transform or forward-mode differentiation, which cannot cross ranks: apply it "
+            "inside one module"
         )
 
 

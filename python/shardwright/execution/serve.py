@@ -98,7 +98,7 @@ class _Sent:
 def root_frame(task: RunningTask) -> Frame:
     """The frame of the step function for the task's microbatch; its random numbers start here."""
     process.seed(task.runtime.microbatch_seed(task.state.seed, task.microbatch))
-    return Frame(task.microbatch)
+    return Frame(task.microbatch, leaves=task.runtime.leaves)
 
 
 def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
@@ -107,7 +107,7 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     placement.wait_until_placed(task)
     module = placement.module_of(request.module)
     name = placement.name_of(request.module)
-    frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}")
+    frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime.leaves)
     frame.spanning = placement.is_divided(module)
     spec, parts, returned, sent = _forward(module, name, frame, request)
     # The tensors are gone now, unless autograd or the module keeps them.
@@ -213,7 +213,10 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     frame = runtime.frames.take((request.requester, request.forward))
     runtime.frames.settle(request.microbatch)
     runtime.frames.forget_watched(request.microbatch)
-    frame.retain_graph = runtime.frames.visited_again(request.model, request.module, request.microbatch)
+    # State that modules hand on past arguments and results may lead from one frame's graph into another's.
+    frame.retain_graph = runtime.placement(request.model).one_at_a_time or runtime.frames.visited_again(
+        request.model, request.module, request.microbatch
+    )
     gradients = dict(request.spec.build(unpack(request.parts), registry) or ())
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
     frame.results = []

@@ -31,6 +31,8 @@ class WorkerPool:
         self._root: RootFunction | None = None
         #: Attributes of modules that each microbatch has for itself.
         self.attributes = Attributes()
+        #: The tasks that have begun and not ended, by thread.
+        self.running: dict[int, RunningTask] = {}
         #: The exception that failed the current step on this rank, if one did.
         self.error: BaseException | None = None
 
@@ -69,6 +71,7 @@ class WorkerPool:
         phase = "backward" if task.kind in ("backward", "close") else "forward"
         running = RunningTask(self._runtime, worker, module, task.microbatch, phase, state)
         set_running_task(running)
+        self.running[threading.get_ident()] = running
         try:
             state.variables.copy().run(self._run, task, running, state)
         except StepAborted as error:
@@ -78,6 +81,7 @@ class WorkerPool:
             self._fail(running, error)
         finally:
             set_running_task(None)
+            del self.running[threading.get_ident()]
 
     def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime

@@ -9,10 +9,12 @@ a frame runs its nodes level by level between the remote calls, each node once, 
 from shardwright.frames.backward import RemoteBackward, close_calls, run_backward
 from shardwright.frames.cut import Slot, cut, edge_of
 from shardwright.frames.frame import Call, Frame, current_frame, in_frame
+from shardwright.frames.leaves import Leaves
 
 __all__ = [
     "Call",
     "Frame",
+    "Leaves",
     "RemoteBackward",
     "Slot",
     "close_calls",

@@ -49,6 +49,7 @@ def run_backward(frame: Frame, roots: Roots, remote: RemoteBackward, *, close: b
         return
     # A root may enter one edge twice; the engine, given edges one by one, adds that up itself.
     entering = _summed(roots)
+    frame.leaves.check_behind((node for node, _ in entering), frame.name, frame.microbatch)
     edges = [edge for edge, _ in roots]  # may be all that keeps the nodes of Python functions
     roots.clear()
     accumulate(entering, frame.retain_graph)
@@ -83,6 +84,8 @@ class _LevelBackward:
             if close or any(slot.gradient is not None for slot, _ in call.results):
                 starts[call] = None
         self.levels = Levels(frame.calls, starts, {node for node, _ in self.hooks})
+        for leaf in self.levels.leaves:
+            frame.leaves.check(leaf, frame.name, frame.microbatch)
         self.waiting: list[dict[tuple[Node, int], torch.Tensor]] = [{} for _ in self.levels.nodes_at]
         for edge, gradient in roots:
             self.put(edge.node, edge.output_nr, gradient)
@@ -97,7 +100,7 @@ class _LevelBackward:
     def run(self) -> None:
         """Run all levels; leaves' own hooks run here, on the whole gradient, not at each engine call."""
         held: list[tuple[dict[int, Any], dict[int, Any]]] = []
-        for node, leaf in self.levels.leaves.items():
+        for node, leaf in self.levels.hooked_leaves.items():
             hooks: dict[int, Any] = leaf._backward_hooks  # type: ignore[assignment]
             held.append((hooks, dict(hooks)))
             self.hooks[node, 0] = [*hooks.values(), *self.hooks.get((node, 0), ())]

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
 from shardwright.frames.cut import Slot
+from shardwright.frames.leaves import Leaves
 from shardwright.frames.watch import MemoryElsewhere, Watched
 
 Hook = Callable[[torch.Tensor], Any]
@@ -102,6 +103,7 @@ class Frame:
         guarded: Nodes with hooks, which run in this frame's backward only.
         in_backward: Whether its backward is running.
         elsewhere: What is known of its tensors' memory on other ranks.
+        leaves: Checks the leaves that its backward reaches.
     """
 
     microbatch: int
@@ -124,6 +126,7 @@ class Frame:
     guarded: set[Node] = field(default_factory=set)
     in_backward: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
+    leaves: Leaves = field(default_factory=Leaves)
     _watched: list[Watched] = field(default_factory=list)
 
     def next_call_number(self) -> int:

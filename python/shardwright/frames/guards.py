@@ -20,14 +20,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.errors import FrameError
 from shardwright.frames.cut import slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
+from shardwright.patches import Patches
 
 #: Modules of this process that have a part on another rank, or live there altogether.
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 _CHECKPOINT_CODE = inspect.unwrap(torch_checkpoint.checkpoint).__code__
 _hook_ids = itertools.count()
-_users = 0
-_original: dict[str, Any] = {}
 
 
 class HookHandle:
@@ -51,12 +50,41 @@ class HookHandle:
         self.remove()
 
 
+def _refuse_on_parameter(frame: Frame, tensor: torch.Tensor) -> None:
+    if isinstance(tensor, nn.Parameter):
+        raise FrameError(
+            f"a hook on a parameter was registered in the code of {frame.name}, which runs on one rank and once per "
+            "microbatch: register it outside the step function, on every rank; it then runs once per step, where the "
+            "parameter lives, on the whole gradient"
+        )
+
+
+def _requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+    frame = current_frame()
+    if frame is not None and id(tensor) in frame.leaves.known and tensor.requires_grad != requires_grad:
+        raise FrameError(
+            f"requires_grad of a parameter of shape {tuple(tensor.shape)} was set to {requires_grad} in the code of "
+            f"{frame.name}, on one rank only: freeze parameters outside the step function, where every rank does"
+        )
+    result: torch.Tensor = _patches.original["requires_grad_"](tensor, requires_grad)
+    return result
+
+
+def _register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    frame = current_frame()
+    if frame is not None:
+        _refuse_on_parameter(frame, tensor)
+    return _patches.original["register_post_accumulate_grad_hook"](tensor, hook)
+
+
 def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
     frame = current_frame()
+    if frame is not None:
+        _refuse_on_parameter(frame, tensor)
     if frame is None or not tensor.requires_grad or tensor.grad_fn is None:
-        return _original["register_hook"](tensor, hook)
+        return _patches.original["register_hook"](tensor, hook)
     frame.hooked = True
-    return _frame_hook(frame, tensor, hook) or _original["register_hook"](tensor, hook)
+    return _frame_hook(frame, tensor, hook) or _patches.original["register_hook"](tensor, hook)
 
 
 def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> HookHandle | None:
@@ -85,12 +113,12 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
 def _retain_grad(tensor: torch.Tensor) -> None:
     frame = current_frame()
     if frame is None or tensor.grad_fn is None:
-        _original["retain_grad"](tensor)
+        _patches.original["retain_grad"](tensor)
         return
     frame.hooked = True
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
-        _original["retain_grad"](tensor)
+        _patches.original["retain_grad"](tensor)
     elif not any(kept.tensor() is tensor for kept in frame.kept_gradients):
         frame.guard(edge.node)
         frame.kept_gradients.append(KeptGradient(weakref.ref(tensor), edge, tensor._version))
@@ -125,14 +153,10 @@ def _check_no_cut(outputs: Any, what: str) -> None:
                 stack.append(behind)
 
 
-def _grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_no_cut(outputs, "torch.autograd.grad")
-    return _original["grad"](outputs, *args, **kwargs)
-
-
-def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_no_cut(tensors, "backward")
-    return _original["backward"](tensors, *args, **kwargs)
+def _run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
+    """What ``torch.autograd.grad`` and ``backward`` call, however a script has imported them."""
+    _check_no_cut(outputs, "backward" if accumulate_grad else "torch.autograd.grad")
+    return _patches.original["_engine_run_backward"](outputs, *args, accumulate_grad=accumulate_grad, **kwargs)
 
 
 def _runs_here(function: Any) -> bool:
@@ -151,7 +175,7 @@ def _frame_for_checkpoint(function: Any) -> Frame | None:
 def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     frame = _frame_for_checkpoint(function)
     if frame is None:
-        yield from _original["generator"](function, *args, **kwargs)
+        yield from _patches.original["_checkpoint_without_reentrant_generator"](function, *args, **kwargs)
         return
     frame.checkpointing += 1  # the ranks that run the modules called inside checkpoint them
     try:
@@ -200,7 +224,7 @@ class _ReentrantCheckpoint:
                 return torch_checkpoint.checkpoint(
                     function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
                 )
-            return _original["reentrant"].apply(function, preserve_rng_state, *args)
+            return _patches.original["CheckpointFunction"].apply(function, preserve_rng_state, *args)
         frame.checkpointing += 1
         try:
             return function(*args)
@@ -208,30 +232,16 @@ class _ReentrantCheckpoint:
             frame.checkpointing -= 1
 
 
-_PLACES: tuple[tuple[str, Any, str, Any], ...] = (
-    ("register_hook", torch.Tensor, "register_hook", _register_hook),
-    ("retain_grad", torch.Tensor, "retain_grad", _retain_grad),
-    ("grad", torch.autograd, "grad", _grad),
-    ("backward", torch.autograd, "backward", _backward),
-    ("generator", torch_checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint_generator),
-    ("reentrant", torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
+_patches = Patches(
+    (
+        (torch.Tensor, "register_hook", _register_hook),
+        (torch.Tensor, "register_post_accumulate_grad_hook", _register_post_accumulate_grad_hook),
+        (torch.Tensor, "retain_grad", _retain_grad),
+        (torch.Tensor, "requires_grad_", _requires_grad_),
+        (torch.autograd, "_engine_run_backward", _run_engine),
+        (torch_checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint_generator),
+        (torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
+    )
 )
-
-
-def install() -> None:
-    """Put the guards in place; counted, so that several runtimes can share them."""
-    global _users
-    _users += 1
-    if _users == 1:
-        for key, owner, name, guard in _PLACES:
-            _original[key] = getattr(owner, name)
-            setattr(owner, name, guard)
-
-
-def uninstall() -> None:
-    """Take the guards away once nobody needs them."""
-    global _users
-    _users -= 1
-    if _users == 0:
-        for key, owner, name, _ in _PLACES:
-            setattr(owner, name, _original.pop(key))
+install = _patches.install
+uninstall = _patches.uninstall

@@ -26,7 +26,8 @@ class Levels:
         level: The level of each node and call.
         nodes_at: Per level its nodes, in topological order (a node before those that its gradient flows to).
         calls_at: Per level its calls, last made first.
-        leaves: The leaf tensors reached that have hooks of their own, by node.
+        leaves: The leaf tensors reached.
+        hooked_leaves: Those that have hooks of their own, by node.
     """
 
     def __init__(self, calls: list[Call], starts: Iterable[Vertex], hooked: set[Node]) -> None:
@@ -45,11 +46,12 @@ class Levels:
             if key in last:
                 self._earlier[call] = last[key]
             last[key] = call
-        self.leaves: dict[Node, torch.Tensor] = {}
+        self.leaves: list[torch.Tensor] = []
+        self.hooked_leaves: dict[Node, torch.Tensor] = {}
         self._edges: dict[Node, tuple[tuple[Node, int], ...]] = {}
         first = dict.fromkeys(starts)
         order = self._topological(first)
-        hooked = hooked | self.leaves.keys()
+        hooked = hooked | self.hooked_leaves.keys()
         self.level: dict[Vertex, int] = dict.fromkeys(first, 0)
         for vertex in order:
             base = self.level[vertex] + (1 if isinstance(vertex, Call) else 0)
@@ -86,8 +88,11 @@ class Levels:
         if edges is None:
             edges = () if slot_of(node) else tuple((n, i) for n, i in node.next_functions if n is not None)
             self._edges[node] = edges
-            if not edges and getattr(getattr(node, "variable", None), "_backward_hooks", None):
-                self.leaves[node] = node.variable  # type: ignore[attr-defined]
+            leaf = None if edges else getattr(node, "variable", None)
+            if isinstance(leaf, torch.Tensor):
+                self.leaves.append(leaf)
+                if leaf._backward_hooks:
+                    self.hooked_leaves[node] = leaf
         return edges
 
     def stops_short(self, stops: set[Node], ends: list[Node]) -> bool:

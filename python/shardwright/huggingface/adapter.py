@@ -15,12 +15,20 @@ from shardwright.huggingface import collector
 logger = logging.getLogger("shardwright")
 
 
-def prepare(module: nn.Module) -> None:
+_announced = False
+
+
+def prepare(module: nn.Module, *, announce: bool) -> None:
     """Make models of ``transformers`` ready to be divided.
 
     Key/value caches that a model would make itself are switched off: they are state that modules share in place.
     Generation then computes every position anew, which is slower and gives the same tokens.
+
+    Args:
+        module: The model.
+        announce: Whether this rank says so, which it does once.
     """
+    global _announced
     changed = []
     for name, child in module.named_modules():
         for attribute in ("config", "generation_config"):
@@ -28,8 +36,13 @@ def prepare(module: nn.Module) -> None:
             if getattr(config, "use_cache", None) is True:
                 config.use_cache = False  # type: ignore[union-attr]
                 changed.append(name or type(module).__name__)
-    if changed:
-        logger.info("use_cache was switched off: key/value caches cannot be shared by modules on different ranks")
+    if changed and announce and not _announced:
+        _announced = True
+        logger.warning(
+            "use_cache was switched off in the configuration of %s: key/value caches are state that modules on "
+            "different ranks cannot share, and training needs none",
+            changed[0],
+        )
     collector.install(module)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from shardwright.data_parallel.uneven import joined
 from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.model.backward import backward
 from shardwright.model.local import LocalTensors
@@ -124,12 +125,21 @@ class DistributedModel(LocalTensors, Saving):
         """
         backward(self._runtime, tensors, grad_tensors)
 
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refuse: a copy could not be a model of this job."""
+        raise ShardwrightError(
+            "copy.deepcopy of a smp.DistributedModel (torch.optim.swa_utils.AveragedModel makes one) cannot work: its "
+            "parts live on several ranks. For averaged weights use smp.AveragedModel(model, ...); to copy the module, "
+            "copy.deepcopy it before smp.DistributedModel wraps it, or load model.state_dict() into a second one"
+        )
+
     def _enter(self, call: Callable[[], Any]) -> None:
         if running_task() is None:
             raise ShardwrightError(
                 "with pipeline_parallel_degree > 1 the model can be called only inside a function decorated with "
                 "smp.step; on the other ranks its modules are run on request"
             )
+        refuse_transforms("the model was called")
         if not self.placement.partitioned:
             self.placement.partition(call)
 

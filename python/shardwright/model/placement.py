@@ -16,8 +16,10 @@ from shardwright.data_parallel import Replicas
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
+from shardwright.execution.elsewhere import elsewhere
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
 from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.model.ownership import Ownership, apply_ownership
@@ -75,6 +77,9 @@ class Placement:
         self._placed = False
         self._failed = False
         self.replicas = Replicas(self, model._options)
+        if runtime.pp_size > 1:
+            for name, part in module.named_modules():
+                elsewhere.add(part, name)
 
     @property
     def model(self) -> DistributedModel:
@@ -87,6 +92,11 @@ class Placement:
     def partitioned(self) -> bool:
         """Whether the model is placed."""
         return self._placed and not self._failed
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether microbatches of this model must not overlap, for the sake of state that modules keep."""
+        return self.ownership is not None and bool(self.ownership.decision.one_at_a_time)
 
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
@@ -111,7 +121,8 @@ class Placement:
         else:
             text = self._receive_object(0)
         self._send_to_peers(text)
-        self.apply(text)
+        with in_frame(None):  # the library's own doing, not the step function's
+            self.apply(text)
 
     def _channel(self) -> str:
         return f"partition of model {self.model_id}"
@@ -174,13 +185,15 @@ class Placement:
         runtime = self.runtime
         self._list_modules()
         decision = Decision.from_json(text)
-        prepare(self.module)
+        prepare(self.module, announce=runtime.rank == 0)
         self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
         self._intercept(decision)
         for name in decision.temporaries:
             if runtime.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
                 runtime.workers.attributes.add(self.module.get_submodule(path), attribute)
+        if self.one_at_a_time and runtime.is_root:
+            runtime.server.run_microbatches_one_at_a_time()
         if runtime.device.type != "cpu":
             self._move_to(runtime.device)
         for optimizer in runtime.optimizers:
@@ -215,6 +228,8 @@ class Placement:
                 divided_modules.add(module)
         for name, module in zip(self._names, self._modules, strict=True):
             remote = targets.get(id(module))
+            ranks = tuple(runtime.pp_ranks[r] for r in decision.follows.get(name, (decision.modules[name],)))
+            elsewhere.add(module, name, ranks, here=remote is None)
             if remote is not None:
                 make_remote(module, remote, ownership.check)
                 continue

@@ -7,6 +7,7 @@ tensor reports the wrong device and computes quietly.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, SupportsIndex
 
@@ -15,8 +16,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from shardwright.errors import NotOwnedError
+from shardwright.frames import current_frame
+from shardwright.patches import original_of
 
 _Function = Callable[..., Any]
+#: The module whose function would take the norm of one rank's gradients.
+_CLIPPING = "torch.nn.utils.clip_grad"
 
 
 def _getters(*names: str) -> list[_Function]:
@@ -70,6 +75,8 @@ _LIKE: dict[_Function, _Function] = {
 _GRAD_GET = _getters("grad")[0]
 _GRAD_SET = _setter("grad")
 _DATA_SET = _setter("data")
+#: What has no effect when only one rank does it.
+_SETTINGS = frozenset([torch.Tensor.requires_grad_, _setter("requires_grad")])
 _HOOKS = frozenset(_methods("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
 
 
@@ -125,6 +132,9 @@ class Sentinel(torch.Tensor):
     ) -> Any:
         """Answer from metadata, or refuse."""
         kwargs = kwargs or {}
+        func = original_of(func)  # torch looks methods up by name, and finds what the library has put there
+        if func in _SETTINGS:
+            _refuse_in_step(func, args[0])
         if func in _METADATA or func in _CONVERSIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
@@ -133,6 +143,7 @@ class Sentinel(torch.Tensor):
         if func is torch.Tensor.__hash__:
             return id(args[0])
         if func == _GRAD_GET:
+            _refuse_reading_gradient(args[0])
             return None
         if func == _GRAD_SET and args[1] is None:
             return None
@@ -140,6 +151,7 @@ class Sentinel(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func in _HOOKS:
+            _refuse_in_step(func, args[0])
             return IgnoredHook()
         _refuse(func, (args, kwargs))
 
@@ -280,6 +292,39 @@ def _refuse(func: Any, values: object) -> NoReturn:
     raise NotOwnedError(_message(sentinel, name))
 
 
+def _refuse_in_step(func: Any, sentinel: Sentinel) -> None:
+    frame = current_frame()
+    if frame is not None:
+        name = getattr(func, "__name__", "")
+        name = "requires_grad" if name == "__set__" else name
+        raise NotOwnedError(
+            f"{name} was set on {sentinel.sentinel_kind} {sentinel.sentinel_name!r} in the code of {frame.name}, but "
+            f"it lives on pp_rank {sentinel.sentinel_owner}, which would not see it: do that outside the step "
+            "function, where every rank does"
+        )
+
+
+def _refuse_reading_gradient(sentinel: Sentinel) -> None:
+    frame = current_frame()
+    if frame is not None:
+        raise NotOwnedError(
+            f"the gradient of {sentinel.sentinel_kind} {sentinel.sentinel_name!r} was read in the code of "
+            f"{frame.name}, but it is on pp_rank {sentinel.sentinel_owner}, and complete only after the step: read "
+            "(and zero) gradients outside the step function, from model.local_parameters()"
+        )
+    caller = sys._getframe(2)
+    for _ in range(3):  # past the stand-in's own function
+        if caller.f_globals.get("__name__") == _CLIPPING and "clip_grad_norm_" in caller.f_code.co_qualname:
+            raise NotOwnedError(
+                f"torch.nn.utils.clip_grad_norm_ was given {sentinel.sentinel_kind} {sentinel.sentinel_name!r}, whose "
+                f"gradient is on pp_rank {sentinel.sentinel_owner}: this rank would clip by the norm of its own part. "
+                "Use smp.clip_grad_norm_(model.parameters(), max_norm) on every rank of the pipeline"
+            )
+        if caller.f_back is None:
+            break
+        caller = caller.f_back
+
+
 def _message(sentinel: Sentinel, operation: str) -> str:
     module = sentinel.sentinel_name.rpartition(".")[0]
     holder = f"module {module!r}" if module else "the model itself"
@@ -288,5 +333,5 @@ def _message(sentinel: Sentinel, operation: str) -> str:
         f"{sentinel.sentinel_owner}; this rank knows only its shape {tuple(sentinel.shape)}, dtype {sentinel.dtype} "
         f"and device. Call {holder} instead of computing with its tensors, place the module that reads them on "
         f"pp_rank {sentinel.sentinel_owner} too (smp.set_partition), or use model.local_parameters(), "
-        "model.state_dict() and model.load_state_dict()"
+        "model.state_dict(), model.load_state_dict(), and smp.AveragedModel for averaged copies"
     )

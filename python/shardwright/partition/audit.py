@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,12 +20,10 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from shardwright.partition.carried import CarriedState
 from shardwright.partition.decision import JoinReason
+from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.observe import Execution, Stack
+from shardwright.partition.shared_state import INTERNAL, SharedState
 from shardwright.partition.tree import ModelTree, TensorEntry, join_path
-
-# What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
-_INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", "__dict__", "__class__"}
-_CONTAINERS = (list, dict, set, deque)
 
 
 class Audit:
@@ -56,12 +54,11 @@ class Audit:
         self._state = CarriedState(tree)
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._read_first: set[tuple[int, str]] = set()
-        self._contents = [
-            (id(entry.module), name, value, _flat(value))
-            for entry in tree.modules
-            for name, value in entry.module.__dict__.items()
-            if type(value) in _CONTAINERS and name not in _INTERNAL
-        ]
+        self._shared = SharedState(tree)
+        self._executions: Counter[str] = Counter()
+        #: Who last wrote an attribute of a module without parameters: the executions around it.
+        self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
+        self._flows: list[Flow] = []
 
     def called(
         self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
@@ -75,6 +72,7 @@ class Audit:
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
         self._state.called(caller.path, execution.path)
+        self._executions[execution.path] += 1
         if why_whole is not None:
             self.join(caller.path, execution.path, why_whole)
         for tensor in tensors:
@@ -103,6 +101,7 @@ class Audit:
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
+        self._shared.written(tensor)
         index = self._buffers.get(id(tensor))
         if index is not None:
             self._written_buffers.add(index)
@@ -111,6 +110,15 @@ class Audit:
         if reader.path in entry.holders or id(tensor) in reader.given:
             return
         self.join(reader.path, entry.holders[0], f"computes with {entry.name} ({how})")
+
+    def _keep(self, users: Iterable[str], what: str) -> None:
+        scope = scope_of(users, self._executions)
+        if scope is not None:
+            self._flows.append(Flow(scope=scope, what=what))
+
+    def flows(self) -> tuple[Flow, ...]:
+        """State that executions hand on to others in shared objects, once `joins` has looked."""
+        return tuple(self._flows)
 
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""
@@ -125,7 +133,7 @@ class Audit:
         executions = self._stack.executions
         thread = self._stack.thread
         apply: Any = nn.Module._apply
-        all_readers, state = self._readers, self._state
+        all_readers, state, left_by = self._readers, self._state, self._left_by
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
             try:
@@ -133,13 +141,15 @@ class Audit:
             except AttributeError:
                 self._missed.add((id(module), name))
                 raise
-            if name not in _INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
+            if name not in INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
                 readers = all_readers.get((id(module), name))
                 if readers is None:
                     all_readers[id(module), name] = {executions[-1].path}
                 else:
                     readers.add(executions[-1].path)
                 state.used((id(module), name), executions[-1].path)
+                if (id(module), name) in left_by:
+                    self._handed_on(module, name)
             return value
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
@@ -184,7 +194,7 @@ class Audit:
 
     def _attribute_written(self, module: nn.Module, name: str, kept: bool = False) -> None:
         path = self._tree.path_of.get(id(module))
-        if path is None or name in _INTERNAL or not self._stack.here():
+        if path is None or name in INTERNAL or not self._stack.here():
             return
         writer = self._stack.top.path
         entry = self._tree.by_path[path]
@@ -199,6 +209,18 @@ class Audit:
         if key not in self._writes and (key in self._readers or key in self._missed):
             self._read_first.add(key)
         self._writes.setdefault(key, set()).add(writer)
+        if next(module.parameters(), None) is None:
+            self._left_by[key] = tuple(self._stack.executions)
+
+    def _handed_on(self, module: nn.Module, name: str) -> None:
+        """A module without parameters runs where it is called: its callers must be on one rank if it keeps state."""
+        path = self._tree.path_of.get(id(module))
+        writer = self._left_by[id(module), name]
+        if path is None or writer[-1] is self._stack.top:
+            return
+        for stack in (writer, self._stack.executions):
+            callers = [execution.path for execution in stack if execution.path != path]
+            self.join(callers[-1], path, f"calls it, and it keeps {join_path(path, name)} from one call to another")
 
     def _find_silent_writes(self) -> None:
         """Batch normalisation writes to its buffers without a word of it in the operation's schema."""
@@ -233,13 +255,21 @@ class Audit:
         readers = self._readers
         self._find_silent_writes()
         carried = self._writes.keys() & self._read_first
-        for module, name, container, before in self._contents:
-            now = _flat(container)
-            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-                # Whoever got hold of the container may have changed it.
-                if (module, name) not in self._writes:
-                    self._read_first.add((module, name))
-                self._writes.setdefault((module, name), set()).update(readers.get((module, name), ()))
+        for attributes in self._shared.changed_attributes():
+            # Whoever got hold of the container or object, by whichever module's attribute, may have changed it.
+            users = {reader for attribute in attributes for reader in readers.get(attribute, ())}
+            shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in attributes)
+            self._keep(users, f"{shown} changes in a forward")
+            for attribute in attributes:
+                if attribute not in self._writes:
+                    self._read_first.add(attribute)
+                self._writes.setdefault(attribute, set()).update(users)
+        for variable, paths in self._shared.changed_variables().items():
+            self._keep(paths, f"the global variable {variable} changes in a forward")
+            for path in paths[1:]:
+                self.join(
+                    paths[0], path, f"uses the global variable {variable} like the other, which a forward changes"
+                )
         for (module, name), writers in self._writes.items():
             for writer in sorted(writers):
                 for reader in sorted(readers.get((module, name), ())):
@@ -256,10 +286,6 @@ class Audit:
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:
     return [parameter.dtype for parameter in module._parameters.values() if parameter is not None]
-
-
-def _flat(container: Any) -> list[Any]:
-    return [*container.keys(), *container.values()] if isinstance(container, dict) else list(container)
 
 
 def _shared_buffer_joins(entry: TensorEntry) -> dict[tuple[str, str], str]:

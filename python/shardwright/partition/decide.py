@@ -111,9 +111,33 @@ def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_d
                 f"{num_devices}; allowed are 0 to {num_devices - 1}"
             )
     request = partition_request(tree, trace, joins, placed, cfg, num_devices)
-    result = json.loads(_core.partition(json.dumps(request)))
+    try:
+        result = json.loads(_core.partition(json.dumps(request)))
+    except PartitionError as error:
+        raise PartitionError(f"{error}{_why_together(joins, placed)}") from None
     fixed = {path for join in joins for path in join.modules} | {place.path for place in placed}
     return _decision(tree, trace, result, joins, follows - fixed, num_devices)
+
+
+def _why_together(joins: Iterable[JoinReason], placed: Iterable[PlacedByHand]) -> str:
+    """What was seen of modules that were placed apart by hand and must be on one rank."""
+    places = {place.path: place.pp_rank for place in placed}
+
+    def place_of(path: str) -> int | None:
+        while path and path not in places:
+            path = path.rpartition(".")[0]
+        return places.get(path)
+
+    reasons = [
+        f"{join.modules[0] or 'the model itself'!r} {join.reason} ({join.modules[1] or 'the model itself'!r})"
+        for join in joins
+        if len({place_of(path) for path in join.modules} - {None}) > 1
+    ]
+    return (
+        f" ({'; '.join(reasons[:3])}): place them on one rank, or let one return what the other needs"
+        if reasons
+        else ""
+    )
 
 
 def partition_request(
@@ -240,5 +264,17 @@ def _decision(
         attributes=attributes,
         temporaries=(join_path(path, name) for path, name in (trace.temporaries if trace is not None else ())),
         joins=joins,
+        one_at_a_time=_interrupted(trace, ranks, follows),
         report=report,
     )
+
+
+def _interrupted(trace: Trace | None, ranks: dict[str, int], follows: set[str]) -> tuple[str, ...]:
+    """State that other microbatches could overwrite, because calls to other ranks come between its two ends."""
+    found: dict[str, None] = {}
+    for flow in trace.flows if trace is not None else ():
+        prefix = join_path(flow.scope, "")
+        inside = {rank for path, rank in ranks.items() if path not in follows and (path + ".").startswith(prefix or "")}
+        if len(inside) > 1:
+            found[flow.what] = None
+    return tuple(found)

@@ -68,6 +68,7 @@ class Decision:
         attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
         temporaries: Those of them that each forward sets before anything reads them.
         joins: Why modules were kept together.
+        one_at_a_time: Why microbatches must run one after another, instead of overlapping; empty if they need not.
         report: What the partitioner said about costs and crossings, for people and tools.
     """
 
@@ -80,6 +81,7 @@ class Decision:
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     temporaries: tuple[str, ...] = ()
     joins: tuple[JoinReason, ...] = ()
+    one_at_a_time: tuple[str, ...] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -92,6 +94,7 @@ class Decision:
         attributes: Mapping[str, Iterable[int]] | None = None,
         temporaries: Iterable[str] = (),
         joins: tuple[JoinReason, ...] = (),
+        one_at_a_time: Iterable[str] = (),
         report: Mapping[str, Any] | None = None,
     ) -> Decision:
         """Make the decision that runs each module of `tree` on the rank that `ranks` names for its path.
@@ -126,6 +129,7 @@ class Decision:
             attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
             temporaries=tuple(sorted(temporaries)),
             joins=joins,
+            one_at_a_time=tuple(one_at_a_time),
             report=dict(report or {}),
         )
 
@@ -186,6 +190,7 @@ class Decision:
                     JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
                     for join in data["joins"]
                 ),
+                one_at_a_time=tuple(data["one_at_a_time"]),
                 report=data["report"],
             )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from shardwright.partition.shared_state import SharedState, contents_of, copied, restore_container, restore_dict
 from shardwright.partition.tree import ModelTree
-
-_CONTAINERS = (list, dict, set, deque)
 
 
 @contextlib.contextmanager
@@ -34,6 +32,9 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
     """
     writes = Writes(tree)
     modules = [ModuleState(entry.module) for entry in tree.modules]
+    shared = SharedState(tree)
+    for tensor in shared.tensors():
+        writes.watch(tensor)
     gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
     data = [(entry.tensor, entry.tensor.data) for entry in tree.parameters]
     default_dtype = torch.get_default_dtype()
@@ -48,19 +49,21 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
         # The fused encoder layer reads its children's weights, which only an evaluation on one rank would do.
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        stack.callback(_put_back, modules, gradients, data, writes)
+        stack.callback(_put_back, modules, shared, gradients, data, writes)
         _copy_buffers(tree)
         yield writes
 
 
 def _put_back(
     modules: Sequence[ModuleState],
+    shared: SharedState,
     gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     data: Sequence[tuple[torch.Tensor, torch.Tensor]],
     writes: Writes,
 ) -> None:
     for module in modules:
         module.restore()
+    shared.restore()
     for parameter, original in data:
         parameter.data = original  # `Module.to` in a forward exchanges it, which no operation shows
     for parameter, gradient in gradients:
@@ -103,8 +106,13 @@ class Writes:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         for entry in (*tree.parameters, *tree.buffers):
             for tensor in (entry.tensor, entry.tensor.grad if entry.tensor.is_leaf else None):
-                if tensor is not None and tensor.layout is torch.strided:
-                    self._watched.setdefault(_storage_key(tensor), []).append(tensor)
+                if tensor is not None:
+                    self.watch(tensor)
+
+    def watch(self, tensor: torch.Tensor) -> None:
+        """Keep a tensor's values too, should they be overwritten."""
+        if tensor.layout is torch.strided:
+            self._watched.setdefault(_storage_key(tensor), []).append(tensor)
 
     def before_write(self, tensor: torch.Tensor) -> None:
         """Keep what `tensor` shares memory with, if it belongs to the model."""
@@ -144,42 +152,16 @@ class ModuleState:
         self._module = module
         self._attributes = dict(module.__dict__)
         self._contents = [
-            (value, _copy_of(value))
+            (value, copied(value))
             for value in self._attributes.values()
-            if type(value) in _CONTAINERS or isinstance(value, dict)
+            if value is not None and contents_of(value) is value
         ]
 
     def restore(self) -> None:
         """Put them back."""
-        _restore_dict(self._module.__dict__, self._attributes)
+        restore_dict(self._module.__dict__, self._attributes)
         for container, contents in self._contents:
-            _restore_container(container, contents)
-
-
-def _copy_of(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else type(container)(container)
-
-
-def _restore_container(container: Any, contents: Any) -> None:
-    if isinstance(container, dict):
-        _restore_dict(container, contents)
-    elif isinstance(container, set):
-        if container != contents:
-            container.clear()
-            container.update(contents)
-    elif len(container) != len(contents) or any(a is not b for a, b in zip(container, contents, strict=True)):
-        container.clear()
-        container.extend(contents)
-
-
-def _restore_dict(found: dict[Any, Any], wanted: Mapping[Any, Any]) -> None:
-    if list(found) != list(wanted):
-        found.clear()
-        found.update(wanted)
-        return
-    for key, value in wanted.items():
-        if found[key] is not value:
-            found[key] = value
+            restore_container(container, contents)
 
 
 @contextlib.contextmanager

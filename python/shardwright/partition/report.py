@@ -99,6 +99,11 @@ def _notes(decision: Decision) -> list[str]:
             f"placed by cost: memory_weight {report.get('alpha')}, computation by "
             f"{_COMPUTATION.get(computation, computation)}"
         )
+    if decision.one_at_a_time:
+        notes.append(
+            "microbatches run one after another, since another one could overwrite what modules keep meanwhile: "
+            + "; ".join(decision.one_at_a_time[:_MOST_JOINS])
+        )
     unused = report.get("unused_devices") or []
     if unused:
         notes.append(f"without a module, since the model has too few parts: pp_rank {', '.join(map(str, unused))}")

@@ -18,6 +18,7 @@ from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.elsewhere import runner_for
+from shardwright.partition.flows import Flow
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, tensors_in
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
@@ -69,6 +70,7 @@ class Trace:
         attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
             that set it.
         temporaries: Those of them that were set before anything read them.
+        flows: State that one execution of a module leaves for another, past arguments and results.
         measured_times: Whether `ModuleRecord.forward_seconds` was measured.
         measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
     """
@@ -80,6 +82,7 @@ class Trace:
     written_buffers: frozenset[str]
     attributes: Mapping[tuple[str, str], tuple[str, ...]]
     temporaries: frozenset[tuple[str, str]]
+    flows: tuple[Flow, ...]
     measured_times: bool
     measured_memory: bool
 
@@ -368,6 +371,7 @@ class _Recording:
             written_buffers=self.audit.written_buffers(),
             attributes=self.audit.attributes(),
             temporaries=self.audit.temporaries(),
+            flows=self.audit.flows(),
             measured_times=seconds is not None,
             measured_memory=measured_memory,
         )

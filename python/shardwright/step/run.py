@@ -34,6 +34,9 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     transaction = StepTransaction(placements)
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
+    runtime.leaves.begin_step(
+        transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1
+    )
     try:
         runtime.check_whole()
         if runtime.collectives is not None:
@@ -56,6 +59,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
         raise
     finally:
         runtime.in_step = False
+        runtime.leaves.end_step()
     for placement in placements:
         placement.after_step()
     return merge_microbatches(results)
@@ -78,9 +82,9 @@ def _run_alone(
     reproducible_rng: bool = runtime.cfg.reproducible_rng
     recorder.begin(runtime.step)
     try:
-        for microbatch, (part, keywords) in enumerate(parts):
+        for runtime.microbatch, (part, keywords) in enumerate(parts):
             if reproducible_rng:
-                process.seed(runtime.microbatch_seed(0, microbatch))
+                process.seed(runtime.microbatch_seed(0, runtime.microbatch))
             results.append(_finished(step, step.function(*part, **keywords)))
             recorder.next_microbatch()
     finally:
@@ -112,6 +116,8 @@ class _Pipeline:
                 pipeline=runtime.cfg.pipeline,
                 active_microbatches=runtime.cfg.active_microbatches,
             )
+            if any(placement.one_at_a_time for placement in runtime.placements):
+                runtime.server.run_microbatches_one_at_a_time()
             runtime.entered = True
             results = self.supervise()
             runtime.end_tasks()
@@ -150,7 +156,7 @@ class _Pipeline:
             elif event.kind == "control":
                 runtime.serve_control(event.request)
             elif event.kind == "stall_report":
-                runtime.logger.warning("%s", event.text)
+                runtime.report_wait()
             elif event.kind == "root_done":
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
                 spec, tensors = _core.flatten(sent, registry)

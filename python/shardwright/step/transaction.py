@@ -54,6 +54,11 @@ class StepTransaction:
         """Whether the step's gradients become the parameters' gradients as they are: none before, and no hooks."""
         return not self._hooks and not self._earlier
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients belong to the step."""
+        return self._parameters
+
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
@@ -99,7 +104,7 @@ class StepTransaction:
     @staticmethod
     def _put_hooks_back(parameter: nn.Parameter, tensor_hooks: dict[int, Any], post_hooks: dict[int, Any]) -> None:
         if is_sentinel(parameter):
-            return
+            return  # given up in this step, which divided the model: its hooks run on the rank that owns it
         if tensor_hooks and parameter._backward_hooks is not None:
             parameter._backward_hooks.update(tensor_hooks)
         if post_hooks and parameter._post_accumulate_grad_hooks is not None:

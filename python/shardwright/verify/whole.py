@@ -52,7 +52,7 @@ def whole_copy(model: DistributedModel) -> nn.Module:
     for part in copied.modules():
         _uncover(part)
     _tie(copied, model)
-    prepare(copied)
+    prepare(copied, announce=False)
     return copied
 
 
@@ -119,7 +119,7 @@ def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
                         f"reference() built another model: {name!r} has shape {here.get(name, 'none')} in it and "
                         f"{there.get(name, 'none')} in the distributed model"
                     )
-        prepare(module)
+        prepare(module, announce=False)
     return modules
 
 

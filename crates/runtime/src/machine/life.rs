@@ -1,9 +1,10 @@
 //! A step's life: begin, end, commit.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, Rank, StepEpoch};
-use shardwright_schedule::{ReadyKind, RootProgress};
+use shardwright_schedule::{ReadyKind, RootProgress, Schedule};
 use shardwright_wire::{Body, Message, StepBegin, StepEnd};
 
 use super::dispatch::{Subject, Turn};
@@ -53,6 +54,13 @@ impl Machine {
         )?;
         self.stage = Stage::Committing;
         Ok(())
+    }
+
+    /// Lets the microbatches of the step that runs start one after another from now on, whatever its schedule.
+    pub fn one_at_a_time(&mut self) {
+        self.plan.schedule = Schedule::Interleaved {
+            active: NonZeroU32::MIN,
+        };
     }
 
     fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {

@@ -155,6 +155,62 @@ impl Machine {
         text
     }
 
+    /// What this rank does at the moment, whatever that is, for a picture of the job.
+    pub fn describe(&self, now: Duration) -> String {
+        let rank = self.config.rank;
+        let place = format!("rank {rank} on host {:?}", self.host(rank));
+        match &self.stage {
+            Stage::Outside if self.plan.step.0 == 0 => format!("{place} is before its first step"),
+            Stage::Outside => format!("{place} is between steps, after {}", self.step_text()),
+            Stage::Committing => {
+                format!("{place} finishes the gradients of {}", self.step_text())
+            }
+            Stage::Aborting(_) | Stage::Failed(_) => {
+                format!("{place} leaves {}, which has failed", self.step_text())
+            }
+            Stage::Running | Stage::Ending => {
+                format!("{}: {}", self.step_text(), self.activity_text(&place, now))
+            }
+        }
+    }
+
+    /// What other ranks were last heard to do; nothing of a rank that never was.
+    pub fn last_heard(&self, rank: shardwright_core::Rank) -> String {
+        let mut text = String::new();
+        self.write_beat(&mut text, rank);
+        text.trim_start().to_owned()
+    }
+
+    fn activity_text(&self, place: &str, now: Duration) -> String {
+        let Turn::Worker(worker) = self.turn else {
+            return self.waits_text(now);
+        };
+        let slot = &self.workers[worker.0 as usize];
+        let seconds = now.saturating_sub(slot.since).as_secs_f64();
+        let running = slot.task.map_or_else(
+            || format!("worker {worker} has begun {seconds:.1} s ago"),
+            |task| {
+                let phase = match task.phase {
+                    Phase::Forward => "forward",
+                    Phase::Backward => "backward",
+                };
+                let module = match (task.model, task.module) {
+                    (Some(model), Some(module)) => self.module_name(model, module),
+                    _ => "the step function".to_owned(),
+                };
+                let microbatch = task.microbatch;
+                format!(
+                    "microbatch {microbatch} (worker {worker}) has run {phase} of {module} for {seconds:.1} s"
+                )
+            },
+        );
+        if self.workers.iter().any(super::workers::Worker::is_pending) {
+            format!("{}; {running}", self.waits_text(now))
+        } else {
+            format!("{place}: {running}")
+        }
+    }
+
     fn write_awaited(&self, text: &mut String, worker: WorkerId) {
         let mut first = true;
         for (id, request) in self

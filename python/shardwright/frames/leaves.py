@@ -1,0 +1,104 @@
+"""Leaves that a step's backward reaches, and that belong to no model of the job."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from shardwright.errors import FrameError
+from shardwright.frames.cut import slot_of
+
+
+class Leaves:
+    """Refuses gradients of what is trained outside the models.
+
+    Such a tensor's gradient is neither averaged over microbatches nor reduced over data-parallel ranks, and it exists
+    on the rank that computed it only.
+    """
+
+    def __init__(self) -> None:
+        """Check nothing before the first step."""
+        self._parameters: Iterable[nn.Parameter] = ()
+        self._known: frozenset[int] | None = None
+        self._checks = False
+        self._walks = False
+        self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def begin_step(self, parameters: Iterable[nn.Parameter], step: int, *, checks: bool) -> None:
+        """A step begins.
+
+        Args:
+            parameters: The parameters of all models on this rank.
+            step: Its number; graphs that nobody else walks are walked in the steps 1, 2, 4, 8 and so on.
+            checks: Whether an outsider's gradient would be another than in plain torch.
+        """
+        self._parameters, self._known = parameters, None
+        self._checks = checks
+        self._walks = checks and step & (step - 1) == 0
+
+    def end_step(self) -> None:
+        """The step is over; nothing is kept of it."""
+        self._parameters, self._known = (), None
+        self._seen.clear()
+
+    @property
+    def known(self) -> frozenset[int]:
+        """The ids of the parameters of all models in which this rank may accumulate gradients."""
+        if self._known is None:  # a step that looks at no leaf does not pay for it
+            self._known = frozenset(map(id, self._parameters))
+        return self._known
+
+    def check_behind(self, nodes: Iterable[Node | None], name: str, microbatch: int) -> None:
+        """Walk the graph behind nodes, in the steps where that is done, and check its leaves."""
+        if not self._walks:
+            return
+        stack = [node for node in nodes if node is not None]
+        seen = set(stack)
+        while stack:
+            node = stack.pop()
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, torch.Tensor):
+                self.check(variable, name, microbatch)
+            if slot_of(node) is not None:
+                continue
+            for behind, _ in node.next_functions:
+                if behind is not None and behind not in seen:
+                    seen.add(behind)
+                    stack.append(behind)
+
+    def check(self, leaf: torch.Tensor, name: str, microbatch: int) -> None:
+        """Raise :class:`FrameError` if a leaf that a backward reaches is trained outside the models."""
+        if not self._checks or id(leaf) in self.known:
+            return
+        if isinstance(leaf, nn.Parameter):
+            raise FrameError(
+                f"backward of {name} (microbatch {microbatch}) reaches {_described(leaf)}, which belongs to no "
+                "smp.DistributedModel: its gradient would not be averaged over microbatches and ranks. Put its module "
+                "(a loss with weights, say) inside the module that smp.DistributedModel wraps, register it there "
+                "before the first step, or freeze it with requires_grad_(False)"
+            )
+        before = self._seen.get(id(leaf))
+        if before is None or before[0]() is not leaf:
+            self._seen[id(leaf)] = (weakref.ref(leaf), microbatch)
+        elif before[1] != microbatch:
+            raise FrameError(
+                f"backward of {name} reaches a tensor of shape {tuple(leaf.shape)} that was made outside the step "
+                f"function and needs a gradient, in microbatches {before[1]} and {microbatch}: their gradients would "
+                "add up without being averaged over microbatches and ranks. Make it a parameter of the module that "
+                "smp.DistributedModel wraps, or make it inside the step function and return its gradient"
+            )
+
+
+def _described(parameter: nn.Parameter) -> str:
+    """A parameter with the module that holds it, if one can be found."""
+    for holder in gc.get_objects():
+        if isinstance(holder, nn.Module):
+            for name, held in holder.__dict__.get("_parameters", {}).items():
+                if held is parameter:
+                    return f"parameter {name!r} of shape {tuple(parameter.shape)} of a {type(holder).__name__}"
+    return f"a parameter of shape {tuple(parameter.shape)}"

@@ -1,0 +1,231 @@
+"""Python objects that several modules of a model share, and whether a forward changed them.
+
+A cache object that layers hold together, a list in two modules, a global variable: on several ranks each would have a
+copy of its own. So what is reachable from modules' attributes, and what the code of their classes uses of its global
+variables, is remembered before a forward, compared and put back after it.
+"""
+
+from __future__ import annotations
+
+import dis
+import logging
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.partition.tree import ModelTree
+
+_CONTAINERS = (list, dict, set, deque)
+#: What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
+INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", "__dict__", "__class__"}
+_NO_STATE = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, logging.Logger)
+#: Objects of these packages are not the model's own.
+_FOREIGN = frozenset(
+    {"builtins", "torch", "logging", "threading", "numpy", "functools", "weakref", "collections", "re"}
+)
+_DEEPEST = 4
+_NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
+_STORES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_MISSING = object()
+
+Attribute = tuple[int, str]
+"""The id of a module, and the name of one of its attributes."""
+
+
+@dataclass(eq=False)
+class _Cell:
+    """One container or object, with what was in it."""
+
+    value: Any
+    before: Any
+    attributes: set[Attribute] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
+    written: bool = False
+
+    @property
+    def changed(self) -> bool:
+        now, before = _flat(contents_of(self.value)), _flat(self.before)
+        return self.written or len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+
+    def restore(self) -> None:
+        restore_container(contents_of(self.value), self.before)
+
+
+class SharedState:
+    """What the modules of a model can reach of Python's own objects, as it was when this was made."""
+
+    def __init__(self, tree: ModelTree) -> None:
+        """Remember the contents."""
+        self._cells: dict[int, _Cell] = {}
+        self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
+        #: The modules whose classes use a global variable, by its name.
+        self._users: dict[str, list[str]] = {}
+        self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
+        of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
+        for entry in tree.modules:
+            for name, value in entry.module.__dict__.items():
+                if name not in INTERNAL:
+                    self._add(value, (id(entry.module), name), None, 0)
+            kind = type(entry.module)
+            if kind not in of_class:
+                of_class[kind] = dict(_variables_of(kind))
+            for full_name in of_class[kind]:
+                self._users.setdefault(full_name, []).append(entry.path)
+        for used in of_class.values():
+            for full_name, (variables, name) in used.items():
+                value = variables.get(name, _MISSING)
+                self._variables[full_name] = (variables, name, value)
+                self._add(value, None, full_name, 1)
+
+    def _add(self, value: Any, attribute: Attribute | None, variable: str | None, depth: int) -> None:
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            return
+        contents = contents_of(value)
+        if contents is None or depth > _DEEPEST:
+            if isinstance(value, tuple):
+                for item in value:
+                    self._add(item, attribute, variable, depth + 1)
+            return
+        cell = self._cells.get(id(value))
+        if cell is None:
+            cell = self._cells[id(value)] = _Cell(value, copied(contents))
+        elif (attribute is None or attribute in cell.attributes) and (variable is None or variable in cell.variables):
+            return
+        if attribute is not None:
+            cell.attributes.add(attribute)
+        if variable is not None:
+            cell.variables.add(variable)
+        for item in [value for _, value in _items(contents)] if isinstance(contents, dict) else list(contents):
+            if isinstance(item, torch.Tensor):
+                self._tensors.setdefault(id(item), (item, []))[1].append(cell)
+            else:
+                self._add(item, attribute, variable, depth + 1)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors found in containers and objects."""
+        return (tensor for tensor, _ in self._tensors.values())
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """An operation writes to this tensor."""
+        found = self._tensors.get(id(tensor))
+        for cell in found[1] if found is not None else ():
+            cell.written = True
+
+    def changed_attributes(self) -> list[set[Attribute]]:
+        """For each container or object that has changed, the attributes through which modules reach it."""
+        return [cell.attributes for cell in self._cells.values() if cell.attributes and cell.changed]
+
+    def changed_variables(self) -> dict[str, list[str]]:
+        """The global variables that have changed, with the paths of the modules whose code uses them."""
+        names = {name for cell in self._cells.values() if cell.variables and cell.changed for name in cell.variables}
+        names |= {
+            full_name
+            for full_name, (variables, name, before) in self._variables.items()
+            if variables.get(name, _MISSING) is not before
+        }
+        return {name: self._users[name] for name in sorted(names)}
+
+    def restore(self) -> None:
+        """Put back what has changed; the values of tensors are somebody else's business."""
+        for variables, name, before in self._variables.values():
+            if variables.get(name, _MISSING) is before:
+                continue
+            if before is _MISSING:
+                del variables[name]
+            else:
+                variables[name] = before
+        for cell in self._cells.values():
+            cell.restore()
+
+
+def contents_of(value: Any) -> Any:
+    """The container itself, the dict of an object's attributes, or None for what has no state to share."""
+    if type(value) in _CONTAINERS or isinstance(value, dict):
+        return value
+    if isinstance(value, _NO_STATE) or type(value).__module__.partition(".")[0] in _FOREIGN:
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes if type(attributes) is dict else None
+
+
+def copied(contents: Any) -> Any:
+    """The same items in a container of its own."""
+    return dict(_items(contents)) if isinstance(contents, dict) else type(contents)(contents)
+
+
+def _flat(contents: Any) -> list[Any]:
+    return [part for item in _items(contents) for part in item] if isinstance(contents, dict) else list(contents)
+
+
+def _items(contents: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The items as they are; a subclass may make values when it is asked for them."""
+    return list(dict.items(contents))
+
+
+def restore_container(container: Any, contents: Any) -> None:
+    """Give a list, dict, set or deque its contents back, without touching one that has not changed."""
+    if isinstance(container, dict):
+        restore_dict(container, contents)
+    elif isinstance(container, set):
+        if container != contents:
+            container.clear()
+            container.update(contents)
+    elif len(container) != len(contents) or any(a is not b for a, b in zip(container, contents, strict=True)):
+        container.clear()
+        container.extend(contents)
+
+
+def restore_dict(found: dict[Any, Any], wanted: dict[Any, Any]) -> None:
+    """Give a dict its items back, in their order."""
+    if [key for key, _ in _items(found)] != list(wanted):
+        found.clear()
+        found.update(wanted)
+        return
+    for key, value in _items(found):
+        if value is not wanted[key]:
+            found[key] = wanted[key]
+
+
+def _variables_of(kind: type) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    """The global variables that may hold state among those that the methods of a module's class use."""
+    seen: set[types.CodeType] = set()
+    for base in kind.__mro__:
+        if base is nn.Module:
+            break
+        for name, value in vars(base).items():
+            if name in _NOT_IN_A_FORWARD:
+                continue
+            function = getattr(value, "__func__", value)
+            if isinstance(function, types.FunctionType):
+                yield from _variables_in(function, seen, 0)
+
+
+def _variables_in(
+    function: types.FunctionType, seen: set[types.CodeType], depth: int
+) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+    if function.__code__ in seen or depth > _DEEPEST or (function.__module__ or "").partition(".")[0] in _FOREIGN:
+        return
+    variables = function.__globals__
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        seen.add(code)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        stored = _stored_by(code)
+        for name in code.co_names:
+            value = variables.get(name, _MISSING)
+            if isinstance(value, types.FunctionType):
+                yield from _variables_in(value, seen, depth + 1)
+            elif name in stored or contents_of(value) is not None:
+                yield f"{function.__module__}.{name}", (variables, name)
+
+
+def _stored_by(code: types.CodeType) -> set[str]:
+    if not any(operation in _STORES for operation in code.co_code[::2]):
+        return set()
+    return {str(instruction.argval) for instruction in dis.get_instructions(code) if instruction.opcode in _STORES}

@@ -1,0 +1,128 @@
+"""What may not be done in the code of a step: it would happen on one rank, or once per microbatch, and be lost.
+
+The step function runs on pp_rank 0 only, for every microbatch anew, and a module on the rank that owns it. Settings of
+modules, optimizers and clipping belong outside, where every rank runs the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad as torch_clipping
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from shardwright.errors import FrameError, NotOwnedError
+from shardwright.execution.elsewhere import elsewhere
+from shardwright.frames import current_frame
+from shardwright.model.sentinel import is_sentinel
+from shardwright.patches import Patches
+from shardwright.runtime import find_runtime
+
+
+def refuse_in_step(what: str, cure: str) -> None:
+    """Raise :class:`FrameError` in the code of a step; a hook of a parameter, which runs at its end, is not meant."""
+    frame = current_frame()
+    runtime = find_runtime()
+    alone = runtime is not None and runtime.in_step and runtime.pp_size == 1 and not runtime.committing
+    if frame is not None or alone:
+        name = "the step function" if frame is None else frame.name
+        raise FrameError(
+            f"{what} was called in the code of {name}, which runs once per microbatch, before the step's gradients are "
+            f"complete: {cure} outside the step function, once per step"
+        )
+
+
+def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether parameters of a model of the running step are among these."""
+    runtime = find_runtime()
+    if runtime is None or not runtime.in_step:
+        return False
+    return any(is_sentinel(parameter) or id(parameter) in runtime.leaves.known for parameter in parameters)
+
+
+def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    elsewhere.refuse_change(module, name)
+    _divided.original["__setattr__"](module, name, value)
+
+
+def _zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    if _holds_known(module.parameters()):
+        refuse_in_step(f"{type(module).__name__}.zero_grad", "zero gradients")
+    _zeroing.original["zero_grad"](module, *args, **kwargs)
+
+
+def _zero_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    if _holds_known(_in_groups(optimizer)):
+        refuse_in_step(f"{type(optimizer).__name__}.zero_grad", "zero gradients")
+    _optimizers.original["zero_grad"](optimizer, *args, **kwargs)
+
+
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    runtime = find_runtime()
+    if runtime is None or not _holds_known(_in_groups(optimizer)):
+        return
+    refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
+    if len(runtime.dp_ranks) > 1:
+        raise FrameError(
+            f"{type(optimizer).__name__}.step was called in a hook of a parameter, whose gradient is not yet reduced "
+            "over data-parallel ranks, which would drift apart: step optimizers outside the step function"
+        )
+
+
+def _total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_part_of_norm(gradients)
+    return _divided.original["_get_total_norm"](gradients, *args, **kwargs)
+
+
+def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
+    runtime = find_runtime()
+    if runtime is None or runtime.pp_size == 1:
+        return
+    given = {id(gradient) for gradient in gradients}
+    for placement in runtime.placements:
+        own = placement.owned_parameters() if placement.partitioned else []
+        if any(id(parameter.grad) in given for parameter in own if parameter.grad is not None):
+            raise NotOwnedError(
+                "torch.nn.utils.clip_grad_norm_ (or get_total_norm) was given gradients of a model that is divided "
+                f"over ranks {runtime.pp_ranks}: rank {runtime.rank} would clip by the norm of its own part. Use "
+                "smp.clip_grad_norm_(model.parameters(), max_norm) on every rank of the pipeline"
+            )
+
+
+_zeroing = Patches(((nn.Module, "zero_grad", _zero_module),))
+_optimizers = Patches(((torch.optim.Optimizer, "zero_grad", _zero_optimizer),))
+_divided = Patches(
+    (
+        (nn.Module, "__setattr__", _set_attribute),
+        (torch_clipping, "_get_total_norm", _total_norm),
+        (torch.nn.utils, "get_total_norm", _total_norm),
+    ),
+)
+_step_hooks: list[RemovableHandle] = []
+
+
+def install(*, divided: bool) -> None:
+    """Put the guards in place; counted, so that several runtimes can share them.
+
+    Args:
+        divided: Whether models lie on several ranks, where settings and norms would be those of one.
+    """
+    for patches in (_zeroing, _optimizers, *([_divided] if divided else [])):
+        patches.install()
+    _step_hooks.append(register_optimizer_step_pre_hook(_before_optimizer_step))
+
+
+def uninstall(*, divided: bool) -> None:
+    """Take the guards away once nobody needs them."""
+    _step_hooks.pop().remove()
+    for patches in (_zeroing, _optimizers, *([_divided] if divided else [])):
+        patches.uninstall()

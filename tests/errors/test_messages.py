@@ -1,0 +1,213 @@
+"""Every class of error, made as the library makes it; what it says is stored beside this file."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import shardwright as smp
+import torch
+from shardwright import _core, errors
+from shardwright.config import load_config
+from shardwright.frames import Frame, Leaves, in_frame
+from shardwright.frames.watch import Watched
+from shardwright.model.ownership import apply_ownership
+from shardwright.partition.decide import decide
+from shardwright.partition.decision import Decision
+from shardwright.start import _given_secret
+from shardwright.step.split import Splitter
+from shardwright.values import registry
+from shardwright.verify.report import Departure, Report, Row
+from torch import nn
+
+from tests.errors import stored
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "errors.md"
+SETTINGS = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=True)
+
+
+def model(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*(layers or (nn.Linear(2, 2), nn.Linear(2, 2))))
+
+
+def decision(whole: nn.Module) -> Decision:
+    return decide(whole, lambda: whole(torch.ones(1, 2)), SETTINGS, 2)
+
+
+def train(model: Any, inputs: Any) -> None:
+    """A step function's signature."""
+
+
+def unknown_key() -> None:
+    load_config({"microbatch": 4}, {}, {})
+
+
+def value_not_allowed() -> None:
+    load_config({"microbatches": 0}, {}, {})
+
+
+def batch_that_does_not_divide() -> None:
+    Splitter(train, (), {}).split((None, torch.ones(5, 2)), {}, 2)
+
+
+def no_secret_on_several_hosts() -> None:
+    launch: Any = SimpleNamespace(rank=3, single_host=False)
+    _given_secret(launch, SimpleNamespace(secret_file=None, allow_insecure_hosts=False))
+
+
+def another_model_on_another_rank() -> None:
+    decision(model()).check_against(model(nn.Linear(2, 3), nn.Linear(3, 2)), rank=1)
+
+
+def placed_beyond_the_last_rank() -> None:
+    whole = model()
+    smp.set_partition(whole[1], 2)
+    decision(whole)
+
+
+def value_of_an_unknown_type() -> None:
+    _core.flatten((torch.ones(1), {"cache": object()}), registry, ["args", "kwargs"])
+
+
+def write_to_a_tensor_that_a_module_kept() -> None:
+    tensor = torch.ones(2)
+    watched = Watched(tensor, "module 'layers.1' kept a tensor that it was given or returned")
+    tensor.add_(1)
+    watched.check(3)
+
+
+def trained_tensor_outside_the_model() -> None:
+    leaves, loss = Leaves(), nn.Linear(2, 1)
+    leaves.begin_step([], 1, checks=True)
+    leaves.check(loss.weight, "the step function", 0)
+
+
+def computing_with_a_weight_elsewhere() -> None:
+    whole = model()
+    made = decision(whole)
+    apply_ownership(whole, made, 1 - made.modules["0"])
+    whole[0].weight + 1
+
+
+def hook_on_a_parameter_elsewhere_in_a_step() -> None:
+    whole = model()
+    made = decision(whole)
+    apply_ownership(whole, made, 1 - made.modules["0"])
+    with in_frame(Frame(0)):
+        whole[0].weight.register_hook(print)
+
+
+def a_gradient_that_departs() -> None:
+    departure = Departure(
+        module="layers.5", phase="backward", what="the gradient of layers.5.weight", error=1e-3, rank=1
+    )
+    report = Report(
+        rows=(Row(kind="gradient", name="layers.5.weight", rank=1, error=1e-3),),
+        first_departure=departure,
+        notes=(),
+        dtype="float64",
+        tolerance=1e-10,
+        num_module_calls=7,
+        requests=(2, 2),
+        holding=(0, 1),
+    )
+    raise errors.VerificationError(str(report))
+
+
+def failure_elsewhere() -> None:
+    raise errors.RemoteError(2, "node-1", "layers.5", 3, "backward", "ValueError", "not a number", "Traceback ...")
+
+
+def rank_that_is_gone() -> None:
+    raise errors.PeerLostError(2, "node-1", None, None, None, "PeerLost", "its process ended")
+
+
+def servers(function: Callable[[Any, int], None]) -> None:
+    """Two execution servers; what the second raises is raised here."""
+    nodes = _core.Node.in_process(2)
+    made = [
+        _core.Server.attach(
+            node,
+            rank=rank,
+            host=f"node-{rank}",
+            pp_ranks=[0, 1],
+            stall_report_seconds=0.1,
+            stall_timeout_seconds=60.0 if rank else 0.3,  # rank 0 is the one that notices
+            trace_capacity=10,
+        )
+        for rank, node in enumerate(nodes)
+    ]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for future in [pool.submit(function, server, rank) for rank, server in enumerate(made)][::-1]:
+                future.result(30)
+    finally:
+        for server in made:
+            server.close()
+        for node in nodes:
+            node.close()
+
+
+def _step(server: Any, name: str) -> None:
+    server.begin_step(step=1, function=name, num_microbatches=1, pipeline="simple", active_microbatches=1)
+    while True:
+        event = server.supervise()
+        assert event.kind in ("stall_report", "start_worker"), event.kind
+
+
+def nothing_moves() -> None:
+    servers(lambda server, rank: _step(server, "script.train_step"))
+
+
+def different_step_functions() -> None:
+    servers(lambda server, rank: _step(server, ["script.train_step", "script.evaluate"][rank]))
+
+
+MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
+    errors.ConfigError: (unknown_key, value_not_allowed, batch_that_does_not_divide),
+    errors.JobStartError: (no_secret_on_several_hosts,),
+    errors.PartitionError: (another_model_on_another_rank, placed_beyond_the_last_rank),
+    errors.UnsupportedValueError: (value_of_an_unknown_type,),
+    errors.FrameError: (write_to_a_tensor_that_a_module_kept, trained_tensor_outside_the_model),
+    errors.NotOwnedError: (computing_with_a_weight_elsewhere, hook_on_a_parameter_elsewhere_in_a_step),
+    errors.StallError: (nothing_moves,),
+    errors.StepMismatchError: (different_step_functions,),
+    errors.VerificationError: (a_gradient_that_departs,),
+    errors.RemoteError: (failure_elsewhere,),
+    errors.PeerLostError: (rank_that_is_gone,),
+}
+
+
+def classes() -> set[type]:
+    """What scripts may catch."""
+    found = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)}
+    return found - {errors.ShardwrightError}
+
+
+def test_what_errors_say_is_what_is_stored() -> None:
+    found = {}
+    for kind, makers in MESSAGES.items():
+        for maker in makers:
+            with pytest.raises(kind) as caught:
+                maker()
+            found[f"{kind.__name__}: {maker.__name__.replace('_', ' ')}"] = str(caught.value)
+    stored.check("messages", found)
+
+
+def test_every_class_has_a_stored_message() -> None:
+    assert set(MESSAGES) == classes()
+
+
+def test_every_class_is_on_the_guides_page_with_cause_and_cure() -> None:
+    sections = re.split(r"^## `(\w+)`\n", PAGE.read_text(), flags=re.MULTILINE)
+    documented = dict(zip(sections[1::2], sections[2::2], strict=True))
+    assert set(documented) == {kind.__name__ for kind in classes()} | {"ShardwrightError"}
+    for name, text in documented.items():
+        assert "**Cause.**" in text, name
+        assert "**Cure.**" in text, name

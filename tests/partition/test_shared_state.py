@@ -1,0 +1,163 @@
+"""What modules share past arguments and results is found, and a trace leaves nothing in it."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from shardwright.partition.decide import decide
+from shardwright.partition.decision import Decision
+from torch import nn
+
+SETTINGS = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False)
+COUNTS: dict[str, int] = {}
+UNTOUCHED: list[int] = [1]
+
+
+class Memory:
+    """An object that modules share."""
+
+    def __init__(self) -> None:
+        self.log: list[torch.Tensor] = []
+        self.table = torch.zeros(3)
+        self.inner = {"last": None}
+
+
+class Layer(nn.Module):
+    def __init__(self, memory: Any = None) -> None:
+        super().__init__()
+        self.linear, self.memory = nn.Linear(4, 4), memory
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+class Logging(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memory.log.append(x)
+        return self.linear(x)
+
+
+class Filling(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memory.table.add_(1)
+        return self.linear(x)
+
+
+class Nested(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memory.inner["last"] = x
+        return self.linear(x)
+
+
+def count(name: str) -> None:
+    COUNTS[name] = COUNTS.get(name, 0) + 1
+
+
+class Counting(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count(type(self).__name__)
+        return self.linear(x) * UNTOUCHED[0]
+
+
+class OwnCounter(Layer):
+    """Keeps to itself what it keeps."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.linear(x)
+
+
+def decided(*layers: nn.Module) -> Decision:
+    model = nn.Sequential(*layers)
+    return decide(model, functools.partial(model, torch.ones(2, 4)), SETTINGS, 2)
+
+
+def joined(decision: Decision) -> set[str]:
+    return {path for join in decision.joins for path in join.modules}
+
+
+def check_shared(kind: type[Layer]) -> Memory:
+    memory = Memory()
+    decision = decided(Layer(), Layer(), kind(memory), kind(memory), Layer())
+    assert joined(decision) == {"2", "3"}
+    assert decision.modules["2"] == decision.modules["3"]
+    assert {*decision.modules.values()} == {0, 1}
+    assert len(decision.one_at_a_time) == 1
+    return memory
+
+
+def test_a_list_in_an_object_that_layers_share() -> None:
+    memory = check_shared(Logging)
+    assert memory.log == []
+
+
+def test_a_tensor_in_an_object_that_layers_share_is_written_to() -> None:
+    memory = check_shared(Filling)
+    assert memory.table.tolist() == [0, 0, 0]
+
+
+def test_a_dict_in_an_object_that_layers_share() -> None:
+    memory = check_shared(Nested)
+    assert memory.inner == {"last": None}
+
+
+def test_a_list_that_two_modules_hold() -> None:
+    class Appending(Layer):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.memory.append(x)
+            return self.linear(x)
+
+    shared: list[torch.Tensor] = []
+    decision = decided(Layer(), Layer(), Appending(shared), Appending(shared), Layer())
+    assert joined(decision) == {"2", "3"}
+    assert shared == []
+
+
+def test_a_global_variable_that_a_function_changes() -> None:
+    COUNTS.clear()
+    decision = decided(Layer(), Layer(), Counting(), Counting(), Layer())
+    assert joined(decision) == {"2", "3"}
+    assert {"COUNTS" in join.reason for join in decision.joins} == {True}
+    assert not any("UNTOUCHED" in join.reason for join in decision.joins)
+    assert COUNTS == {}
+
+
+def test_what_only_one_module_keeps_needs_nothing() -> None:
+    memories = [Memory(), Memory()]
+    decision = decided(Layer(), OwnCounter(), Logging(memories[0]), Logging(memories[1]), OwnCounter())
+    assert joined(decision) == set()
+    assert decision.one_at_a_time == ()
+
+
+def test_objects_that_nobody_changes_need_nothing() -> None:
+    memory = Memory()
+    decision = decided(*(Layer(memory) for _ in range(4)))
+    assert joined(decision) == set()
+    assert decision.one_at_a_time == ()
+
+
+def test_state_within_one_whole_module_does_not_keep_microbatches_apart() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            memory = Memory()
+            self.first, self.second = Nested(memory), Nested(memory)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x))
+
+    decision = decided(Layer(), Block(), Layer(), Layer())
+    assert joined(decision) == {"1.first", "1.second"}
+    assert len({decision.modules[path] for path in ("1", "1.first", "1.second")}) == 1
+    assert decision.one_at_a_time == ()
+
+
+def test_a_decision_with_reasons_survives_its_text_form() -> None:
+    memory = Memory()
+    decision = decided(Layer(), Layer(), Logging(memory), Logging(memory), Layer())
+    assert Decision.from_json(decision.to_json()).one_at_a_time == decision.one_at_a_time != ()

@@ -1,0 +1,306 @@
+"""State of modules and hooks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import shardwright as smp
+import torch
+from torch import nn
+
+from tests.silently_wrong.scenario import (
+    WIDTH,
+    Layer,
+    TwoStages,
+    batch,
+    compare_gradients,
+    divided,
+    plain_step,
+    scenario,
+    square,
+    train,
+)
+
+
+@scenario
+def eval_mode_in_the_step() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        model.eval()
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+@scenario
+def an_attribute_set_in_the_step_on_a_module_elsewhere() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).there.flag = 3.0
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+@scenario
+def an_attribute_set_in_the_step_on_a_module_here() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).here.flag = 3.0
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.linear(x))
+
+
+class DroppingStages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.here, self.there = Layer(), Dropping()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.there(self.here(x))
+
+
+@scenario
+def a_module_without_parameters_changed_in_the_step() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).there.drop.p = 1.0
+        return square(model, x)
+
+    return train(DroppingStages(), loss)
+
+
+class Noting(nn.Module):
+    """Leaves an auxiliary loss behind in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.penalty: Any = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.penalty = y.square().mean()
+        return y
+
+
+class NotingStages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.here, self.there = Layer(), Noting()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.there(self.here(x))
+
+
+@scenario
+def an_attribute_of_a_child_elsewhere_read_in_the_step() -> Any:
+    return train(NotingStages(), lambda model, x: square(model, x) + getattr(model, "module", model).there.penalty)
+
+
+class ReadingStages(NotingStages):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.there(self.here(x))
+        return y + self.there.penalty
+
+
+@scenario
+def an_attribute_of_a_child_elsewhere_read_by_its_parent_with_pins() -> Any:
+    return train(ReadingStages(), square)
+
+
+@scenario
+def an_attribute_of_a_child_read_by_its_parent_with_an_automatic_partition() -> Any:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.more = (
+                ReadingStages(),
+                ReadingStages(),
+                nn.Sequential(*(Layer() for _ in range(6))),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.more(self.two(self.one(x)))
+
+    plain = Deep()
+    model = smp.DistributedModel(copy.deepcopy(plain))
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> None:
+        model.backward(square(model, x))
+
+    step(model, batch())
+    plain_step(plain, batch(), square)
+    return compare_gradients(model, plain)
+
+
+class TiedStages(nn.Module):
+    """A weight in two modules of rank 1, and a module of rank 1 that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here, self.there, self.last = Layer(), Layer(), Layer()
+        self.last.linear.weight = self.there.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.here(self.there(self.there(self.here(x)))))
+
+
+@scenario
+def hooks_of_tied_and_reused_parameters() -> Any:
+    module = TiedStages()
+    plain = copy.deepcopy(module)
+    seen: dict[str, list[torch.Tensor]] = {}
+    for name, parameter in module.named_parameters():
+        parameter.register_hook(lambda g, name=name: seen.setdefault(name, []).append(g.clone()) or g * 2)
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, name=name: seen.setdefault("post " + name, []).append(p.grad.clone())
+        )
+    model = divided(module, there=1, last=1)
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> None:
+        model.backward(square(model, x))
+
+    step(model, batch())
+    plain_step(plain, batch(), square)
+    for parameter in plain.parameters():
+        parameter.grad *= 2
+    local = dict(model.local_named_parameters())
+    assert set(seen) == {*local, *(f"post {name}" for name in local)}, seen.keys()
+    for name in local:
+        (before,), (after,) = seen[name], seen["post " + name]
+        wanted = dict(plain.named_parameters())[name].grad
+        torch.testing.assert_close(before * 2, wanted)
+        torch.testing.assert_close(after, wanted)
+    return compare_gradients(model, plain)
+
+
+@scenario
+def a_parameter_hook_registered_in_the_step() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).there.linear.weight.register_hook(lambda g: g * 2)
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+@scenario
+def a_hook_of_an_own_parameter_registered_in_the_step() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).here.linear.weight.register_hook(lambda g: g * 2)
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+@scenario
+def a_post_accumulate_hook_registered_in_the_step() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).here.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+@scenario
+def freezing_in_the_step() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        getattr(model, "module", model).there.requires_grad_(False)
+        return square(model, x)
+
+    return train(TwoStages(), loss)
+
+
+@scenario
+def freezing_between_steps() -> Any:
+    plain = TwoStages()
+    model = divided(copy.deepcopy(plain))
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> None:
+        model.backward(square(model, x))
+
+    step(model, batch())
+    for parameter in model.parameters():  # those of the other rank answer too
+        parameter.register_hook(lambda gradient: gradient * 1.0).remove()
+        parameter.register_post_accumulate_grad_hook(lambda parameter: None).remove()
+    for frozen in (False, True, False):
+        for module in (plain, model):
+            module.zero_grad()
+            getattr(module, "module", module).there.requires_grad_(not frozen)
+        step(model, batch())
+        plain_step(plain, batch(), square)
+        exact = compare_gradients(model, plain)
+        assert exact.worst < 1e-12
+        assert (next(plain.there.parameters()).grad is None) == frozen
+    return exact
+
+
+class Writing(nn.Module):
+    """Changes a list that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+        y = self.linear(x)
+        seen.append(y)
+        return y
+
+
+class WritingStages(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.here, self.there = Layer(), Writing()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        y = self.there(self.here(x), seen)
+        return y + sum(seen)
+
+
+@scenario
+def a_list_that_a_module_elsewhere_appends_to() -> Any:
+    return train(WritingStages(), square)
+
+
+@scenario
+def other_weights_by_functional_call() -> Any:
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        inner = getattr(model, "module", model)
+        other = {"there.linear.weight": torch.ones(WIDTH, WIDTH)}
+        return torch.func.functional_call(inner, other, (x,)).square().mean()
+
+    module = TwoStages()
+    model = divided(module)
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> None:
+        model.backward(square(model, x) + loss(model, x))
+
+    step(model, batch())
+    return "nothing"
+
+
+@scenario
+def a_weight_assigned_after_the_partition() -> Any:
+    model = divided(TwoStages())
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> None:
+        model.backward(square(model, x))
+
+    step(model, batch())
+    model.module.there.linear.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+    step(model, batch())
+    return "nothing"

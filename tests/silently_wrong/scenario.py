@@ -1,0 +1,127 @@
+"""What scenarios share: a registry, a small model in two stages, and the comparison with plain torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import shardwright as smp
+import torch
+from torch import nn
+
+MICROBATCHES = 2
+BATCH = 8
+WIDTH = 6
+
+#: The scenarios by name; each runs on both ranks of a pipeline.
+SCENARIOS: dict[str, Callable[[], Any]] = {}
+
+
+def scenario(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Register a scenario under its name, with spaces."""
+    SCENARIOS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A scenario that compared: the worst relative difference, and of how many tensors."""
+
+    worst: float
+    compared: int
+
+
+class Layer(nn.Module):
+    """A dense layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+
+class TwoStages(nn.Module):
+    """``here`` on pp_rank 0, ``there`` on pp_rank 1, and ``again`` on pp_rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here, self.there, self.again = Layer(), Layer(), Layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.again(self.there(self.here(x)))
+
+
+def divided(module: nn.Module, **owners: int) -> smp.DistributedModel:
+    """The module over two ranks: children by name on the pp_ranks given, the rest on 0."""
+    smp.set_partition(module, 0)
+    for name, pp_rank in (owners or {"there": 1}).items():
+        smp.set_partition(module.get_submodule(name.replace("__", ".")), pp_rank)
+    return smp.DistributedModel(module)
+
+
+def batch(seed: int = 1) -> torch.Tensor:
+    """A batch of numbers, the same everywhere."""
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_step(module: nn.Module, x: torch.Tensor, loss: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+    """The same step in plain torch: the mean over microbatches; returns the losses."""
+    losses = []
+    for part in x.chunk(MICROBATCHES):
+        value = loss(module, part)
+        (value / MICROBATCHES).backward()
+        losses.append(value.detach())
+    return losses
+
+
+def differences(found: Mapping[str, torch.Tensor | None], expected: Mapping[str, torch.Tensor | None]) -> Exact:
+    """Compare what this rank has with what plain torch has."""
+    worst = 0.0
+    # What is zero but for rounding, such as the gradient of a key's bias in attention, is measured by the others.
+    floor = 1e-3 * max((float(value.abs().max()) for value in expected.values() if value is not None), default=1.0)
+    for name, value in found.items():
+        wanted = expected[name]
+        assert (value is None) == (wanted is None), f"{name}: {value} for {wanted}"
+        if value is None or wanted is None:
+            continue
+        assert value.shape == wanted.shape, f"{name}: {value.shape} for {wanted.shape}"
+        scale = max(float(wanted.abs().max()), floor) or 1.0
+        worst = max(worst, float((value - wanted).abs().max()) / scale)
+    return Exact(worst, len(found))
+
+
+def compare_gradients(model: smp.DistributedModel, plain: nn.Module) -> Exact:
+    """The gradients that this rank holds, against those of a plain copy."""
+    expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    return differences({name: parameter.grad for name, parameter in model.local_named_parameters()}, expected)
+
+
+def train(
+    module: nn.Module,
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    *,
+    backward: Callable[[Any, torch.Tensor], None] = lambda model, value: model.backward(value),
+    **owners: int,
+) -> Exact:
+    """One step of the module divided and of a plain copy; compares gradients."""
+    plain = copy.deepcopy(module)
+    model = divided(module, **owners)
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        value = loss(model, x)
+        backward(model, value)
+        return value
+
+    step(model, batch())
+    plain_step(plain, batch(), loss)
+    return compare_gradients(model, plain)
+
+
+def square(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """A loss."""
+    return model(x).square().mean()

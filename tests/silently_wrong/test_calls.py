@@ -1,0 +1,217 @@
+"""What would be silently wrong over ranks is exact, or refused on every rank with the cure.
+
+All scenarios run in one job of two ranks; a refused one leaves nothing behind that would disturb the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.errors import stored
+from tests.failures.job import free_port, torchrun_environment
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 280.0
+TOLERANCE = 1e-12
+
+pytestmark = pytest.mark.timeout(SECONDS + 20)
+
+
+class Exact(NamedTuple):
+    """Trained as plain torch does, with requests that crossed."""
+
+
+class Refused(NamedTuple):
+    """Raised where it stands, and a ``RemoteError`` with the same text on the other rank.
+
+    Attributes:
+        type: The exception's type.
+        says: What its text says of the cause.
+        cure: What its text says is to be done.
+        ranks: Where it is raised as it is; elsewhere it is a ``RemoteError``.
+    """
+
+    type: str
+    says: str
+    cure: str
+    ranks: tuple[int, ...] = (0,)
+
+
+_BACKWARD = Refused("FrameError", "reaches a module on another rank", "call model.backward(loss) in the step function")
+_ATTRIBUTE = Refused("FrameError", "was set in the step function, which runs on pp_rank 0 only", "Set it outside")
+_HOOK = Refused("FrameError", "a hook on a parameter was registered", "register it outside the step function")
+_OPTIMIZER = Refused("FrameError", "which runs once per microbatch", "outside the step function, once per step")
+_OUTSIDE = Refused("FrameError", "made outside the step function", "Make it a parameter of the module")
+_SWAPPED = Refused("NotOwnedError", "'there.linear.weight' lives on pp_rank 1", "Change weights on every rank before")
+_CLIP = Refused("NotOwnedError", "would clip by the norm of its own part", "Use smp.clip_grad_norm_(", (0, 1))
+_COPY = Refused("ShardwrightError", "copy.deepcopy of a smp.DistributedModel", "use smp.AveragedModel(model", (0, 1))
+
+EXPECTED: dict[str, Exact | Refused] = {
+    "a plain step": Exact(),
+    "backward of the loss": _BACKWARD,
+    "backward imported by name": _BACKWARD,
+    "backward with create graph": _BACKWARD,
+    "model backward with create graph": Refused("TypeError", "create_graph", "unexpected keyword argument"),
+    "autograd grad of parameters": _BACKWARD,
+    "autograd grad imported by name": _BACKWARD,
+    "a gradient penalty": _BACKWARD,
+    "torch func grad": Refused("FrameError", "under a torch.func transform", "apply it inside one module"),
+    "the gradient of an input made in the step": Exact(),
+    "a batch that needs a gradient": _OUTSIDE,
+    "a loss module with parameters outside the model": Refused(
+        "FrameError",
+        "parameter 'weight' of shape (6,) of a LearnedLoss",
+        "Put its module (a loss with weights, say) inside",
+    ),
+    "a learned tensor outside the model": _OUTSIDE,
+    "a loss module inside the model": Exact(),
+    "zero grad in the step": _OPTIMIZER,
+    "optimizer step in the step": _OPTIMIZER,
+    "optimizer zero grad in the step": _OPTIMIZER,
+    "step of an unwrapped optimizer in the step": _OPTIMIZER,
+    "zero grad of an unwrapped optimizer in the step": _OPTIMIZER,
+    "a gradient of another rank read in the step": Refused(
+        "NotOwnedError", "the gradient of parameter 'there.linear.weight' was read", "outside the step function"
+    ),
+    "eval mode in the step": _ATTRIBUTE,
+    "an attribute set in the step on a module elsewhere": _ATTRIBUTE,
+    "an attribute set in the step on a module here": _ATTRIBUTE,
+    "a module without parameters changed in the step": _ATTRIBUTE,
+    "an attribute of a child elsewhere read in the step": Refused(
+        "NotOwnedError", "attribute 'there.penalty' is set in a forward on pp_rank 1", "Let the module return the value"
+    ),
+    "an attribute of a child elsewhere read by its parent with pins": Refused(
+        "PartitionError",
+        "reads there.penalty, which the other sets in its forward",
+        "let one return what the other needs",
+    ),
+    "an attribute of a child read by its parent with an automatic partition": Exact(),
+    "an attribute read after a module elsewhere has run": Exact(),
+    "an attribute written on a sibling": Exact(),
+    "a cache object that children share": Exact(),
+    "a cache object that children on two ranks share": Refused(
+        "PartitionError", "reads one.cache, which the other sets in its forward", "place them on one rank"
+    ),
+    "a global variable that children share": Exact(),
+    "a global variable that children on two ranks share": Refused(
+        "PartitionError", "uses the global variable tests.silently_wrong.state.LAST", "place them on one rank"
+    ),
+    "state that a module keeps from call to call": Exact(),
+    "state of a module without parameters that two modules call": Exact(),
+    "hooks of tied and reused parameters": Exact(),
+    "a parameter hook registered in the step": _HOOK,
+    "a hook of an own parameter registered in the step": _HOOK,
+    "a post accumulate hook registered in the step": _HOOK,
+    "freezing in the step": Refused("FrameError", "requires_grad of a parameter", "outside the step function"),
+    "freezing between steps": Exact(),
+    "a list that a module elsewhere appends to": Refused(
+        "FrameError", "module 'there' changed a list that it was given", "return", (1,)
+    ),
+    "other weights by functional call": _SWAPPED,
+    "a weight assigned after the partition": _SWAPPED,
+    "torch clips all parameters": _CLIP,
+    "torch clips local parameters": _CLIP,
+    "clipping imported by name": _CLIP,
+    "clipping local parameters imported by name": _CLIP,
+    "torch clips something else": Exact(),
+    "smp clips": Exact(),
+    "a deep copy after the partition": _COPY,
+    "a deep copy before the partition": _COPY,
+    "equal averages of smp": Exact(),
+    "exponential averages of smp": Exact(),
+    "averages of buffers of smp": Exact(),
+    "averaged model of torch": _COPY,
+    "averaged model of torch before the partition": _COPY,
+    "averaged model of torch of the inner module": Refused(
+        "NotOwnedError", "copy.deepcopy needs the values of parameter", "smp.AveragedModel", (0, 1)
+    ),
+    "hidden states and attentions of llama": Exact(),
+    "hidden states and attentions of bert": Exact(),
+    "router logits of mixtral": Exact(),
+    "a model that makes caches": Exact(),
+    "a cache that the script gives": Refused("FrameError", "was given a key/value cache", "pass use_cache=False"),
+}
+
+
+class Ran(NamedTuple):
+    """What the job's ranks said of each scenario, and wrote to standard error."""
+
+    outcomes: list[dict[str, dict[str, Any]]]
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Both ranks, through all scenarios."""
+    port, folder = free_port(), tmp_path_factory.mktemp("ranks")
+    with contextlib.ExitStack() as files:
+        written = [
+            [files.enter_context((folder / f"{name}-{rank}").open("w+")) for name in ("out", "err")]
+            for rank in range(2)
+        ]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.silently_wrong.rank"],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **torchrun_environment(rank, 2, port)},
+                stdout=out,
+                stderr=errors,
+            )
+            for rank, (out, errors) in enumerate(written)
+        ]
+        deadline = time.monotonic() + SECONDS
+        try:
+            codes = [process.wait(deadline - time.monotonic()) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for file in [file for pair in written for file in pair]:
+            file.seek(0)
+        outcomes = [{(line := json.loads(text))["scenario"]: line for text in out} for out, _ in written]
+        errors = [errors.read() for _, errors in written]
+    assert codes == [0, 0], errors
+    return Ran(outcomes, errors)
+
+
+def test_every_scenario_has_an_expectation(ran: Ran) -> None:
+    assert [list(outcomes) for outcomes in ran.outcomes] == [list(ran.outcomes[0])] * 2
+    assert set(ran.outcomes[0]) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_it_is_exact_or_refused_with_the_cure(ran: Ran, name: str) -> None:
+    expected = EXPECTED[name]
+    for rank, outcomes in enumerate(ran.outcomes):
+        found = outcomes[name]
+        if isinstance(expected, Exact):
+            assert found["outcome"] == "exact", found
+            assert found["compared"] > 0
+            assert found["worst"] <= TOLERANCE
+            continue
+        assert found["outcome"] == "refused", found
+        assert found["type"] == (expected.type if rank in expected.ranks else "RemoteError"), found
+        assert expected.says in found["text"]
+        assert expected.cure in found["text"]
+    if isinstance(expected, Exact):
+        crossed = ran.outcomes[0][name]["crossed"]
+        assert crossed["forward"] > 0
+        assert crossed["backward"] > 0
+
+
+def test_what_refusals_say_is_what_is_stored(ran: Ran) -> None:
+    refused = {name: expected for name, expected in EXPECTED.items() if isinstance(expected, Refused)}
+    texts = {name: ran.outcomes[expected.ranks[0]][name] for name, expected in refused.items()}
+    stored.check("refusals", {name: f"{found['type']}: {found['text']}" for name, found in texts.items()})
+
+
+def test_that_caches_are_switched_off_is_said_once_in_a_job(ran: Ran) -> None:
+    assert [errors.count("use_cache was switched off") for errors in ran.errors] == [1, 0]

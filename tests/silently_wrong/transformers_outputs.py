@@ -1,0 +1,121 @@
+"""What models of ``transformers`` collect on the way: hidden states, attentions, router logits; and their caches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import shardwright as smp
+import torch
+
+from tests.silently_wrong.scenario import BATCH, MICROBATCHES, Exact, compare_gradients, differences, scenario
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+}
+
+
+def _collected(model: Any, wanted: tuple[str, ...], **inputs: Any) -> Any:
+    """One step that returns what the model collected; compares it, and the gradients, with the whole model's."""
+    plain = copy.deepcopy(model)
+    divided = smp.DistributedModel(model)
+    tokens = torch.randint(0, 40, (BATCH, 5), generator=torch.Generator().manual_seed(2))
+
+    def run(model: Any, tokens: torch.Tensor) -> Any:
+        output = model(input_ids=tokens, **inputs)
+        loss = output[0].square().mean()
+        for name in wanted:
+            loss = loss + sum(one.square().mean() for one in output[name])
+        return loss, {name: list(output[name]) for name in wanted}
+
+    @smp.step
+    def step(model: Any, tokens: torch.Tensor) -> Any:
+        loss, collected = run(model, tokens)
+        model.backward(loss)
+        return collected
+
+    found = step(divided, tokens)
+    expected = []
+    for part in tokens.chunk(MICROBATCHES):
+        loss, collected = run(plain, part)
+        (loss / MICROBATCHES).backward()
+        expected.append(collected)
+    outputs: dict[str, Any] = {}
+    wanted_outputs: dict[str, Any] = {}
+    for name in wanted:
+        assert len(found[name]) == len(expected[0][name]) > 1
+        for layer, output in enumerate(found[name]):
+            for microbatch, value in enumerate(output.outputs):
+                outputs[f"{name} {layer} {microbatch}"] = value
+                wanted_outputs[f"{name} {layer} {microbatch}"] = expected[microbatch][name][layer].detach()
+    same = differences(outputs, wanted_outputs)
+    gradients = compare_gradients(divided, plain)
+    decision = divided.placement.ownership.decision
+    shares = [decision.parameter_bytes(rank) for rank in range(2)]
+    assert max(shares) < 0.75 * sum(shares), shares
+    return Exact(max(same.worst, gradients.worst), same.compared + gradients.compared)
+
+
+@scenario
+def hidden_states_and_attentions_of_llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**SIZES, attn_implementation="eager")
+    return _collected(
+        LlamaForCausalLM(config).double(),
+        ("hidden_states", "attentions"),
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+
+
+@scenario
+def hidden_states_and_attentions_of_bert() -> Any:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(**SIZES, attn_implementation="eager", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return _collected(
+        BertModel(config, add_pooling_layer=False).double(),
+        ("hidden_states", "attentions"),
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+
+
+@scenario
+def router_logits_of_mixtral() -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2, attn_implementation="eager")
+    model = MixtralForCausalLM(config).double()
+    model.set_experts_implementation("eager")  # the grouped one has no float64
+    return _collected(
+        model,
+        ("hidden_states", "attentions", "router_logits"),
+        output_hidden_states=True,
+        output_attentions=True,
+        output_router_logits=True,
+    )
+
+
+@scenario
+def a_cache_that_the_script_gives() -> Any:
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**SIZES)
+    return _collected(LlamaForCausalLM(config).double(), (), past_key_values=DynamicCache(config=config))
+
+
+@scenario
+def a_model_that_makes_caches() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**SIZES)
+    assert config.use_cache
+    return _collected(LlamaForCausalLM(config).double(), ())
