@@ -23,6 +23,7 @@ __all__ = [
     "derive_seed",
     "flatten",
     "owned_tensors",
+    "parameters_in_use",
     "partition",
     "partition_table",
     "take_log",
@@ -661,6 +662,11 @@ def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any]
     buffer; without what stands in for another rank's, by its exact type.
 
     This runs in every step, so it reads the modules' own dictionaries and asks torch for nothing.
+    """
+
+def parameters_in_use(parameters: list, /) -> list[Any]:
+    """
+    Those of the parameters that have a gradient, or hooks of any kind.
     """
 
 def partition(request_json: str) -> str:

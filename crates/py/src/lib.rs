@@ -28,7 +28,7 @@ mod _core {
     #[pymodule_export]
     use crate::log::take_log;
     #[pymodule_export]
-    use crate::modules::owned_tensors;
+    use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]
     use crate::node::{Listener, Node};
     #[pymodule_export]

@@ -49,6 +49,29 @@ pub(crate) fn owned_tensors<'py>(
     Ok((parameters, buffers))
 }
 
+/// Those of the parameters that have a gradient, or hooks of any kind.
+#[pyfunction]
+#[pyo3(signature = (parameters, /) -> "list[Any]")]
+pub(crate) fn parameters_in_use<'py>(
+    parameters: &Bound<'py, PyList>,
+) -> PyResult<Bound<'py, PyList>> {
+    let py = parameters.py();
+    let in_use = PyList::empty(py);
+    for parameter in parameters {
+        if !parameter.getattr(intern!(py, "grad"))?.is_none()
+            || parameter
+                .getattr(intern!(py, "_backward_hooks"))?
+                .is_truthy()?
+            || parameter
+                .getattr(intern!(py, "_post_accumulate_grad_hooks"))?
+                .is_truthy()?
+        {
+            in_use.append(parameter)?;
+        }
+    }
+    Ok(in_use)
+}
+
 fn is_owned<'py>(value: &Bound<'py, PyAny>, stand_ins: &Bound<'py, PyFrozenSet>) -> PyResult<bool> {
     Ok(!value.is_none() && !stand_ins.contains(value.get_type())?)
 }

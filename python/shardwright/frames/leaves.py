@@ -26,7 +26,8 @@ class Leaves:
         self._parameters: Iterable[nn.Parameter] = ()
         self._known: frozenset[int] | None = None
         self._checks = False
-        self._walks = False
+        #: Whether graphs that nobody else walks are walked in this step.
+        self.walks = False
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def begin_step(self, parameters: Iterable[nn.Parameter], step: int, *, checks: bool) -> None:
@@ -39,11 +40,11 @@ class Leaves:
         """
         self._parameters, self._known = parameters, None
         self._checks = checks
-        self._walks = checks and step & (step - 1) == 0
+        self.walks = checks and step & (step - 1) == 0
 
     def end_step(self) -> None:
         """The step is over; nothing is kept of it."""
-        self._parameters, self._known = (), None
+        self._parameters, self._known, self.walks = (), None, False
         self._seen.clear()
 
     @property
@@ -55,7 +56,7 @@ class Leaves:
 
     def check_behind(self, nodes: Iterable[Node | None], name: str, microbatch: int) -> None:
         """Walk the graph behind nodes, in the steps where that is done, and check its leaves."""
-        if not self._walks:
+        if not self.walks:
             return
         stack = [node for node in nodes if node is not None]
         seen = set(stack)

@@ -24,8 +24,8 @@ def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], g
     """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
     if runtime.pp_size == 1:
         runtime.recorder.passed_forward()
-        listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        if runtime.in_step:
+        if runtime.leaves.walks:
+            listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
             runtime.leaves.check_behind(nodes, "the step function", runtime.microbatch)
         torch.autograd.backward(tensors, grad_tensors)

@@ -91,11 +91,24 @@ class DistributedModel(LocalTensors, Saving):
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
         self._runtime = runtime
+        self._passes_on = runtime.pp_size == 1 and type(self).forward is DistributedModel.forward
         self.placement = Placement(runtime, self, module)
         if runtime.pp_size == 1:
             self.placement.place_whole()
 
     # --- running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module as every ``nn.Module`` is run, or at once where that would only pass the arguments on."""
+        if self._passes_on and not (
+            self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or self._compiled_call_impl
+        ):
+            return self._modules["module"](*args, **kwargs)  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; with several pipeline ranks only inside a step function.

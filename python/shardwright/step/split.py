@@ -54,12 +54,12 @@ class Splitter:
         if names is None:
             names = self._names[len(args)] = self._positional_names(len(args))
         sizes: dict[str, int] = {}
-        columns = [
-            [value] * num_microbatches
-            if name in self._whole
-            else self._divide(name, value, self._axes.get(name, 0), num_microbatches, sizes)
-            for name, value in (*zip(names, args, strict=True), *kwargs.items())
-        ]
+        columns: list[Sequence[Any]] = []
+        for name, value in (*zip(names, args, strict=True), *kwargs.items()):
+            if name in self._whole or isinstance(value, torch.nn.Module):
+                columns.append([value] * num_microbatches)
+            else:
+                columns.append(self._divide(name, value, self._axes.get(name, 0), num_microbatches, sizes))
         if sizes:
             self._check(sizes, num_microbatches)
         rows = list(zip(*columns, strict=True)) if columns else [()] * num_microbatches

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright import _core
 from shardwright.data_parallel import Listener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
@@ -36,7 +37,7 @@ class StepTransaction:
             if placement.replicas.averages_microbatches:
                 self._averaged += parameters
             self._parameters += parameters
-            for parameter in parameters:
+            for parameter in _core.parameters_in_use(parameters):
                 gradient = parameter.grad
                 if gradient is not None:
                     self._earlier.append((parameter, gradient))
