@@ -664,7 +664,7 @@ def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any]
     This runs in every step, so it reads the modules' own dictionaries and asks torch for nothing.
     """
 
-def parameters_in_use(parameters: list, /) -> list[Any]:
+def parameters_in_use(parameters: list[Any], /) -> list[Any]:
     """
     Those of the parameters that have a gradient, or hooks of any kind.
     """

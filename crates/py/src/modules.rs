@@ -51,7 +51,7 @@ pub(crate) fn owned_tensors<'py>(
 
 /// Those of the parameters that have a gradient, or hooks of any kind.
 #[pyfunction]
-#[pyo3(signature = (parameters, /) -> "list[Any]")]
+#[pyo3(signature = (parameters: "list[Any]", /) -> "list[Any]")]
 pub(crate) fn parameters_in_use<'py>(
     parameters: &Bound<'py, PyList>,
 ) -> PyResult<Bound<'py, PyList>> {
