@@ -19,7 +19,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo lint format test-compat test-all bench-overhead gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-python: setup
 
 parity: setup ## compare split models with one process, gradient by gradient; ARGS="..." chooses cases
 	@$(PYTHON) -m tests.parity $(ARGS)
+
+convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
+	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
 
 zoo: setup ## train every model of the zoo over several ranks; writes docs/zoo.md; ARGS="..." chooses models
 	@$(PYTHON) -m tests.zoo $(ARGS)

@@ -1,0 +1,1 @@
+"""Loss curves of one training run over several degrees of parallelism lie on one another."""
