@@ -27,7 +27,7 @@ def block() -> None:
 
 def hold_the_interpreter() -> None:
     """Compute in C without letting any other Python thread run."""
-    ctypes.PyDLL(None).sleep(5)
+    ctypes.PyDLL(None).sleep(8)
 
 
 def let_others_run() -> None:
