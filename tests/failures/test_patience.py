@@ -46,7 +46,7 @@ def test_a_breakpoint_trips_nothing(where: str) -> None:
 
 
 def picture_of(process: Process, number: int = 0) -> str:
-    """The ``number``-th picture of the job that a rank has logged, once it is whole."""
+    """The ``number``-th picture of the job that a rank has logged; whole once the rank has ended."""
 
     def found() -> list[str]:
         return process.err.split("shardwright: a rank has waited for long; what every rank of the job does:\n")[1:]
@@ -58,9 +58,10 @@ def picture_of(process: Process, number: int = 0) -> str:
 def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_stands() -> None:
     with job("block in forward") as pair:
         pair[1].event("blocked")
-        picture = picture_of(pair[0])
+        picture_of(pair[0])
         pair[1].tell()
         assert pair.all_end(COMPUTING_SECONDS) == [0, 0]
+        picture = picture_of(pair[0])
         assert "what every rank of the job does" not in pair[1].err
     waits, computes = picture.split("\nstep 3 (rig.train): rank 1 on host ")
     assert waits.startswith("step 3 (rig.train): rank 0 on host ")
@@ -78,8 +79,8 @@ def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_s
 
 def test_a_rank_whose_interpreter_is_locked_is_in_the_picture_as_silent() -> None:
     with job("hold") as pair:
-        picture = picture_of(pair[0])
         assert pair.all_end(COMPUTING_SECONDS) == [0, 0]
+        picture = picture_of(pair[0])
     assert "rank 1 did not answer within 3 s" in picture
     assert "[last heard: executing in step 3" in picture
 

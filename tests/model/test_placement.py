@@ -34,7 +34,7 @@ class Server:
 def placement(*, fails: bool = False) -> Placement:
     model: Any = nn.Linear(2, 2)
     model.model_id, model._options = 3, {"average_grads_across_microbatches": True}
-    runtime: Any = SimpleNamespace(pp_ranks=[4, 6, 8], optimizer_of=lambda model: None)
+    runtime: Any = SimpleNamespace(pp_ranks=[4, 6, 8], pp_size=3, optimizer_of=lambda model: None)
     made = Placement(runtime, model, nn.Linear(2, 2))
     made.kept_model = model  # type: ignore[attr-defined]
     runtime.server = Server(made, fails=fails)
