@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _ORIGINAL = "_shardwright_original"
@@ -58,3 +59,14 @@ class Patches:
                 delattr(owner, name)
         self._before.clear()
         self._original.clear()
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, functions: Mapping[str, Any]) -> Iterator[None]:
+    """Have these functions in the place of the owner's attributes while the block runs."""
+    patches = Patches(tuple((owner, name, function) for name, function in functions.items()))
+    patches.install()
+    try:
+        yield
+    finally:
+        patches.uninstall()

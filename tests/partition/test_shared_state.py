@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
@@ -139,6 +141,73 @@ def test_objects_that_nobody_changes_need_nothing() -> None:
     decision = decided(*(Layer(memory) for _ in range(4)))
     assert joined(decision) == set()
     assert decision.one_at_a_time == ()
+
+
+class Settings:
+    """An object that all modules read, and of which some change one attribute."""
+
+    other_names: ClassVar[dict[str, str]] = {"alias": "kind"}
+
+    def __init__(self) -> None:
+        self.width, self.kind = 4, "unknown"
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(Settings.other_names.get(name, name))
+
+
+class Deciding(Layer):
+    """Reads one attribute, and sets another the first time."""
+
+    def __init__(self, settings: Settings, how: Callable[[Settings], None] | None) -> None:
+        super().__init__(settings)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x) / self.memory.width
+        if self.how is not None:
+            self.how(self.memory)
+        return x
+
+
+def decide_kind(settings: Settings) -> None:
+    if settings.kind == "unknown":
+        settings.kind = "known"
+
+
+def read_kind_by_another_name(settings: Settings) -> None:
+    assert settings.alias in ("unknown", "known")
+
+
+def read_all(settings: Settings) -> None:
+    assert "kind" in vars(settings)
+
+
+def decide_without_a_sign(settings: Settings) -> None:
+    object.__setattr__(settings, "kind", "known")
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        ((None, None, decide_kind, None), set()),
+        ((None, decide_kind, decide_kind, None), {"1", "2"}),
+        ((None, decide_kind, read_kind_by_another_name, None), {"0", "1", "2", "3"}),
+        ((None, decide_kind, read_all, None), {"0", "1", "2", "3"}),
+        ((None, decide_without_a_sign, None, None), {"0", "1", "2", "3"}),
+    ],
+    ids=["one module", "two modules", "by another name", "all at once", "unseen"],
+)
+def test_only_who_uses_what_changes_in_an_object_is_joined(
+    ways: tuple[Callable[[Settings], None] | None, ...], expected: set[str]
+) -> None:
+    settings = Settings()
+    watched = {name: vars(Settings)[name] for name in ("__init__", "__getattribute__")}
+    decision = decided(*(Deciding(settings, how) for how in ways), Layer())
+    assert joined(decision) == expected
+    assert {*decision.modules.values()} == {0, 1}
+    assert vars(settings) == {"width": 4, "kind": "unknown"}
+    assert {name: vars(Settings)[name] for name in watched} == watched
+    assert "__setattr__" not in vars(Settings)
 
 
 def test_state_within_one_whole_module_does_not_keep_microbatches_apart() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from shardwright.errors import PartitionError
 from shardwright.partition import trace as trace_module
-from shardwright.partition.elsewhere import retrying_on
+from shardwright.partition.gpu_fallback import retrying_on
 from shardwright.partition.trace import choose_device, is_tracing, trace_forward
 from torch import nn
 

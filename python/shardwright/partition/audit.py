@@ -24,6 +24,7 @@ from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import INTERNAL, SharedState
 from shardwright.partition.tree import ModelTree, TensorEntry, join_path
+from shardwright.patches import replaced
 
 
 class Audit:
@@ -32,7 +33,7 @@ class Audit:
     Make it once the model runs with the buffers of the trace in place, so that it knows them.
     """
 
-    def __init__(self, tree: ModelTree, stack: Stack) -> None:
+    def __init__(self, tree: ModelTree, stack: Stack, shared: SharedState) -> None:
         """Know every parameter and buffer of the model by identity."""
         self._tree = tree
         self._stack = stack
@@ -54,7 +55,7 @@ class Audit:
         self._state = CarriedState(tree)
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._read_first: set[tuple[int, str]] = set()
-        self._shared = SharedState(tree)
+        self._shared = shared
         self._executions: Counter[str] = Counter()
         #: Who last wrote an attribute of a module without parameters: the executions around it.
         self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
@@ -168,23 +169,18 @@ class Audit:
                 self._converted(module)
             return result
 
-        patches = {
+        functions = {
             "__getattribute__": __getattribute__,
             "__setattr__": __setattr__,
             "__delattr__": __delattr__,
             "_apply": _apply,
         }
-        previous = {name: nn.Module.__dict__[name] for name in patches if name in nn.Module.__dict__}
-        try:
-            for name, function in patches.items():
-                setattr(nn.Module, name, function)
+        with replaced(nn.Module, functions), self._shared.watching(self._object_used):
             yield
-        finally:
-            for name in patches:
-                if name in previous:
-                    setattr(nn.Module, name, previous[name])
-                else:
-                    delattr(nn.Module, name)
+
+    def _object_used(self, attribute: tuple[int, str]) -> None:
+        if self._stack.here():
+            self._state.used(attribute, self._stack.top.path)
 
     def _converted(self, module: nn.Module) -> None:
         """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
@@ -255,12 +251,16 @@ class Audit:
         readers = self._readers
         self._find_silent_writes()
         carried = self._writes.keys() & self._read_first
-        for attributes in self._shared.changed_attributes():
+        for change in self._shared.changes():
+            shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in change.held)
+            for key in change.names:
+                self._join_users(key, f"{shown}.{key[1]}")
+            if change.names:
+                continue
             # Whoever got hold of the container or object, by whichever module's attribute, may have changed it.
-            users = {reader for attribute in attributes for reader in readers.get(attribute, ())}
-            shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in attributes)
+            users = {reader for attribute in change.held for reader in readers.get(attribute, ())}
             self._keep(users, f"{shown} changes in a forward")
-            for attribute in attributes:
+            for attribute in change.held:
                 if attribute not in self._writes:
                     self._read_first.add(attribute)
                 self._writes.setdefault(attribute, set()).update(users)
@@ -282,6 +282,15 @@ class Audit:
             full_name = join_path(self._tree.path_of.get(module, "?"), name)
             self._joins.update(self._state.joins((module, name), full_name))
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+    def _join_users(self, key: tuple[int, str], name: str) -> None:
+        """Keep together who uses an attribute of a shared object that a forward changes."""
+        first, *others = sorted(self._state.users(key))
+        self._keep((first, *others), f"{name} changes in a forward")
+        for other in others:
+            self.join(first, other, f"uses {name} like the other, which a forward changes")
+        if not others:
+            self._joins.update(self._state.joins(key, name))
 
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:

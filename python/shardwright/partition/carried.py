@@ -8,7 +8,7 @@ from torch import nn
 
 from shardwright.partition.tree import ModelTree
 
-#: The number of a buffer, or the id of a module and the name of an attribute.
+#: The number of a buffer, or the id of a module or another object and the name of an attribute.
 Key = int | tuple[int, str]
 
 
@@ -47,6 +47,11 @@ class CarriedState:
         use.last = now
         use.users.add(user)
         use.ordered |= not counts
+
+    def users(self, key: Key) -> set[str]:
+        """The modules that have used it."""
+        use = self._uses.get(key)
+        return set() if use is None else use.users
 
     def joins(self, key: Key, name: str) -> dict[tuple[str, str], str]:
         """The modules that must be with the users of this state, which the forward changes, and why."""

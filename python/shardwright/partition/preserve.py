@@ -17,7 +17,7 @@ from shardwright.partition.tree import ModelTree
 
 
 @contextlib.contextmanager
-def preserved(tree: ModelTree) -> Iterator[Writes]:
+def preserved(tree: ModelTree) -> Iterator[tuple[Writes, SharedState]]:
     """Put back random numbers, buffers, parameters, gradients and attributes of the modules on the way out.
 
     Buffers are replaced by copies meanwhile, so that the originals keep their identity, values and version. Parameters
@@ -28,7 +28,7 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
         tree: The model that will run.
 
     Yields:
-        Where writes to parameters and gradients are to be reported.
+        Where writes to parameters and gradients are to be reported, and the objects that modules share.
     """
     writes = Writes(tree)
     modules = [ModuleState(entry.module) for entry in tree.modules]
@@ -51,7 +51,7 @@ def preserved(tree: ModelTree) -> Iterator[Writes]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         stack.callback(_put_back, modules, shared, gradients, data, writes)
         _copy_buffers(tree)
-        yield writes
+        yield writes, shared
 
 
 def _put_back(

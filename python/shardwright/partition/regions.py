@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
 from shardwright.execution.context import saved_tensor_hooks_are_set
+from shardwright.patches import replaced
 
 _CODE = (types.FunctionType, types.MethodType, functools.partial, nn.Module, Iterator)
 
@@ -53,11 +54,8 @@ class Regions:
             finally:
                 self._functions.pop()
 
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        try:
+        with replaced(torch.autograd.Function, {"apply": classmethod(apply)}):
             yield
-        finally:
-            torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
     def why_whole(self, arguments: object) -> str | None:
         """Why a call made now with these arguments must stay on its rank; None if it need not."""

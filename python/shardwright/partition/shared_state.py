@@ -2,16 +2,18 @@
 
 A cache object that layers hold together, a list in two modules, a global variable: on several ranks each would have a
 copy of its own. So what is reachable from modules' attributes, and what the code of their classes uses of its global
-variables, is remembered before a forward, compared and put back after it.
+variables, is remembered before a forward, compared and put back after it. Who uses which attribute of an object that is
+not a container (a configuration, say) is noted meanwhile, so that only those who use what changes belong together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import logging
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from torch import nn
 
 from shardwright.partition.tree import ModelTree
+from shardwright.patches import replaced
 
 _CONTAINERS = (list, dict, set, deque)
 #: What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
@@ -26,15 +29,20 @@ INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", 
 _NO_STATE = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, logging.Logger)
 #: Objects of these packages are not the model's own.
 _FOREIGN = frozenset(
-    {"builtins", "torch", "logging", "threading", "numpy", "functools", "weakref", "collections", "re"}
+    {"builtins", "torch", "shardwright", "logging", "threading", "numpy", "functools", "weakref", "collections", "re"}
 )
 _DEEPEST = 4
+#: The flag of classes whose attributes cannot be set, such as those of C code.
+_IMMUTABLE = 1 << 8
 _NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
 _STORES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _MISSING = object()
 
 Attribute = tuple[int, str]
-"""The id of a module, and the name of one of its attributes."""
+"""The id of a module or another object, and the name of one of its attributes."""
+
+#: Who asks for one of these can read and set every attribute of an object.
+_WHOLE = frozenset({"__dict__", "__reduce_ex__", "__reduce__", "__getstate__"})
 
 
 @dataclass(eq=False)
@@ -45,15 +53,43 @@ class _Cell:
     before: Any
     attributes: set[Attribute] = field(default_factory=set)
     variables: set[str] = field(default_factory=set)
-    written: bool = False
+    written: set[int] = field(default_factory=set)
 
     @property
     def changed(self) -> bool:
-        now, before = _flat(contents_of(self.value)), _flat(self.before)
-        return self.written or len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+        now, before = _flat(self.contents), _flat(self.before)
+        return (
+            bool(self.written) or len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+        )
+
+    @property
+    def contents(self) -> Any:
+        return contents_of(self.value)
+
+    def changed_names(self) -> list[str]:
+        """Of an object: which of its attributes have changed."""
+        now, before = self.contents, self.before
+        return [
+            name
+            for name in {**before, **now}
+            if now.get(name, _MISSING) is not before.get(name, _MISSING) or id(now.get(name)) in self.written
+        ]
 
     def restore(self) -> None:
-        restore_container(contents_of(self.value), self.before)
+        restore_container(self.contents, self.before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A container or an object that modules reach, and that has changed.
+
+    Attributes:
+        held: The attributes through which modules reach it.
+        names: The object and those of its attributes that have changed, where it is known who uses them; else nothing.
+    """
+
+    held: set[Attribute]
+    names: tuple[Attribute, ...]
 
 
 class SharedState:
@@ -63,6 +99,8 @@ class SharedState:
         """Remember the contents."""
         self._cells: dict[int, _Cell] = {}
         self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
+        #: The attributes of objects that were set while they were watched; "" if any may have been.
+        self._set: set[Attribute] = set()
         #: The modules whose classes use a global variable, by its name.
         self._users: dict[str, list[str]] = {}
         self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
@@ -114,11 +152,35 @@ class SharedState:
         """An operation writes to this tensor."""
         found = self._tensors.get(id(tensor))
         for cell in found[1] if found is not None else ():
-            cell.written = True
+            cell.written.add(id(tensor))
 
-    def changed_attributes(self) -> list[set[Attribute]]:
-        """For each container or object that has changed, the attributes through which modules reach it."""
-        return [cell.attributes for cell in self._cells.values() if cell.attributes and cell.changed]
+    @contextlib.contextmanager
+    def watching(self, note: Callable[[Attribute], None]) -> Iterator[None]:
+        """Call `note` with each attribute of an object that anyone reads, sets or deletes."""
+        kinds = dict.fromkeys(type(cell.value) for cell in self._cells.values() if cell.contents is not cell.value)
+
+        def used(value: Any, name: str, sets: bool) -> None:
+            if id(value) in self._cells:
+                note((id(value), name))
+                if sets or not name:
+                    self._set.add((id(value), name))
+
+        with contextlib.ExitStack() as stack:
+            for kind in kinds:
+                if not kind.__flags__ & _IMMUTABLE:
+                    stack.enter_context(_watched(kind, used))
+            yield
+
+    def changes(self) -> Iterator[Change]:
+        """The containers and objects that have changed."""
+        for cell in self._cells.values():
+            if not cell.attributes or not cell.changed:
+                continue
+            names: list[Attribute] = []
+            if cell.contents is not cell.value and (id(cell.value), "") not in self._set:
+                names = [(id(cell.value), name) for name in cell.changed_names()]
+            # What changed without a sign of who did it may be anyone's.
+            yield Change(held=cell.attributes, names=tuple(names) if self._set.issuperset(names) else ())
 
     def changed_variables(self) -> dict[str, list[str]]:
         """The global variables that have changed, with the paths of the modules whose code uses them."""
@@ -141,6 +203,37 @@ class SharedState:
                 variables[name] = before
         for cell in self._cells.values():
             cell.restore()
+
+
+def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.AbstractContextManager[None]:
+    get: Any = kind.__getattribute__
+    put: Any = kind.__setattr__
+    delete: Any = kind.__delattr__
+
+    def is_own(value: Any, name: str) -> bool:
+        return name not in _WHOLE and (name in object.__getattribute__(value, "__dict__") or hasattr(kind, name))
+
+    def __getattribute__(value: Any, name: str) -> Any:
+        try:
+            item = get(value, name)
+        except AttributeError:
+            used(value, "" if hasattr(kind, "__getattr__") else name, False)
+            raise
+        # Another name for some attribute may be any.
+        used(value, name if is_own(value, name) else "", False)
+        return item
+
+    def __setattr__(value: Any, name: str, item: Any) -> None:
+        put(value, name, item)
+        used(value, name if is_own(value, name) else "", True)
+
+    def __delattr__(value: Any, name: str) -> None:
+        used(value, name, True)
+        delete(value, name)
+
+    return replaced(
+        kind, {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__}
+    )
 
 
 def contents_of(value: Any) -> Any:

@@ -17,12 +17,13 @@ from torch.utils.flop_counter import flop_registry
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.elsewhere import runner_for
 from shardwright.partition.flows import Flow
 from shardwright.partition.foreign import ForeignTensors
+from shardwright.partition.gpu_fallback import runner_for
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, tensors_in
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
 from shardwright.partition.regions import Regions, handed_code
+from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
 
 _LOGGER = logging.getLogger("shardwright")
@@ -203,10 +204,10 @@ class _Run:
             return self._watched(measure_memory, gradients=True)
 
     def _watched(self, measure_memory: bool, *, gradients: bool) -> _Recording:
-        with self._prepared(gradients) as (args, kwargs, writes):
+        with self._prepared(gradients) as (args, kwargs, writes, shared):
             stack = Stack()
             foreign = ForeignTensors(self._tree, writes, (args, kwargs))
-            recording = _Recording(self._tree, stack, Audit(self._tree, stack), foreign, writes, measure_memory)
+            recording = _Recording(self._tree, stack, Audit(self._tree, stack, shared), foreign, writes, measure_memory)
             with (
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
@@ -220,7 +221,7 @@ class _Run:
         return recording
 
     def timed(self, where: torch.device) -> dict[str, float]:
-        with self._prepared(gradients=False) as (args, kwargs, writes):
+        with self._prepared(gradients=False) as (args, kwargs, writes, _):
             # Watching would slow this run down, but the first one told what will be written to.
             for tensor in self._written:
                 writes.keep(tensor)
@@ -233,17 +234,17 @@ class _Run:
         return timing.clock.totals()
 
     @contextlib.contextmanager
-    def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes]]:
+    def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, SharedState]]:
         own = {id(entry.tensor) for entry in self._tree.parameters}
         # Under inference mode the copies of buffers would be tensors that nothing else may write to.
-        with torch.inference_mode(False), preserved(self._tree) as writes, contextlib.ExitStack() as stack:
+        with torch.inference_mode(False), preserved(self._tree) as (writes, shared), contextlib.ExitStack() as stack:
             if self._device is not None:
                 stack.enter_context(moved_to(self._tree, self._device))
             stack.enter_context(torch.set_grad_enabled(gradients))
             args, kwargs = copied_arguments(
                 self._args, self._kwargs, self._device, keep=lambda tensor: id(tensor) in own
             )
-            yield args, kwargs, writes
+            yield args, kwargs, writes, shared
 
 
 class _Recording:
