@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.parity.models_language import LENGTH, VOCABULARY
 
-from .build import SIZES, causal, model
 from .entry import Entry
+from .entry_builders import SIZES, causal, model
 
 GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 1}
 EXPERTS: dict[str, Any] = {**GROUPED, "num_experts_per_tok": 2, "experts_implementation": "eager"}

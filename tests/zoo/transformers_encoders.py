@@ -12,8 +12,8 @@ from torch import nn
 from tests.parity.models_language import LENGTH, VOCABULARY, masked_step, masked_tokens
 from tests.parity.problem import BATCH, Models
 
-from .build import NO_DROPOUT, SIZES, entry, model
 from .entry import Entry
+from .entry_builders import NO_DROPOUT, SIZES, entry, model
 
 PLAIN: dict[str, Any] = {**SIZES, **NO_DROPOUT}
 

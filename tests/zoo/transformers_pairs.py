@@ -13,8 +13,8 @@ from tests.parity.models_architectures import speech, transcribe
 from tests.parity.models_language import LENGTH, VOCABULARY, pair_step, pairs
 from tests.parity.problem import BATCH, Models
 
-from .build import NO_DROPOUT, SIZES, entry, model
 from .entry import Entry
+from .entry_builders import NO_DROPOUT, SIZES, entry, model
 
 #: Sizes of BART and of what came from it.
 PAIR: dict[str, Any] = {

@@ -13,8 +13,8 @@ from tests.parity.models_architectures import SIDE, classify, contrast, images, 
 from tests.parity.models_language import LENGTH, VOCABULARY
 from tests.parity.problem import BATCH, Models
 
-from .build import NO_DROPOUT, SIZES, entry, model
 from .entry import Entry
+from .entry_builders import NO_DROPOUT, SIZES, entry, model
 
 LAYERS: dict[str, Any] = {
     key: value for key, value in SIZES.items() if key not in ("vocab_size", "max_position_embeddings")

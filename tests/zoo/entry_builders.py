@@ -1,4 +1,4 @@
-"""Tiny models of ``transformers`` from their configurations, with random weights."""
+"""What makes entries: of hand-written modules, and of tiny models of ``transformers`` with random weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import transformers
 from torch import nn
 
+from tests.parity.models_control import WIDTH
 from tests.parity.models_language import LENGTH, VOCABULARY, causal_step, tokens
-from tests.parity.problem import Phase, Problem, StepBody, one
+from tests.parity.problem import Phase, Problem, StepBody, normal, one, square_loss
 
 from .entry import Entry
 
@@ -48,3 +49,28 @@ def entry(
 def causal(build: Callable[[], nn.Module], reason: str, kind: str = "decoder", **more: Any) -> Entry:
     """An entry that predicts the next token."""
     return entry(build, tokens, causal_step, kind, reason, **more)
+
+
+def spread(*names: str) -> Callable[[int], dict[str, int]]:
+    """Pins that put these modules of the model, in this order, on all ranks of a pipeline, about as many on each."""
+    return lambda pp: {f"model.{name}": index * pp // len(names) for index, name in enumerate(names)}
+
+
+def numbered(name: str, count: int = 4) -> tuple[str, ...]:
+    """The names of this many modules in a list."""
+    return tuple(f"{name}.{index}" for index in range(count))
+
+
+def module(
+    reason: str,
+    build: Callable[[], nn.Module],
+    pins: Callable[[int], dict[str, int]] | None,
+    *,
+    depths: tuple[int, ...] = (2, 4),
+    refused: str | None = None,
+    **options: Any,
+) -> Entry:
+    """A hand-written model that takes one tensor and gives one, unless the options of its problem say otherwise."""
+    settings: dict[str, Any] = {"batch": normal(WIDTH), "phases": (Phase(body=square_loss),), **options}
+    problem = Problem(build=one(build), pins=pins, **settings)
+    return Entry(problem=problem, kind="module", reason=reason, depths=depths, refused=refused)
