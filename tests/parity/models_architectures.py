@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from .models_language import LENGTH, VOCABULARY, causal_step, gpt2, llama, pair_step, pairs, tokens
-from .problem import BATCH, Models, Phase, Problem, one
+from .problem import BATCH, Models, Phase, Problem, one, own_loss
 
 SIDE = 16
 VISION = {"image_size": SIDE, "patch_size": 4, "num_channels": 3, "num_labels": 5}
@@ -162,21 +162,15 @@ def speech(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 
 def classify(models: Models, images: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](pixel_values=images, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, pixel_values=images, labels=labels)
 
 
 def contrast(models: Models, images: torch.Tensor, ids: torch.Tensor) -> Any:
-    output = models["model"](input_ids=ids, pixel_values=images, return_loss=True)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits_per_image
+    return own_loss(models, input_ids=ids, pixel_values=images, return_loss=True, results=("logits_per_image",))
 
 
 def transcribe(models: Models, features: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](input_features=features, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_features=features, labels=labels)
 
 
 def all_layers_step(models: Models, ids: torch.Tensor) -> Any:

@@ -22,7 +22,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from .problem import BATCH, Models, Phase, Problem, one, sgd
+from .problem import BATCH, Models, Phase, Problem, one, own_loss, sgd
 
 VOCABULARY = 37
 LENGTH = 10
@@ -170,15 +170,11 @@ def causal_step(models: Models, ids: torch.Tensor) -> Any:
 
 
 def masked_step(models: Models, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](ids, attention_mask=mask, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, ids, attention_mask=mask, labels=labels)
 
 
 def pair_step(models: Models, source: torch.Tensor, target: torch.Tensor) -> Any:
-    output = models["model"](input_ids=source, labels=target)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_ids=source, labels=target)
 
 
 def albert_pins(pp: int) -> dict[str, int]:

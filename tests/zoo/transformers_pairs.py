@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.parity.models_architectures import speech, transcribe
 from tests.parity.models_language import LENGTH, VOCABULARY, pair_step, pairs
-from tests.parity.problem import BATCH, Models
+from tests.parity.problem import BATCH, Models, own_loss
 
 from .entry import Entry
 from .entry_builders import NO_DROPOUT, SIZES, entry, model
@@ -138,9 +138,7 @@ def waves(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 def connect(models: Models, waves: torch.Tensor, labels: torch.Tensor) -> Any:
     """Connectionist temporal classification."""
-    output = models["model"](input_values=waves, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_values=waves, labels=labels)
 
 
 def spectrograms(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
