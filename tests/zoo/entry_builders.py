@@ -8,23 +8,16 @@ from typing import Any
 import transformers
 from torch import nn
 
+from tests.parity import models_language
 from tests.parity.models_control import WIDTH
-from tests.parity.models_language import LENGTH, VOCABULARY, causal_step, tokens
+from tests.parity.models_language import causal_step, tokens
 from tests.parity.problem import Phase, Problem, StepBody, normal, one, square_loss
 
 from .entry import Entry
 
 #: Sizes under the names that most configurations use. Enough layers for four ranks, and a small vocabulary, so that
 #: embeddings are no more than a part of the whole.
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 2 * LENGTH,
-}
-NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SIZES: dict[str, Any] = {**models_language.SIZES, "num_hidden_layers": 5}
 
 
 def model(name: str, **keys: Any) -> Callable[[], nn.Module]:

@@ -9,11 +9,11 @@ import torch
 import transformers
 from torch import nn
 
-from tests.parity.models_language import LENGTH, VOCABULARY, masked_step, masked_tokens
+from tests.parity.models_language import LENGTH, NO_DROPOUT, VOCABULARY, masked_step, masked_tokens
 from tests.parity.problem import BATCH, Models, own_loss
 
 from .entry import Entry
-from .entry_builders import NO_DROPOUT, SIZES, entry, model
+from .entry_builders import SIZES, entry, model
 
 PLAIN: dict[str, Any] = {**SIZES, **NO_DROPOUT}
 

@@ -10,11 +10,11 @@ import transformers
 from torch import nn
 
 from tests.parity.models_architectures import SIDE, classify, contrast, images, images_and_tokens
-from tests.parity.models_language import LENGTH, VOCABULARY
+from tests.parity.models_language import LENGTH, NO_DROPOUT, VOCABULARY
 from tests.parity.problem import BATCH, Models, own_loss
 
 from .entry import Entry
-from .entry_builders import NO_DROPOUT, SIZES, entry, model
+from .entry_builders import SIZES, entry, model
 
 LAYERS: dict[str, Any] = {
     key: value for key, value in SIZES.items() if key not in ("vocab_size", "max_position_embeddings")
