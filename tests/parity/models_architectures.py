@@ -9,25 +9,33 @@ import torch
 import transformers
 from torch import nn
 
-from .models_language import LENGTH, VOCABULARY, causal_step, gpt2, llama, pair_step, pairs, tokens
-from .problem import BATCH, Models, Phase, Problem, one
+from .models_language import (
+    LAYERS,
+    LENGTH,
+    NO_DROPOUT,
+    SIZES,
+    VOCABULARY,
+    causal_step,
+    gpt2,
+    llama,
+    pair_step,
+    pairs,
+    tokens,
+)
+from .problem import BATCH, Models, Phase, Problem, one, own_loss
 
 SIDE = 16
 VISION = {"image_size": SIDE, "patch_size": 4, "num_channels": 3, "num_labels": 5}
-LAYERS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def deberta() -> nn.Module:
     """Its layers read a weight that the encoder holds."""
     config = transformers.DebertaV2Config(
-        vocab_size=VOCABULARY,
         relative_attention=True,
         position_buckets=4,
         max_relative_positions=8,
         pos_att_type=["p2c", "c2p"],
-        max_position_embeddings=2 * LENGTH,
-        **LAYERS,
+        **SIZES,
         **NO_DROPOUT,
     )
     return transformers.DebertaV2ForMaskedLM(config)
@@ -58,7 +66,7 @@ def mamba() -> nn.Module:
 
 
 def neox() -> nn.Module:
-    config = transformers.GPTNeoXConfig(vocab_size=VOCABULARY, max_position_embeddings=2 * LENGTH, **LAYERS)
+    config = transformers.GPTNeoXConfig(**SIZES)
     return transformers.GPTNeoXForCausalLM(config)
 
 
@@ -162,21 +170,15 @@ def speech(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 
 def classify(models: Models, images: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](pixel_values=images, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, pixel_values=images, labels=labels)
 
 
 def contrast(models: Models, images: torch.Tensor, ids: torch.Tensor) -> Any:
-    output = models["model"](input_ids=ids, pixel_values=images, return_loss=True)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits_per_image
+    return own_loss(models, input_ids=ids, pixel_values=images, return_loss=True, results=("logits_per_image",))
 
 
 def transcribe(models: Models, features: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](input_features=features, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_features=features, labels=labels)
 
 
 def all_layers_step(models: Models, ids: torch.Tensor) -> Any:

@@ -22,56 +22,56 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from .problem import BATCH, Models, Phase, Problem, one, sgd
+from .problem import BATCH, Models, Phase, Problem, one, own_loss, sgd
 
 VOCABULARY = 37
 LENGTH = 10
 NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LAYERS: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}
+#: Sizes under the names that most configurations use; below, under those of GPT-2 and of T5.
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 2 * LENGTH, **LAYERS}
+GPT2_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "n_positions": 2 * LENGTH,
+    "n_embd": 16,
+    "n_layer": 4,
+    "n_head": 2,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+T5_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
 
 
-def gpt2() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=2 * LENGTH,
-            n_embd=16,
-            n_layer=4,
-            n_head=2,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
+def gpt2(**changes: Any) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(GPT2Config(**{**GPT2_SIZES, **changes}))
 
 
 def bert() -> BertForMaskedLM:
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=24,
-            max_position_embeddings=2 * LENGTH,
-            **NO_DROPOUT,
-        )
-    )
+    return BertForMaskedLM(BertConfig(**SIZES, **NO_DROPOUT))
 
 
 def roberta() -> RobertaForMaskedLM:
-    return RobertaForMaskedLM(
-        RobertaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=24,
-            max_position_embeddings=2 * LENGTH,
-            **NO_DROPOUT,
-        )
-    )
+    return RobertaForMaskedLM(RobertaConfig(**SIZES, **NO_DROPOUT))
 
 
 def albert() -> AlbertForMaskedLM:
@@ -92,52 +92,23 @@ def albert() -> AlbertForMaskedLM:
 
 
 def t5() -> T5ForConditionalGeneration:
-    return T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY,
-            d_model=16,
-            d_kv=8,
-            d_ff=24,
-            num_layers=2,
-            num_decoder_layers=2,
-            num_heads=2,
-            relative_attention_num_buckets=8,
-            relative_attention_max_distance=16,
-            dropout_rate=0.0,
-            decoder_start_token_id=0,
-        )
-    )
+    return T5ForConditionalGeneration(T5Config(**T5_SIZES))
 
 
 def llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=2 * LENGTH,
-        )
-    )
+    return LlamaForCausalLM(LlamaConfig(num_key_value_heads=1, **SIZES))
 
 
 def mixtral(router_loss: bool) -> MixtralForCausalLM:
     return MixtralForCausalLM(
         MixtralConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=2,
             num_key_value_heads=1,
             num_local_experts=3,
             num_experts_per_tok=2,
             experts_implementation="eager",
-            max_position_embeddings=2 * LENGTH,
             output_router_logits=router_loss,
             router_aux_loss_coef=0.1,
+            **SIZES,
         )
     )
 
@@ -170,15 +141,11 @@ def causal_step(models: Models, ids: torch.Tensor) -> Any:
 
 
 def masked_step(models: Models, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](ids, attention_mask=mask, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, ids, attention_mask=mask, labels=labels)
 
 
 def pair_step(models: Models, source: torch.Tensor, target: torch.Tensor) -> Any:
-    output = models["model"](input_ids=source, labels=target)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_ids=source, labels=target)
 
 
 def albert_pins(pp: int) -> dict[str, int]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import ResNetConfig, ResNetForImageClassification
 
+from .models_architectures import classify as classify_inside
 from .problem import BATCH, Models, Phase, Problem, one
 
 CLASSES = 5
@@ -74,12 +75,6 @@ def classify(models: Models, images: torch.Tensor, labels: torch.Tensor) -> Any:
     loss = functional.cross_entropy(logits, labels)
     models["model"].backward(loss)
     return loss, logits
-
-
-def classify_inside(models: Models, images: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](pixel_values=images, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
 
 
 def resnet_pins(pp: int) -> dict[str, int]:

@@ -105,3 +105,10 @@ def square_loss(models: Models, x: torch.Tensor) -> Any:
     loss = output.square().mean()
     models["model"].backward(loss)
     return loss, output
+
+
+def own_loss(models: Models, *inputs: Any, results: tuple[str, ...] = ("logits",), **named_inputs: Any) -> Any:
+    """A step on the loss that the model computes itself; returns it, and these results of the model."""
+    output = models["model"](*inputs, **named_inputs)
+    models["model"].backward(output.loss)
+    return output.loss, *(getattr(output, result) for result in results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -13,26 +14,11 @@ from .cases import Case, all_cases
 from .compare import Comparison
 from .problems import PROBLEMS, check_names
 from .reference import Reference
+from .rows import usual_row
 from .table import BAR, judge, render
 
 CASE = Case("GPT-2", 2, 1, "simple", 2)
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    usual = {
-        "case": CASE.name,
-        "worst": 1e-15,
-        "where": "there",
-        "failures": [],
-        "parameters": 3,
-        "replica": 0,
-        "bytes": 24,
-        "body_bytes": 8,
-        "forward": 4,
-        "backward": 4,
-        "expected_forward": None,
-    }
-    return usual | changes
+row = functools.partial(usual_row, CASE)
 
 
 def gradients_differ(found: dict[str, Any], expected: dict[str, Any]) -> Comparison:

@@ -13,15 +13,15 @@ from torch.autograd import grad as imported_grad
 
 from tests.silently_wrong.scenario import (
     MICROBATCHES,
-    TwoStages,
-    batch,
     compare_gradients,
     divided,
     plain_step,
     scenario,
     square,
+    step_of,
     train,
 )
+from tests.silently_wrong.stages import TwoStages, batch
 
 
 @scenario
@@ -110,12 +110,7 @@ def a_batch_that_needs_a_gradient() -> Any:
     plain = TwoStages()
     model = divided(copy.deepcopy(plain))
     x = batch().requires_grad_()
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
-    step(model, x)
+    step_of()(model, x)
     return float(x.grad.sum()) if x.grad is not None else None
 
 
@@ -162,12 +157,7 @@ def zero_grad_in_the_step() -> Any:
 
     plain = TwoStages()
     model = divided(copy.deepcopy(plain))
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(loss(model, x))
-
-    step(model, batch())
+    step_of(loss)(model, batch())
     plain_step(plain, batch(), square)
     return compare_gradients(model, plain)
 

@@ -10,7 +10,7 @@ from typing import Any
 import shardwright as smp
 import torch
 
-from tests.silently_wrong import calls, models, state, transformers_outputs, weights  # noqa: F401
+from tests.silently_wrong import calls, modules_and_hooks, state, transformers_outputs, weights  # noqa: F401
 from tests.silently_wrong.scenario import SCENARIOS, Exact
 
 

@@ -1,4 +1,4 @@
-"""What scenarios share: a registry, a small model in two stages, and the comparison with plain torch."""
+"""What scenarios share: a registry, how they train, and the comparison with plain torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import shardwright as smp
 import torch
 from torch import nn
 
+from tests.silently_wrong.stages import TwoStages, batch
+
 MICROBATCHES = 2
-BATCH = 8
-WIDTH = 6
 
 #: The scenarios by name; each runs on both ranks of a pipeline.
 SCENARIOS: dict[str, Callable[[], Any]] = {}
@@ -33,28 +33,6 @@ class Exact:
     compared: int
 
 
-class Layer(nn.Module):
-    """A dense layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).tanh()
-
-
-class TwoStages(nn.Module):
-    """``here`` on pp_rank 0, ``there`` on pp_rank 1, and ``again`` on pp_rank 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.here, self.there, self.again = Layer(), Layer(), Layer()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.again(self.there(self.here(x)))
-
-
 def divided(module: nn.Module, **owners: int) -> smp.DistributedModel:
     """The module over two ranks: children by name on the pp_ranks given, the rest on 0."""
     smp.set_partition(module, 0)
@@ -63,9 +41,19 @@ def divided(module: nn.Module, **owners: int) -> smp.DistributedModel:
     return smp.DistributedModel(module)
 
 
-def batch(seed: int = 1) -> torch.Tensor:
-    """A batch of numbers, the same everywhere."""
-    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(seed))
+def square(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """A loss."""
+    return model(x).square().mean()
+
+
+def step_of(loss: Callable[[Any, torch.Tensor], torch.Tensor] = square) -> Callable[[Any, torch.Tensor], Any]:
+    """A new step function that trains on this loss."""
+
+    @smp.step
+    def step(model: Any, x: torch.Tensor) -> None:
+        model.backward(loss(model, x))
+
+    return step
 
 
 def plain_step(module: nn.Module, x: torch.Tensor, loss: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
@@ -100,6 +88,12 @@ def compare_gradients(model: smp.DistributedModel, plain: nn.Module) -> Exact:
     return differences({name: parameter.grad for name, parameter in model.local_named_parameters()}, expected)
 
 
+def train_both(model: smp.DistributedModel, plain: nn.Module) -> None:
+    """One step of the model and of a plain copy on the square loss."""
+    step_of()(model, batch())
+    plain_step(plain, batch(), square)
+
+
 def train(
     module: nn.Module,
     loss: Callable[[Any, torch.Tensor], torch.Tensor],
@@ -122,6 +116,16 @@ def train(
     return compare_gradients(model, plain)
 
 
-def square(model: Any, x: torch.Tensor) -> torch.Tensor:
-    """A loss."""
-    return model(x).square().mean()
+def train_changing(change: Callable[[Any], object], module: nn.Module | None = None) -> Exact:
+    """`train` two stages, or this module, in a step function that first changes the model in this way."""
+
+    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
+        change(model)
+        return square(model, x)
+
+    return train(TwoStages() if module is None else module, loss)
+
+
+def inner(model: Any) -> Any:
+    """The module that a model divides; a plain one is its own."""
+    return getattr(model, "module", model)

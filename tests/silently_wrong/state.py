@@ -9,17 +9,8 @@ import shardwright as smp
 import torch
 from torch import nn
 
-from tests.silently_wrong.models import Noting
-from tests.silently_wrong.scenario import (
-    WIDTH,
-    Layer,
-    batch,
-    compare_gradients,
-    plain_step,
-    scenario,
-    square,
-    train,
-)
+from tests.silently_wrong.scenario import compare_gradients, scenario, square, train, train_both
+from tests.silently_wrong.stages import WIDTH, Layer, Noting
 
 
 class Keeping(nn.Module):
@@ -76,13 +67,7 @@ class CachingStages(nn.Module):
 def _automatic(plain: nn.Module, *together: str) -> Any:
     """One step, automatically divided; these modules have to be on one rank, and the reason has to be known."""
     model = smp.DistributedModel(copy.deepcopy(plain))
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
-    step(model, batch())
-    plain_step(plain, batch(), square)
+    train_both(model, plain)
     decision = model.placement.ownership.decision
     assert len({decision.modules[path] for path in together}) == 1, decision.modules
     assert {path for join in decision.joins for path in join.modules} >= set(together), decision.joins

@@ -8,7 +8,8 @@ from typing import Any
 import shardwright as smp
 import torch
 
-from tests.silently_wrong.scenario import BATCH, MICROBATCHES, Exact, compare_gradients, differences, scenario
+from tests.silently_wrong.scenario import MICROBATCHES, Exact, compare_gradients, differences, scenario
+from tests.silently_wrong.stages import BATCH
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

@@ -12,30 +12,23 @@ from torch.nn.utils import clip_grad_norm_ as imported_clip
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from tests.silently_wrong.scenario import (
-    WIDTH,
     Exact,
-    Layer,
-    TwoStages,
-    batch,
     compare_gradients,
     differences,
     divided,
     plain_step,
     scenario,
     square,
+    step_of,
+    train_both,
 )
+from tests.silently_wrong.stages import WIDTH, Layer, TwoStages, batch
 
 
 def _trained() -> tuple[Any, nn.Module]:
     plain = TwoStages()
     model = divided(copy.deepcopy(plain))
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
-    step(model, batch())
-    plain_step(plain, batch(), square)
+    train_both(model, plain)
     return model, plain
 
 
@@ -102,10 +95,7 @@ def _averaged(**how: Any) -> Any:
     before = model.module.here.linear.weight
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     whole = torch.optim.SGD(plain.parameters(), lr=0.1)
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
+    step = step_of()
 
     @smp.step
     def predict(model: Any, x: torch.Tensor) -> torch.Tensor:

@@ -32,23 +32,10 @@ class Case:
 
 
 def gpt2(dropout: float = 0.0) -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from tests.parity.models_language import gpt2
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=LENGTH,
-            n_embd=16,
-            n_layer=4,
-            n_head=2,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
-            bos_token_id=0,
-            eos_token_id=0,
-            loss_type="ForCausalLM",
-        )
-    )
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return gpt2(vocab_size=VOCABULARY, n_positions=LENGTH, loss_type="ForCausalLM", **dropouts)
 
 
 def t5() -> nn.Module:

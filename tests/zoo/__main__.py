@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import json
 import sys
 
+from tests.parity.command import chosen, parser, print_names
 from tests.parity.job import ROOT, progress_bar, run_cases
 from tests.parity.table import Outcome
 
@@ -20,25 +19,12 @@ PAGE = ROOT / "docs" / "zoo.md"
 
 def main() -> int:
     """Parse, run, print; the whole zoo writes its page too."""
-    parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
-    parser.add_argument("patterns", nargs="*", help="models or cases to run, with * and ?; all by default")
-    parser.add_argument("--list", action="store_true", help="only list the cases")
-    parser.add_argument("--logs", action="store_true", help="show the whole log of each job with a failed case")
-    parser.add_argument(
-        "--partitions", nargs="+", type=int, metavar="SEED", help="run on random partitions with these seeds instead"
-    )
-    arguments = parser.parse_args()
+    arguments = parser("tests.zoo", __doc__, "models or cases").parse_args()
     whole = not arguments.patterns and arguments.partitions is None
     known = all_cases(ENTRIES) if arguments.partitions is None else with_partitions(ENTRIES, arguments.partitions)
-    cases = [
-        case
-        for case in known
-        if not arguments.patterns
-        or any(fnmatch.fnmatch(name, pattern) for pattern in arguments.patterns for name in (case.problem, case.name))
-    ]
+    cases = chosen(known, arguments.patterns, names=lambda case: (case.problem, case.name))
     if arguments.list or not cases:
-        print("\n".join(case.name for case in cases) or "no case has such a name; see --list")
-        return 0 if cases else 2
+        return print_names(cases)
     with progress_bar("zoo") as progress:
         outcomes = run_cases("tests.zoo.entries", cases, progress, complaint=_complaint, show_logs=arguments.logs)
     order = {name: number for number, name in enumerate(ENTRIES)}

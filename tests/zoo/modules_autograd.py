@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from tests.parity.models_autograd import CustomFunctions
 from tests.parity.models_control import WIDTH, dense
 
-from .building import module, spread
 from .entry import Entry
+from .entry_builders import module, numbered, spread
 
 
 class Splits(torch.autograd.Function):
@@ -320,12 +320,12 @@ ENTRIES: dict[str, Entry] = {
     "checkpoint": module(
         "parts that other ranks have run again in backward, some of them nested in others",
         lambda: Recomputes(False),
-        spread(*(f"layers.{index}" for index in range(4)), "scale", "late"),
+        spread(*numbered("layers"), "scale", "late"),
     ),
     "checkpoint, reentrant": module(
         "the same by a custom function that runs backward inside backward",
         lambda: Recomputes(True),
-        spread(*(f"layers.{index}" for index in range(4)), "scale", "late"),
+        spread(*numbered("layers"), "scale", "late"),
     ),
     "hooks of every kind": module(
         "hooks change arguments, results and gradients of modules on one rank or over several, of tensors, of weights",
@@ -347,6 +347,6 @@ ENTRIES: dict[str, Entry] = {
     "reversible blocks": module(
         "a custom function runs modules in its backward",
         ReversibleStack,
-        spread(*(f"blocks.{index}" for index in range(4))),
+        spread(*numbered("blocks")),
     ),
 }

@@ -14,8 +14,8 @@ from tests.parity.models_control import WIDTH, dense
 from tests.parity.models_training import evaluate
 from tests.parity.problem import BATCH, Models, Phase, square_loss
 
-from .building import module, spread
 from .entry import Entry
+from .entry_builders import module, numbered, spread
 
 LENGTH = 5
 
@@ -241,11 +241,14 @@ class Clipped(nn.Module):
         return self.two(y + self.bag(indices))
 
 
+#: Training, and the model evaluated after it.
+TRAINED_AND_EVALUATED = (Phase(body=square_loss), Phase(body=evaluate, training=False, zero=(), update=()))
+
 ENTRIES: dict[str, Entry] = {
     "attention with masks": module(
         "masks of bools and of numbers cross, one of them expanded; weights come back or are None",
         MaskedAttention,
-        spread(*(f"blocks.{index}" for index in range(4))),
+        spread(*numbered("blocks")),
         batch=masked_sequences,
         phases=(Phase(body=masked_step),),
     ),
@@ -273,13 +276,13 @@ ENTRIES: dict[str, Entry] = {
         "buffers of several kinds are written in every forward, in the order of the microbatches",
         Normalised,
         None,
-        phases=(Phase(body=square_loss), Phase(body=evaluate, training=False, zero=(), update=())),
+        phases=TRAINED_AND_EVALUATED,
     ),
     "SyncBatchNorm": module(
         "wants a process group, of the ranks that hold the same layer",
         synchronised,
         None,
-        phases=(Phase(body=square_loss), Phase(body=evaluate, training=False, zero=(), update=())),
+        phases=TRAINED_AND_EVALUATED,
     ),
     "parametrizations": module(
         "a weight is an attribute that other modules compute, one of them with buffers that the forward writes to",
@@ -289,7 +292,7 @@ ENTRIES: dict[str, Entry] = {
     "weight_norm and spectral_norm by hooks": module(
         "a weight is a plain attribute that a hook sets before every forward",
         OldNorms,
-        spread(*(f"layers.{index}" for index in range(4))),
+        spread(*numbered("layers")),
     ),
     "embedding with max_norm": module(
         "the forward writes to a weight, which the trace must put back",

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.parity.models_control import WIDTH, dense
 
-from .building import module, spread
 from .entry import Entry
+from .entry_builders import module, numbered, spread
 
 
 class PlainList(nn.Module):
@@ -267,8 +267,6 @@ class Sliced(nn.Module):
         return nn.Sequential(*self.layers[3:5], nn.Tanh())(y) + self.layers[1](y)
 
 
-layers = tuple(f"layers.{index}" for index in range(4))
-
 ENTRIES: dict[str, Entry] = {
     "modules in a plain list": module(
         "children are called through a list that the model does not know, and one is not registered at all",
@@ -320,7 +318,7 @@ ENTRIES: dict[str, Entry] = {
     "early exit": module(
         "later layers run for some microbatches only, or for none: their gradients are then None",
         Exits,
-        spread(*(name for pair in zip(layers, (f"heads.{index}" for index in range(4)), strict=True) for name in pair)),
+        spread(*(name for pair in zip(numbered("layers"), numbered("heads"), strict=True) for name in pair)),
     ),
     "results used by nobody": module(
         "calls have results that no gradient reaches, though they were made with gradients",
@@ -330,7 +328,7 @@ ENTRIES: dict[str, Entry] = {
     "generator in the forward": module(
         "the forward is suspended between two calls of children",
         Yields,
-        spread(*layers),
+        spread(*numbered("layers")),
     ),
     "slices of a Sequential": module(
         "every forward makes new containers of the same layers",

@@ -14,8 +14,8 @@ from torch.optim import SGD, Optimizer
 from tests.parity.models_control import WIDTH, dense
 from tests.parity.problem import BATCH, Models, Phase, normal, square_loss
 
-from .building import module, spread
 from .entry import Entry
+from .entry_builders import module, numbered, spread
 
 
 class LowRank(nn.Module):
@@ -210,7 +210,7 @@ ENTRIES: dict[str, Entry] = {
     "codebook": module(
         "buffers follow what passes through them, and gradients pass by what computes the result",
         Quantized,
-        spread(*(f"books.{index}" for index in range(4))),
+        spread(*numbered("books")),
     ),
     "skips between levels": module(
         "results of every rank are used again much later, last first, on another rank",
@@ -221,7 +221,7 @@ ENTRIES: dict[str, Entry] = {
     "mixed precision in the forward": module(
         "the modes of a region go along with calls that leave its rank",
         Mixed,
-        spread(*(f"layers.{index}" for index in range(4))),
+        spread(*numbered("layers")),
     ),
     "teacher inside the model": module(
         "half of the model is a frozen copy that runs without gradients",

@@ -14,8 +14,8 @@ from tests.parity.models_control import WIDTH, dense
 from tests.parity.models_values import Types, types_step
 from tests.parity.problem import Models, Phase
 
-from .building import module, spread
 from .entry import Entry
+from .entry_builders import module, numbered, spread
 
 
 class WritesTo(nn.Module):
@@ -291,7 +291,7 @@ ENTRIES: dict[str, Entry] = {
     "parameters as results": module(
         "modules give their own parameters back, and the loss is made of them",
         GivesParameters,
-        spread(*(f"layers.{index}" for index in range(4))),
+        spread(*numbered("layers")),
         phases=(Phase(body=decay_step),),
     ),
     "functions and generators as arguments": module(
@@ -302,7 +302,7 @@ ENTRIES: dict[str, Entry] = {
     "nested dicts of lists": module(
         "arguments and results are dicts of lists of tuples of tensors and other things, some of them the same tensor",
         Nested,
-        spread(*(f"layers.{index}" for index in range(4))),
+        spread(*numbered("layers")),
     ),
     "values of many types": module(
         "named tuples, registered types, slices, shapes and types cross, and modules that return None",
@@ -314,12 +314,12 @@ ENTRIES: dict[str, Entry] = {
     "complex, bool and bfloat16": module(
         "tensors of seven types cross together, and gradients of four of them cross back",
         Numbers,
-        spread(*(f"layers.{index}" for index in range(4))),
+        spread(*numbered("layers")),
     ),
     "experts without rows": module(
         "tensors without elements cross, and their gradients do",
         Experts,
-        spread(*(f"experts.{index}" for index in range(6))),
+        spread(*numbered("experts", 6)),
     ),
     "sparse gradients": module(
         "gradients of tables are sparse, are averaged over microbatches, and one sums two uses",

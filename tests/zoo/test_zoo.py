@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 
 from tests.parity.cases import Case
+from tests.parity.rows import usual_row
 from tests.parity.table import Outcome, judge
 
 from .cases import all_cases, with_partitions
@@ -18,23 +20,7 @@ from .verdict import FEWEST_MODELS, Verdict, passes, summary, verdict_on
 NAME = "Qwen3"
 CASE = Case(NAME, 2, 1, "simple", 2, steps=3)
 REFUSED = Entry(problem=ENTRIES[NAME].problem, kind="module", reason="because", refused="use the other way")
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    usual = {
-        "case": CASE.name,
-        "worst": 1e-15,
-        "where": "there",
-        "failures": [],
-        "parameters": 3,
-        "replica": 0,
-        "bytes": 24,
-        "body_bytes": 8,
-        "forward": 4,
-        "backward": 4,
-        "expected_forward": None,
-    }
-    return usual | changes
+row = functools.partial(usual_row, CASE)
 
 
 def judged(*rows: dict[str, Any] | None, entry: Entry = ENTRIES[NAME]) -> str:

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.parity.models_language import LENGTH, VOCABULARY
+from tests.parity.models_language import GPT2_SIZES, LENGTH, VOCABULARY
 
-from .build import SIZES, causal, model
 from .entry import Entry
+from .entry_builders import SIZES, causal, model
 
 GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 1}
 EXPERTS: dict[str, Any] = {**GROUPED, "num_experts_per_tok": 2, "experts_implementation": "eager"}
-GPT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "n_positions": 2 * LENGTH,
-    "n_embd": 16,
-    "n_layer": 5,
-    "n_head": 2,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+GPT: dict[str, Any] = {**GPT2_SIZES, "n_layer": 5}
 SPARSE = "mixture of experts"
 STATES = "state space"
 

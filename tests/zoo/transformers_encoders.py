@@ -9,11 +9,11 @@ import torch
 import transformers
 from torch import nn
 
-from tests.parity.models_language import LENGTH, VOCABULARY, masked_step, masked_tokens
-from tests.parity.problem import BATCH, Models
+from tests.parity.models_language import LENGTH, NO_DROPOUT, VOCABULARY, masked_step, masked_tokens
+from tests.parity.problem import BATCH, Models, own_loss
 
-from .build import NO_DROPOUT, SIZES, entry, model
 from .entry import Entry
+from .entry_builders import SIZES, entry, model
 
 PLAIN: dict[str, Any] = {**SIZES, **NO_DROPOUT}
 
@@ -26,25 +26,19 @@ def long_tokens(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 def unmasked_step(models: Models, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> Any:
     """A step of a model that knows no mask."""
-    output = models["model"](ids, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, ids, labels=labels)
 
 
 def replaced_step(models: Models, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> Any:
     """Which tokens are replaced: every other one, let us say."""
-    output = models["model"](ids, attention_mask=mask, labels=ids % 2)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, ids, attention_mask=mask, labels=ids % 2)
 
 
 def first_token_global_step(models: Models, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> Any:
     """The first token of each sample looks at all others."""
     everywhere = torch.zeros_like(mask)
     everywhere[:, 0] = 1
-    output = models["model"](ids, attention_mask=mask, global_attention_mask=everywhere, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, ids, attention_mask=mask, global_attention_mask=everywhere, labels=labels)
 
 
 def tokens_and_entities(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:

@@ -10,11 +10,11 @@ import transformers
 from torch import nn
 
 from tests.parity.models_architectures import speech, transcribe
-from tests.parity.models_language import LENGTH, VOCABULARY, pair_step, pairs
-from tests.parity.problem import BATCH, Models
+from tests.parity.models_language import LENGTH, NO_DROPOUT, T5_SIZES, VOCABULARY, pair_step, pairs
+from tests.parity.problem import BATCH, Models, own_loss
 
-from .build import NO_DROPOUT, SIZES, entry, model
 from .entry import Entry
+from .entry_builders import SIZES, entry, model
 
 #: Sizes of BART and of what came from it.
 PAIR: dict[str, Any] = {
@@ -37,19 +37,7 @@ PAIR: dict[str, Any] = {
     "forced_eos_token_id": None,
 }
 SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
-T5: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 24,
-    "num_layers": 3,
-    "num_decoder_layers": 3,
-    "num_heads": 2,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 16,
-    "dropout_rate": 0.0,
-    "decoder_start_token_id": 0,
-}
+T5: dict[str, Any] = {**T5_SIZES, "num_layers": 3, "num_decoder_layers": 3}
 #: Sizes of Wav2Vec2 and of what came from it. Nothing is masked: masks are drawn by NumPy.
 WAVES: dict[str, Any] = {
     **SIZES,
@@ -138,9 +126,7 @@ def waves(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 def connect(models: Models, waves: torch.Tensor, labels: torch.Tensor) -> Any:
     """Connectionist temporal classification."""
-    output = models["model"](input_values=waves, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_values=waves, labels=labels)
 
 
 def spectrograms(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:

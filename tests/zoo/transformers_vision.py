@@ -10,11 +10,11 @@ import transformers
 from torch import nn
 
 from tests.parity.models_architectures import SIDE, classify, contrast, images, images_and_tokens
-from tests.parity.models_language import LENGTH, VOCABULARY
-from tests.parity.problem import BATCH, Models
+from tests.parity.models_language import LENGTH, NO_DROPOUT, VOCABULARY
+from tests.parity.problem import BATCH, Models, own_loss
 
-from .build import NO_DROPOUT, SIZES, entry, model
 from .entry import Entry
+from .entry_builders import SIZES, entry, model
 
 LAYERS: dict[str, Any] = {
     key: value for key, value in SIZES.items() if key not in ("vocab_size", "max_position_embeddings")
@@ -54,9 +54,7 @@ def images_and_noise(step: int, random: torch.Generator) -> tuple[torch.Tensor, 
 
 def reconstruct(models: Models, images: torch.Tensor, noise: torch.Tensor) -> Any:
     """Which patches are hidden is given, not drawn."""
-    output = models["model"](pixel_values=images, noise=noise)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits, output.mask
+    return own_loss(models, pixel_values=images, noise=noise, results=("logits", "mask"))
 
 
 def images_and_answers(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -65,22 +63,16 @@ def images_and_answers(step: int, random: torch.Generator) -> tuple[torch.Tensor
 
 
 def answer(models: Models, images: torch.Tensor, ids: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](input_ids=ids, pixel_values=images, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_ids=ids, pixel_values=images, labels=labels)
 
 
 def describe(models: Models, images: torch.Tensor, ids: torch.Tensor) -> Any:
     """Tokens behind an image, which are predicted."""
-    output = models["model"](input_ids=ids, pixel_values=images, labels=ids)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_ids=ids, pixel_values=images, labels=ids)
 
 
 def caption(models: Models, images: torch.Tensor, ids: torch.Tensor) -> Any:
-    output = models["model"](pixel_values=images, labels=ids)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, pixel_values=images, labels=ids)
 
 
 def images_in_text(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -102,17 +94,13 @@ def boxes_and_images(step: int, random: torch.Generator) -> tuple[torch.Tensor, 
 
 
 def read_page(models: Models, ids: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor) -> Any:
-    output = models["model"](input_ids=ids, bbox=boxes, labels=labels)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_ids=ids, bbox=boxes, labels=labels)
 
 
 def read_image(
     models: Models, ids: torch.Tensor, boxes: torch.Tensor, labels: torch.Tensor, images: torch.Tensor
 ) -> Any:
-    output = models["model"](input_ids=ids, bbox=boxes, labels=labels, pixel_values=images)
-    models["model"].backward(output.loss)
-    return output.loss, output.logits
+    return own_loss(models, input_ids=ids, bbox=boxes, labels=labels, pixel_values=images)
 
 
 def regions(step: int, random: torch.Generator) -> tuple[torch.Tensor, ...]:

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, StepEpoch};
-use shardwright_wire::{Abort, ErrorReport, Message, Phase, Place, StepBegin, StepEnd, Value};
+use shardwright_core::{MicrobatchId, Rank, StepEpoch};
+use shardwright_wire::{Abort, ErrorReport, Message, Phase, StepBegin, StepEnd, Value};
 
-use super::rig::{body, config, context, forward, plan};
-use crate::{Action, Failure, Grant, Machine, MainEvent, NewRequest, ServerError, Task};
+use super::rig::{body, config, forward, new_request, plan};
+use crate::{Action, Failure, Grant, Machine, MainEvent, ServerError, Task};
 
 pub(super) fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -107,17 +107,7 @@ pub(super) fn waiting_root() -> Machine {
             microbatch: MicrobatchId(0)
         }))
     );
-    let request = NewRequest {
-        model: ModelId(0),
-        work: forward(1),
-        microbatch: MicrobatchId(0),
-        place: Place {
-            parent: None,
-            call: CallId(0),
-        },
-        context: context(),
-        body: body(Value::None),
-    };
+    let request = new_request(forward(1), MicrobatchId(0), Value::None);
     let id = root
         .send_request(Some(worker), Rank(1), request, at(0))
         .unwrap();

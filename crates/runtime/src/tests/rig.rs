@@ -68,6 +68,21 @@ pub(super) fn context() -> TaskContext {
     }
 }
 
+/// A request of the first call in a microbatch.
+pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) -> NewRequest {
+    NewRequest {
+        model: ModelId(0),
+        work,
+        microbatch,
+        place: Place {
+            parent: None,
+            call: CallId(0),
+        },
+        context: context(),
+        body: body(value),
+    }
+}
+
 pub(super) fn forward(module: u32) -> Work {
     Work::Forward {
         module: ModuleId(module),
@@ -208,18 +223,7 @@ impl TestRank {
         microbatch: MicrobatchId,
         value: Value,
     ) -> Result<RequestId, ServerError> {
-        let place = Place {
-            parent: None,
-            call: CallId(0),
-        };
-        let request = NewRequest {
-            model: ModelId(0),
-            work,
-            microbatch,
-            place,
-            context: context(),
-            body: body(value),
-        };
+        let request = new_request(work, microbatch, value);
         self.server.send_request(worker, Rank(to), request)
     }
 

@@ -1,12 +1,12 @@
 //! Single rules of the machine about waits and departures (EX-8, EX-10).
 
 use shardwright_comm::Loss;
-use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Beat, Message, Outcome, Phase, Place, Response, Value};
+use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_wire::{Beat, Message, Outcome, Phase, Response, Value};
 
 use super::alone::*;
-use super::rig::{body, config, context, forward, plan};
-use crate::{FailureKind, Grant, Machine, MainEvent, NewRequest, Waiting};
+use super::rig::{body, config, forward, new_request, plan};
+use crate::{FailureKind, Grant, Machine, MainEvent, Waiting};
 
 #[test]
 fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
@@ -77,17 +77,7 @@ fn root_of_two() -> Machine {
         };
         root.worker_returns(worker, at(0)).unwrap();
         assert!(matches!(root.take_grant(worker), Some(Grant::Task(_))));
-        let request = NewRequest {
-            model: ModelId(0),
-            work: forward(1),
-            microbatch: MicrobatchId(microbatch),
-            place: Place {
-                parent: None,
-                call: CallId(0),
-            },
-            context: context(),
-            body: body(Value::None),
-        };
+        let request = new_request(forward(1), MicrobatchId(microbatch), Value::None);
         let id = root
             .send_request(Some(worker), Rank(1), request, at(0))
             .unwrap();

@@ -10,44 +10,39 @@ import torch
 from torch import nn
 
 from tests.silently_wrong.scenario import (
-    WIDTH,
-    Layer,
-    TwoStages,
-    batch,
     compare_gradients,
     divided,
+    inner,
     plain_step,
     scenario,
     square,
+    step_of,
     train,
+    train_both,
+    train_changing,
 )
+from tests.silently_wrong.stages import WIDTH, Layer, Noting, TwoStages, batch
 
 
 @scenario
 def eval_mode_in_the_step() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        model.eval()
-        return square(model, x)
-
-    return train(TwoStages(), loss)
+    return train_changing(lambda model: model.eval())
 
 
 @scenario
 def an_attribute_set_in_the_step_on_a_module_elsewhere() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).there.flag = 3.0
-        return square(model, x)
+    def change(model: Any) -> None:
+        inner(model).there.flag = 3.0
 
-    return train(TwoStages(), loss)
+    return train_changing(change)
 
 
 @scenario
 def an_attribute_set_in_the_step_on_a_module_here() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).here.flag = 3.0
-        return square(model, x)
+    def change(model: Any) -> None:
+        inner(model).here.flag = 3.0
 
-    return train(TwoStages(), loss)
+    return train_changing(change)
 
 
 class Dropping(nn.Module):
@@ -70,25 +65,10 @@ class DroppingStages(nn.Module):
 
 @scenario
 def a_module_without_parameters_changed_in_the_step() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).there.drop.p = 1.0
-        return square(model, x)
+    def change(model: Any) -> None:
+        inner(model).there.drop.p = 1.0
 
-    return train(DroppingStages(), loss)
-
-
-class Noting(nn.Module):
-    """Leaves an auxiliary loss behind in an attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.penalty: Any = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        self.penalty = y.square().mean()
-        return y
+    return train_changing(change, DroppingStages())
 
 
 class NotingStages(nn.Module):
@@ -102,7 +82,7 @@ class NotingStages(nn.Module):
 
 @scenario
 def an_attribute_of_a_child_elsewhere_read_in_the_step() -> Any:
-    return train(NotingStages(), lambda model, x: square(model, x) + getattr(model, "module", model).there.penalty)
+    return train(NotingStages(), lambda model, x: square(model, x) + inner(model).there.penalty)
 
 
 class ReadingStages(NotingStages):
@@ -132,13 +112,7 @@ def an_attribute_of_a_child_read_by_its_parent_with_an_automatic_partition() -> 
 
     plain = Deep()
     model = smp.DistributedModel(copy.deepcopy(plain))
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
-    step(model, batch())
-    plain_step(plain, batch(), square)
+    train_both(model, plain)
     return compare_gradients(model, plain)
 
 
@@ -165,13 +139,7 @@ def hooks_of_tied_and_reused_parameters() -> Any:
             lambda p, name=name: seen.setdefault("post " + name, []).append(p.grad.clone())
         )
     model = divided(module, there=1, last=1)
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
-    step(model, batch())
-    plain_step(plain, batch(), square)
+    train_both(model, plain)
     for parameter in plain.parameters():
         parameter.grad *= 2
     local = dict(model.local_named_parameters())
@@ -186,49 +154,31 @@ def hooks_of_tied_and_reused_parameters() -> Any:
 
 @scenario
 def a_parameter_hook_registered_in_the_step() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).there.linear.weight.register_hook(lambda g: g * 2)
-        return square(model, x)
-
-    return train(TwoStages(), loss)
+    return train_changing(lambda model: inner(model).there.linear.weight.register_hook(lambda g: g * 2))
 
 
 @scenario
 def a_hook_of_an_own_parameter_registered_in_the_step() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).here.linear.weight.register_hook(lambda g: g * 2)
-        return square(model, x)
-
-    return train(TwoStages(), loss)
+    return train_changing(lambda model: inner(model).here.linear.weight.register_hook(lambda g: g * 2))
 
 
 @scenario
 def a_post_accumulate_hook_registered_in_the_step() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).here.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
-        return square(model, x)
-
-    return train(TwoStages(), loss)
+    return train_changing(
+        lambda model: inner(model).here.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
+    )
 
 
 @scenario
 def freezing_in_the_step() -> Any:
-    def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        getattr(model, "module", model).there.requires_grad_(False)
-        return square(model, x)
-
-    return train(TwoStages(), loss)
+    return train_changing(lambda model: inner(model).there.requires_grad_(False))
 
 
 @scenario
 def freezing_between_steps() -> Any:
     plain = TwoStages()
     model = divided(copy.deepcopy(plain))
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
+    step = step_of()
     step(model, batch())
     for parameter in model.parameters():  # those of the other rank answer too
         parameter.register_hook(lambda gradient: gradient * 1.0).remove()
@@ -236,7 +186,7 @@ def freezing_between_steps() -> Any:
     for frozen in (False, True, False):
         for module in (plain, model):
             module.zero_grad()
-            getattr(module, "module", module).there.requires_grad_(not frozen)
+            inner(module).there.requires_grad_(not frozen)
         step(model, batch())
         plain_step(plain, batch(), square)
         exact = compare_gradients(model, plain)
@@ -277,29 +227,18 @@ def a_list_that_a_module_elsewhere_appends_to() -> Any:
 @scenario
 def other_weights_by_functional_call() -> Any:
     def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-        inner = getattr(model, "module", model)
         other = {"there.linear.weight": torch.ones(WIDTH, WIDTH)}
-        return torch.func.functional_call(inner, other, (x,)).square().mean()
+        return torch.func.functional_call(inner(model), other, (x,)).square().mean()
 
-    module = TwoStages()
-    model = divided(module)
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x) + loss(model, x))
-
-    step(model, batch())
+    model = divided(TwoStages())
+    step_of(lambda model, x: square(model, x) + loss(model, x))(model, batch())
     return "nothing"
 
 
 @scenario
 def a_weight_assigned_after_the_partition() -> Any:
     model = divided(TwoStages())
-
-    @smp.step
-    def step(model: Any, x: torch.Tensor) -> None:
-        model.backward(square(model, x))
-
+    step = step_of()
     step(model, batch())
     model.module.there.linear.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
     step(model, batch())
