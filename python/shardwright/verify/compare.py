@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.execution import process
 from shardwright.partition.preserve import copied_arguments
-from shardwright.verify.evidence import Bench, with_inputs
+from shardwright.verify.evidence import Bench, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
 from shardwright.verify.measure import FLOOR, error_of, error_of_leaf, size_of, tolerance_for
 from shardwright.verify.record import Record
@@ -26,32 +25,6 @@ if TYPE_CHECKING:
     from shardwright.verify.run import Verification
 
 Gradients = Mapping[str, torch.Tensor | None]
-
-
-@dataclass
-class _Rank:
-    """What a rank said first.
-
-    Attributes:
-        record: Its module calls.
-        groups: Full names of its parameters, those of one tensor together.
-        start_buffers: Full names of its buffers before the step.
-        buffers: Full names of its buffers after it.
-        hooked: Full names of its parameters with gradient hooks.
-        requests: Forward and backward requests that it sent.
-    """
-
-    record: Record
-    groups: list[list[str]]
-    start_buffers: list[str]
-    buffers: list[str]
-    hooked: list[str]
-    requests: tuple[int, int]
-
-    @staticmethod
-    def from_json(text: str) -> _Rank:
-        data = json.loads(text)
-        return _Rank(Record.from_json(data.pop("record")), **data)
 
 
 @dataclass
@@ -104,7 +77,7 @@ class Comparison:
         self.verified = verified
         self.bench = bench
         self.runtime = runtime
-        self.ranks = [_Rank.from_json(bench.ask(rank, "overview")) for rank in range(runtime.launch.world_size)]
+        self.ranks: list[Overview] = [bench.ask(rank, "overview") for rank in range(runtime.launch.world_size)]
         self.reference = Reference(verified.models, modules, verified.prefixes, runtime.device)
         self.reference.draw_as_the_ranks()
         self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.dp_ranks)]
