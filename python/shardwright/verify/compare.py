@@ -135,7 +135,7 @@ class Comparison:
         """Run every replica's step in this process; compare results on the way, which may be large."""
         expected, gradients = [], []
         for replica in self.replicas:
-            one = self.run(replica, self.runtime.num_microbatches)
+            one = self.run(replica, self.runtime.num_microbatches, recorded=True)
             self._compare_results(replica, one)
             self._compare_buffers(replica, one)
             one.results, one.losses = [], {}
@@ -143,7 +143,7 @@ class Comparison:
             gradients.append(self.reference.take_gradients(self.runtime.num_microbatches))
         return expected, mean_over_replicas(gradients)
 
-    def run(self, replica: Replica, num_microbatches: int) -> Expected:
+    def run(self, replica: Replica, num_microbatches: int, *, recorded: bool) -> Expected:
         """One replica's step from its start, with the random numbers of its ranks."""
         self.reference.load_buffers(self._starting_buffers(replica))
         process.restore_random_state(replica.random)
@@ -153,7 +153,7 @@ class Comparison:
         seeds: list[int | None] = [None] * len(parts)
         if runtime.pp_size > 1 or runtime.cfg.reproducible_rng:
             seeds = [runtime.microbatch_seed(replica.seed, number, replica.index) for number in range(len(parts))]
-        return self.reference.run(self.verified.step, parts, seeds)
+        return self.reference.run(self.verified.step, parts, seeds, recorded)
 
     def _starting_buffers(self, replica: Replica) -> Mapping[str, torch.Tensor]:
         """As in the ranks' step, training starts from the first replica's buffers, unless the model says otherwise."""

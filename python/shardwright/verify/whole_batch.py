@@ -128,7 +128,7 @@ def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) 
     found = []
     with mode or contextlib.nullcontext():
         for replica in comparison.replicas:
-            comparison.run(replica, num_microbatches)
+            comparison.run(replica, num_microbatches, recorded=False)
             found.append(comparison.reference.take_gradients(num_microbatches))
     return mean_over_replicas(found), [] if mode is None else mode.counts
 
