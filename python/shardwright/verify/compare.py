@@ -48,21 +48,6 @@ class Replica:
     random: process.RandomState
 
 
-def compare(
-    verified: Verification, modules: list[nn.Module], bench: Bench, tolerance: float | None, whole_batch: bool
-) -> Report:
-    """Make the report; every other rank answers questions meanwhile.
-
-    Args:
-        verified: The step that was run on all ranks.
-        modules: Whole modules of the same models.
-        bench: Asks the ranks.
-        tolerance: What is allowed; None for that of the dtype.
-        whole_batch: Whether to look for what microbatches change.
-    """
-    return Comparison(verified, modules, bench).report(tolerance, whole_batch)
-
-
 class Comparison:
     """What rank 0 compares.
 
@@ -72,7 +57,13 @@ class Comparison:
     """
 
     def __init__(self, verified: Verification, modules: list[nn.Module], bench: Bench) -> None:
-        """Ask every rank for an overview."""
+        """Ask every rank for an overview.
+
+        Args:
+            verified: The step that was run on all ranks.
+            modules: Whole modules of the same models.
+            bench: Asks the ranks.
+        """
         runtime = verified.runtime
         self.verified = verified
         self.bench = bench
@@ -81,12 +72,11 @@ class Comparison:
         self.reference = Reference(verified.models, modules, verified.prefixes, runtime.device)
         self.reference.draw_as_the_ranks()
         self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.dp_ranks)]
-        self.num_microbatches = runtime.num_microbatches
         self.rows: list[Row] = []
         self._first_buffers: dict[str, torch.Tensor] = {}
 
     def _replica(self, index: int, root: int) -> Replica:
-        arguments = self.verified.copied_arguments()
+        arguments = self.verified.arguments
         if root != self.runtime.rank:
             arguments = with_inputs(*arguments, self.bench.ask(root, "inputs"), root)
         seed, state, devices = self.bench.ask(root, "random")
@@ -147,7 +137,7 @@ class Comparison:
         """One replica's step from its start, with the random numbers of its ranks."""
         self.reference.load_buffers(self._starting_buffers(replica))
         process.restore_random_state(replica.random)
-        args, kwargs = copied_arguments(*replica.arguments, None, keep=lambda tensor: isinstance(tensor, nn.Parameter))
+        args, kwargs = copied_arguments(*replica.arguments)
         parts = list(self.verified.step.splitter.split(args, kwargs, num_microbatches))
         runtime = self.runtime
         seeds: list[int | None] = [None] * len(parts)
@@ -233,7 +223,12 @@ class Comparison:
     # --- the report
 
     def report(self, tolerance: float | None, whole_batch: bool) -> Report:
-        """Run, compare, and say what was found."""
+        """Run, compare, and say what was found; every other rank answers questions meanwhile.
+
+        Args:
+            tolerance: What is allowed; None for that of the dtype.
+            whole_batch: Whether to look for what microbatches change.
+        """
         self.load()
         expected, gradients = self.expect()
         errors = self._compare_gradients(gradients)

@@ -82,11 +82,12 @@ class Recorder:
         if path is not None:
             self.entered(path, args)
 
-    def entered(self, path: str, args: Any) -> None:
+    def entered(self, path: str, args: Any) -> CallKey:
         """A module is called, here or on another rank, with these positional arguments."""
         key = _next(self._entered, path, self._microbatch())
         for number, tensor in enumerate(tensors_in(args)):
             self._watch((key, -1 - number), tensor)
+        return key
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         path = self._path(module)

@@ -52,17 +52,16 @@ class WatchedFlow(Recorder):
         self._flow = flow
         self._running: list[tuple[CallKey, Any]] = []
 
-    def entered(self, path: str, args: Any) -> None:
+    def entered(self, path: str, args: Any) -> CallKey:
         """Note what the call uses, and inside which calls it is."""
-        microbatch = self._microbatch()
-        key = (path, microbatch, self._entered[path, microbatch])
-        super().entered(path, args)
+        key = super().entered(path, args)
         self._flow.parents[key] = tuple(call for call, _ in self._running)
         self._running.append((key, _generators()))
         for number, tensor in enumerate(tensors_in(args)):
             users = _users(tensor)
             users.append(key)
             self._flow.users[key, -1 - number] = users
+        return key
 
     def returned(self, path: str, output: Any) -> None:
         """Note what the call made, and whether it drew random numbers."""
@@ -190,7 +189,7 @@ class Reference:
         running = [0]
 
         def backward(tensors: Any, grad_tensors: Any = None) -> None:
-            given = [tensor.detach().clone() for tensor in tensors_in([tensors])]
+            given = [tensor.detach().clone() for tensor in tensors_in(tensors)]
             expected.losses.setdefault(running[0], []).extend(given)
             torch.autograd.backward(tensors, grad_tensors)
 

@@ -55,12 +55,9 @@ class _Watching(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _count(self, target: Any, kwargs: Mapping[str, Any]) -> None:
-        if isinstance(target, torch.Tensor) and not target.is_floating_point() and _is_mean(kwargs):
+        is_mean = kwargs.get("reduction", "mean") == "mean"
+        if isinstance(target, torch.Tensor) and not target.is_floating_point() and is_mean:
             self.counts.append(int((target != kwargs.get("ignore_index", -100)).sum()))
-
-
-def _is_mean(kwargs: Mapping[str, Any]) -> bool:
-    return bool(kwargs.get("reduction", "mean") == "mean")
 
 
 def whole_batch_note(
@@ -79,7 +76,7 @@ def whole_batch_note(
     sources = sorted({source for drew in comparison.reference.flow.drew.values() for source in drew})
     if sources not in ([], ["torch"]):
         return [f"the whole batch was not compared with its microbatches, since {' and '.join(sources)} was drawn from"]
-    count = comparison.num_microbatches
+    count = comparison.runtime.num_microbatches
     by_parts = _run(comparison, count, _Watching())[0] if sources else gradients
     whole, _ = _run(comparison, 1, _Watching() if sources else None)
     name, error = _worst(by_parts, whole)
