@@ -15,10 +15,10 @@ from shardwright.execution import process
 from shardwright.partition.preserve import copied_arguments
 from shardwright.verify.evidence import Bench, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
-from shardwright.verify.measure import FLOOR, error_of, error_of_leaf, size_of, tolerance_for
+from shardwright.verify.measure import error_of, error_of_leaf, floor_of, tolerance_for
 from shardwright.verify.record import Record
 from shardwright.verify.reference import Arguments, Expected, Reference, mean_over_replicas
-from shardwright.verify.report import Departure, Report, Row
+from shardwright.verify.report import Departure, Report, Row, first_of
 from shardwright.verify.whole_batch import whole_batch_note
 
 if TYPE_CHECKING:
@@ -185,13 +185,13 @@ class Comparison:
 
     def _compare_gradients(self, wanted: Gradients) -> dict[str, tuple[float, str]]:
         """A row for each parameter and rank; returns the worst error and its reason by name."""
-        largest = max((size_of(gradient) for gradient in wanted.values() if gradient is not None), default=0.0)
+        floor = floor_of(wanted.values())
         worst: dict[str, tuple[float, str]] = {}
         for rank, said in enumerate(self.ranks):
             for group in said.groups:
                 found = self.bench.ask(rank, "gradients", group[0])
                 for name in group:
-                    error, detail = error_of(found, wanted.get(name), FLOOR * largest)
+                    error, detail = error_of(found, wanted.get(name), floor)
                     if name == group[0] and not (found is None and wanted.get(name) is None):
                         self.rows.append(Row(kind="gradient", name=name, rank=rank, error=error, detail=detail))
                     if name not in worst or not error <= worst[name][0]:
@@ -282,9 +282,8 @@ class Comparison:
         names = sorted({name for said in self.ranks for name in said.hooked})
         if not names:
             return []
-        listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return [
-            f"gradient hooks on {listed} ran on the ranks; the whole model in one process has only those that "
+            f"gradient hooks on {first_of(names)} ran on the ranks; the whole model in one process has only those that "
             "reference() registers"
         ]
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from shardwright.verify.measure import FLOOR, error_of, size_of
+from shardwright.verify.measure import error_of, floor_of
 from shardwright.verify.reference import mean_over_replicas
+from shardwright.verify.report import first_of
 
 if TYPE_CHECKING:
     from shardwright.verify.compare import Comparison, Gradients
@@ -103,10 +104,9 @@ def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> s
             "the whole batch, counted before the step and passed whole"
         )
     if norms:
-        listed = ", ".join(map(repr, norms[:3])) + (f" and {len(norms) - 3} more" if len(norms) > 3 else "")
         reasons.append(
-            f"batch normalisation ({listed}) takes its statistics from a microbatch: use GroupNorm or LayerNorm, or "
-            "one microbatch"
+            f"batch normalisation ({first_of(norms)}) takes its statistics from a microbatch: use GroupNorm or "
+            "LayerNorm, or one microbatch"
         )
     if not reasons:
         reasons.append(
@@ -131,7 +131,7 @@ def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) 
 
 
 def _worst(found: Gradients, expected: Gradients) -> tuple[str, float]:
-    largest = max((size_of(gradient) for gradient in expected.values() if gradient is not None), default=0.0)
-    errors = {name: error_of(found[name], wanted, FLOOR * largest)[0] for name, wanted in expected.items()}
+    floor = floor_of(expected.values())
+    errors = {name: error_of(found[name], wanted, floor)[0] for name, wanted in expected.items()}
     name = max(errors, key=errors.__getitem__)
     return name, errors[name]
