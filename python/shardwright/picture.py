@@ -85,9 +85,7 @@ class Photographer:
             self._finish()
 
     def _ask(self) -> None:
-        if self._runtime.rank == 0:
-            self._begin()
-        elif self._send(0, {"says": "wanted"}):
+        if self._runtime.rank != 0 and self._send(0, {"says": "wanted"}):
             self._asked = time.monotonic()
         else:
             self._begin()

@@ -86,11 +86,11 @@ def _seeded(runtime: Runtime, forward: Callable[..., Any]) -> Callable[..., Any]
     def seeded(*args: Any, **kwargs: Any) -> Any:
         if not runtime.in_step or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
-        seed = torch.default_generator.initial_seed()
-        process.seed(_core.derive_seed(seed, _INTO))
+        seed = place()
+        process.seed(within(seed))
         try:
             return forward(*args, **kwargs)
         finally:
-            process.seed(_core.derive_seed(seed, _PAST))
+            pass_calls(seed, 1)
 
     return seeded

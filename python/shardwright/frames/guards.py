@@ -6,8 +6,8 @@ They are in place while a runtime with several pipeline ranks exists, and do not
 from __future__ import annotations
 
 import inspect
-import itertools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError
 from shardwright.frames.cut import slot_of
@@ -26,28 +27,6 @@ from shardwright.patches import Patches
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 _CHECKPOINT_CODE = inspect.unwrap(torch_checkpoint.checkpoint).__code__
-_hook_ids = itertools.count()
-
-
-class HookHandle:
-    """Removes a hook that a frame keeps."""
-
-    def __init__(self, hooks: dict[int, Any], hook_id: int) -> None:
-        """Remember where the hook is."""
-        self._hooks = hooks
-        self._id = hook_id
-
-    def remove(self) -> None:
-        """Remove the hook."""
-        self._hooks.pop(self._id, None)
-
-    def __enter__(self) -> HookHandle:
-        """The handle is its own context."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the hook."""
-        self.remove()
 
 
 def _refuse_on_parameter(frame: Frame, tensor: torch.Tensor) -> None:
@@ -87,15 +66,15 @@ def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Te
     return _frame_hook(frame, tensor, hook) or _patches.original["register_hook"](tensor, hook)
 
 
-def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> HookHandle | None:
+def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> RemovableHandle | None:
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
         return None
     frame.guard(edge.node)
-    hooks = frame.hooks.setdefault((edge.node, edge.output_nr), {})
-    hook_id = next(_hook_ids)
-    hooks[hook_id] = hook
-    return HookHandle(hooks, hook_id)
+    hooks = frame.hooks.setdefault((edge.node, edge.output_nr), OrderedDict())
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
 
 def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:

@@ -186,7 +186,10 @@ def moved_to(tree: ModelTree, device: torch.device) -> Iterator[None]:
 
 
 def copied_arguments(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device | None, keep: Callable[[torch.Tensor], bool]
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device: torch.device | None = None,
+    keep: Callable[[torch.Tensor], bool] = lambda tensor: isinstance(tensor, nn.Parameter),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of the tensors in arguments, so that a forward that writes to its inputs leaves the caller's alone.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,44 +13,18 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.execution import process
 from shardwright.partition.preserve import copied_arguments
-from shardwright.verify.evidence import Bench, with_inputs
+from shardwright.verify.evidence import Bench, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
-from shardwright.verify.measure import FLOOR, error_of, error_of_leaf, size_of, tolerance_for
+from shardwright.verify.measure import error_of, error_of_leaf, floor_of, tolerance_for
 from shardwright.verify.record import Record
 from shardwright.verify.reference import Arguments, Expected, Reference, mean_over_replicas
-from shardwright.verify.report import Departure, Report, Row
+from shardwright.verify.report import Departure, Report, Row, first_of
 from shardwright.verify.whole_batch import whole_batch_note
 
 if TYPE_CHECKING:
     from shardwright.verify.run import Verification
 
 Gradients = Mapping[str, torch.Tensor | None]
-
-
-@dataclass
-class _Rank:
-    """What a rank said first.
-
-    Attributes:
-        record: Its module calls.
-        groups: Full names of its parameters, those of one tensor together.
-        start_buffers: Full names of its buffers before the step.
-        buffers: Full names of its buffers after it.
-        hooked: Full names of its parameters with gradient hooks.
-        requests: Forward and backward requests that it sent.
-    """
-
-    record: Record
-    groups: list[list[str]]
-    start_buffers: list[str]
-    buffers: list[str]
-    hooked: list[str]
-    requests: tuple[int, int]
-
-    @staticmethod
-    def from_json(text: str) -> _Rank:
-        data = json.loads(text)
-        return _Rank(Record.from_json(data.pop("record")), **data)
 
 
 @dataclass
@@ -75,21 +48,6 @@ class Replica:
     random: process.RandomState
 
 
-def compare(
-    verified: Verification, modules: list[nn.Module], bench: Bench, tolerance: float | None, whole_batch: bool
-) -> Report:
-    """Make the report; every other rank answers questions meanwhile.
-
-    Args:
-        verified: The step that was run on all ranks.
-        modules: Whole modules of the same models.
-        bench: Asks the ranks.
-        tolerance: What is allowed; None for that of the dtype.
-        whole_batch: Whether to look for what microbatches change.
-    """
-    return Comparison(verified, modules, bench).report(tolerance, whole_batch)
-
-
 class Comparison:
     """What rank 0 compares.
 
@@ -99,21 +57,26 @@ class Comparison:
     """
 
     def __init__(self, verified: Verification, modules: list[nn.Module], bench: Bench) -> None:
-        """Ask every rank for an overview."""
+        """Ask every rank for an overview.
+
+        Args:
+            verified: The step that was run on all ranks.
+            modules: Whole modules of the same models.
+            bench: Asks the ranks.
+        """
         runtime = verified.runtime
         self.verified = verified
         self.bench = bench
         self.runtime = runtime
-        self.ranks = [_Rank.from_json(bench.ask(rank, "overview")) for rank in range(runtime.launch.world_size)]
+        self.ranks: list[Overview] = [bench.ask(rank, "overview") for rank in range(runtime.launch.world_size)]
         self.reference = Reference(verified.models, modules, verified.prefixes, runtime.device)
         self.reference.draw_as_the_ranks()
         self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.dp_ranks)]
-        self.num_microbatches = runtime.num_microbatches
         self.rows: list[Row] = []
         self._first_buffers: dict[str, torch.Tensor] = {}
 
     def _replica(self, index: int, root: int) -> Replica:
-        arguments = self.verified.copied_arguments()
+        arguments = self.verified.arguments
         if root != self.runtime.rank:
             arguments = with_inputs(*arguments, self.bench.ask(root, "inputs"), root)
         seed, state, devices = self.bench.ask(root, "random")
@@ -162,7 +125,7 @@ class Comparison:
         """Run every replica's step in this process; compare results on the way, which may be large."""
         expected, gradients = [], []
         for replica in self.replicas:
-            one = self.run(replica, self.runtime.num_microbatches)
+            one = self.run(replica, self.runtime.num_microbatches, recorded=True)
             self._compare_results(replica, one)
             self._compare_buffers(replica, one)
             one.results, one.losses = [], {}
@@ -170,17 +133,17 @@ class Comparison:
             gradients.append(self.reference.take_gradients(self.runtime.num_microbatches))
         return expected, mean_over_replicas(gradients)
 
-    def run(self, replica: Replica, num_microbatches: int) -> Expected:
+    def run(self, replica: Replica, num_microbatches: int, *, recorded: bool) -> Expected:
         """One replica's step from its start, with the random numbers of its ranks."""
         self.reference.load_buffers(self._starting_buffers(replica))
         process.restore_random_state(replica.random)
-        args, kwargs = copied_arguments(*replica.arguments, None, keep=lambda tensor: isinstance(tensor, nn.Parameter))
+        args, kwargs = copied_arguments(*replica.arguments)
         parts = list(self.verified.step.splitter.split(args, kwargs, num_microbatches))
         runtime = self.runtime
         seeds: list[int | None] = [None] * len(parts)
         if runtime.pp_size > 1 or runtime.cfg.reproducible_rng:
             seeds = [runtime.microbatch_seed(replica.seed, number, replica.index) for number in range(len(parts))]
-        return self.reference.run(self.verified.step, parts, seeds)
+        return self.reference.run(self.verified.step, parts, seeds, recorded)
 
     def _starting_buffers(self, replica: Replica) -> Mapping[str, torch.Tensor]:
         """As in the ranks' step, training starts from the first replica's buffers, unless the model says otherwise."""
@@ -222,13 +185,13 @@ class Comparison:
 
     def _compare_gradients(self, wanted: Gradients) -> dict[str, tuple[float, str]]:
         """A row for each parameter and rank; returns the worst error and its reason by name."""
-        largest = max((size_of(gradient) for gradient in wanted.values() if gradient is not None), default=0.0)
+        floor = floor_of(wanted.values())
         worst: dict[str, tuple[float, str]] = {}
         for rank, said in enumerate(self.ranks):
             for group in said.groups:
                 found = self.bench.ask(rank, "gradients", group[0])
                 for name in group:
-                    error, detail = error_of(found, wanted.get(name), FLOOR * largest)
+                    error, detail = error_of(found, wanted.get(name), floor)
                     if name == group[0] and not (found is None and wanted.get(name) is None):
                         self.rows.append(Row(kind="gradient", name=name, rank=rank, error=error, detail=detail))
                     if name not in worst or not error <= worst[name][0]:
@@ -260,7 +223,12 @@ class Comparison:
     # --- the report
 
     def report(self, tolerance: float | None, whole_batch: bool) -> Report:
-        """Run, compare, and say what was found."""
+        """Run, compare, and say what was found; every other rank answers questions meanwhile.
+
+        Args:
+            tolerance: What is allowed; None for that of the dtype.
+            whole_batch: Whether to look for what microbatches change.
+        """
         self.load()
         expected, gradients = self.expect()
         errors = self._compare_gradients(gradients)
@@ -314,9 +282,8 @@ class Comparison:
         names = sorted({name for said in self.ranks for name in said.hooked})
         if not names:
             return []
-        listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return [
-            f"gradient hooks on {listed} ran on the ranks; the whole model in one process has only those that "
+            f"gradient hooks on {first_of(names)} ran on the ranks; the whole model in one process has only those that "
             "reference() registers"
         ]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +22,26 @@ _QUESTIONS = "verification"
 _ANSWERS = "verification answers"
 #: Stands for an argument that cannot be sent: rank 0 takes its own.
 LOCAL = "<local>"
+
+
+class Overview(NamedTuple):
+    """What a rank says first.
+
+    Attributes:
+        record: Its module calls.
+        groups: Full names of its parameters, those of one tensor together.
+        start_buffers: Full names of its buffers before the step.
+        buffers: Full names of its buffers after it.
+        hooked: Full names of its parameters with gradient hooks of the user.
+        requests: Forward and backward requests that it sent.
+    """
+
+    record: Record
+    groups: list[list[str]]
+    start_buffers: list[str]
+    buffers: list[str]
+    hooked: list[str]
+    requests: tuple[int, int]
 
 
 @dataclass
@@ -60,15 +79,8 @@ class Evidence:
     def answer(self, what: str, which: Any) -> Any:
         """What rank 0 asks for."""
         if what == "overview":
-            overview = {
-                "record": self.record.to_json(),
-                "groups": self.groups,
-                "start_buffers": list(self.start_buffers),
-                "buffers": list(self.buffers),
-                "hooked": self.hooked,
-                "requests": self.requests,
-            }
-            return json.dumps(overview)
+            start_buffers, buffers = list(self.start_buffers), list(self.buffers)
+            return Overview(self.record, self.groups, start_buffers, buffers, self.hooked, self.requests)
         if what == "losses":
             return self.losses.get(which, [])
         if what in ("inputs", "random"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,8 +19,7 @@ _COLUMNS = 4096
 _ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(NamedTuple):
     """What stays of a tensor.
 
     Attributes:
@@ -36,16 +35,6 @@ class Fingerprint:
     root_mean_square: float
     projections: tuple[float, ...]
     not_finite: tuple[int, int, int]
-
-    def to_json(self) -> list[object]:
-        """As a list that JSON can hold."""
-        return [list(self.shape), self.dtype, self.root_mean_square, list(self.projections), list(self.not_finite)]
-
-    @staticmethod
-    def from_json(value: list[object]) -> Fingerprint:
-        """From what `to_json` gave."""
-        shape, dtype, size, projections, not_finite = value
-        return Fingerprint(tuple(shape), str(dtype), float(size), tuple(projections), tuple(not_finite))  # type: ignore[arg-type]
 
     def describe(self) -> str:
         """Shape and dtype in words."""

@@ -133,20 +133,16 @@ def first_backward(
                 blamed, what = _blame((key, number), flow, side)
                 return _departure(side, replica, blamed, what, error, "backward")
             if key[0] in modules and number >= 0:  # its outputs' gradient agrees, that of its own parameters does not
-                name, bad, detail = modules[key[0]]
-                what = f"the gradient of its parameter {name!r} departs"
-                return Departure(
-                    module=key[0],
-                    phase="backward",
-                    what=f"{what}: {detail}" if detail else what,
-                    error=bad,
-                    replica=replica,
-                    rank=side.rank_of.get(key),
-                )
+                return _parameter_departure(key[0], *modules[key[0]], replica, side.rank_of.get(key))
     path = next((path for path in reversed(list(names)) if path in modules), next(iter(modules)))
-    name, bad, detail = modules[path]
-    what = f"the gradient of its parameter {name!r} departs"
-    return Departure(module=path, phase="backward", what=f"{what}: {detail}" if detail else what, error=bad)
+    return _parameter_departure(path, *modules[path])
+
+
+def _parameter_departure(
+    path: str, name: str, error: float, detail: str, replica: int = 0, rank: int | None = None
+) -> Departure:
+    what = f"the gradient of its parameter {name!r} departs{': ' + detail if detail else ''}"
+    return Departure(module=path, phase="backward", what=what, error=error, replica=replica, rank=rank)
 
 
 def _modules_with_bad_parameters(

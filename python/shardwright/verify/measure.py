@@ -33,6 +33,11 @@ def tolerance_for(dtypes: Iterable[str]) -> tuple[str, float]:
     return coarsest, TOLERANCES[coarsest]
 
 
+def floor_of(gradients: Iterable[torch.Tensor | None]) -> float:
+    """What errors of gradients are at least relative to; see :data:`FLOOR`."""
+    return FLOOR * max((size_of(gradient) for gradient in gradients if gradient is not None), default=0.0)
+
+
 def size_of(tensor: torch.Tensor) -> float:
     """The largest magnitude of an element; that of finite ones only."""
     if not tensor.numel():

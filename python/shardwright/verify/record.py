@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from shardwright.frames.cut import slot_of
 from shardwright.partition import is_tracing
+from shardwright.values import register_type
 from shardwright.verify.fingerprint import Fingerprint, fingerprint
 from shardwright.verify.measure import tensors_in
 
@@ -25,6 +25,7 @@ CallKey = tuple[str, int, int]
 TensorKey = tuple[CallKey, int]
 
 
+@register_type
 @dataclass
 class Record:
     """All calls of one run.
@@ -40,32 +41,6 @@ class Record:
     gradients: dict[TensorKey, Fingerprint] = field(default_factory=dict)
     watched: set[TensorKey] = field(default_factory=set)
     dtypes: set[str] = field(default_factory=set)
-
-    def to_json(self) -> str:
-        """As JSON text, which `from_json` reads back."""
-        return json.dumps(
-            {
-                "calls": [[key, [[f.to_json(), needs] for f, needs in outputs]] for key, outputs in self.calls.items()],
-                "gradients": [[call, number, f.to_json()] for (call, number), f in self.gradients.items()],
-                "watched": [[call, number] for call, number in self.watched],
-                "dtypes": sorted(self.dtypes),
-            }
-        )
-
-    @staticmethod
-    def from_json(text: str) -> Record:
-        """Read what `to_json` wrote."""
-        data = json.loads(text)
-        return Record(
-            {_key(k): [(Fingerprint.from_json(f), needs) for f, needs in outputs] for k, outputs in data["calls"]},
-            {(_key(call), number): Fingerprint.from_json(f) for call, number, f in data["gradients"]},
-            {(_key(call), number) for call, number in data["watched"]},
-            set(data["dtypes"]),
-        )
-
-
-def _key(value: list[Any]) -> CallKey:
-    return value[0], value[1], value[2]
 
 
 class Recorder:
@@ -107,11 +82,12 @@ class Recorder:
         if path is not None:
             self.entered(path, args)
 
-    def entered(self, path: str, args: Any) -> None:
+    def entered(self, path: str, args: Any) -> CallKey:
         """A module is called, here or on another rank, with these positional arguments."""
         key = _next(self._entered, path, self._microbatch())
         for number, tensor in enumerate(tensors_in(args)):
             self._watch((key, -1 - number), tensor)
+        return key
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         path = self._path(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,17 +52,16 @@ class WatchedFlow(Recorder):
         self._flow = flow
         self._running: list[tuple[CallKey, Any]] = []
 
-    def entered(self, path: str, args: Any) -> None:
+    def entered(self, path: str, args: Any) -> CallKey:
         """Note what the call uses, and inside which calls it is."""
-        microbatch = self._microbatch()
-        key = (path, microbatch, self._entered[path, microbatch])
-        super().entered(path, args)
+        key = super().entered(path, args)
         self._flow.parents[key] = tuple(call for call, _ in self._running)
         self._running.append((key, _generators()))
         for number, tensor in enumerate(tensors_in(args)):
             users = _users(tensor)
             users.append(key)
             self._flow.users[key, -1 - number] = users
+        return key
 
     def returned(self, path: str, output: Any) -> None:
         """Note what the call made, and whether it drew random numbers."""
@@ -106,8 +105,7 @@ class Reference:
     """The models, whole, in this process.
 
     Attributes:
-        flow: What is seen of the first run.
-        gradients: The gradients summed over the runs so far, by full name, tied ones under each.
+        flow: What is seen of the recorded runs.
     """
 
     def __init__(
@@ -128,7 +126,6 @@ class Reference:
         self.models = models
         self.modules = [module.to(device) for module in modules]
         self.flow = Flow()
-        self.gradients: dict[str, torch.Tensor | None] = {}
         self._names = names
         self._runtime = models[0].placement.runtime
         self.paths = {
@@ -177,24 +174,28 @@ class Reference:
             for name, buffer in self.named_buffers().items():
                 buffer.copy_(values[name])
 
-    def run(self, step: StepFunction[..., Any], parts: Sequence[Arguments], seeds: Sequence[int | None]) -> Expected:
+    def run(
+        self, step: StepFunction[..., Any], parts: Sequence[Arguments], seeds: Sequence[int | None], recorded: bool
+    ) -> Expected:
         """Run the step function for each microbatch; gradients accumulate in the modules.
 
         Args:
             step: The step function.
             parts: Each microbatch's arguments.
             seeds: Of each microbatch's random numbers; None to draw on.
+            recorded: Whether module calls are recorded, which takes longer than they do.
         """
         expected = Expected()
         running = [0]
 
         def backward(tensors: Any, grad_tensors: Any = None) -> None:
-            given = [tensor.detach().clone() for tensor in tensors_in([tensors])]
+            given = [tensor.detach().clone() for tensor in tensors_in(tensors)]
             expected.losses.setdefault(running[0], []).extend(given)
             torch.autograd.backward(tensors, grad_tensors)
 
         recorder = WatchedFlow(self.paths, lambda: running[0], self.flow)
-        with in_place_of(self.models, self.modules, backward), recorder.recording(), self._in_step():
+        recording = recorder.recording() if recorded else nullcontext()
+        with in_place_of(self.models, self.modules, backward), recording, self._in_step():
             for (args, kwargs), seed in zip(parts, seeds, strict=True):
                 if seed is not None:
                     process.seed(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,11 @@ from rich.table import Table
 
 _SHOWN = 12
 _WIDTH = 120
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first few of some names, and how many more there are."""
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @dataclass(frozen=True, kw_only=True)

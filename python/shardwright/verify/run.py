@@ -24,7 +24,7 @@ from shardwright.partition.tree import join_path
 from shardwright.runtime import Runtime, current_runtime
 from shardwright.step.decorator import StepFunction
 from shardwright.step.run import run_step
-from shardwright.verify.compare import compare
+from shardwright.verify.compare import Comparison
 from shardwright.verify.evidence import Bench, Evidence, inputs_of, serve
 from shardwright.verify.keep import kept
 from shardwright.verify.measure import leaves, plain, tensors_in
@@ -118,6 +118,7 @@ class Verification:
         models: All its models.
         prefixes: What each model's full names begin with.
         step: The step function.
+        arguments: What this rank gave it.
     """
 
     def __init__(
@@ -133,9 +134,8 @@ class Verification:
         self.models = models
         self.prefixes = ["" if len(models) == 1 else f"model {model.model_id}: " for model in models]
         self.step = step
-        self._args, self._kwargs = args, kwargs
+        self.arguments = args, kwargs
         self._microbatch = -1
-        self._losses: dict[int, list[torch.Tensor]] = {}
 
     def run(self, reference: Build | None, tolerance: float | None, whole_batch: bool) -> Report:
         """Run the step and compare; see :func:`verify`."""
@@ -160,7 +160,7 @@ class Verification:
             if problem is not None:
                 raise problem
             with preserved_random_numbers(p for model in self.models for p in model.local_parameters()):
-                report = compare(self, modules, bench, tolerance, whole_batch)
+                report = Comparison(self, modules, bench).report(tolerance, whole_batch)
         except BaseException as error:
             bench.tell("failed", f"{type(error).__name__}: {error}")
             raise
@@ -176,7 +176,7 @@ class Verification:
         """The step on all ranks, as this rank sees it."""
         runtime = self.runtime
         evidence = Evidence()
-        args, kwargs = self.copied_arguments()
+        args, kwargs = copied_arguments(*self.arguments)  # it may write to them
         if runtime.is_root:
             evidence.inputs = inputs_of(args, kwargs) if len(runtime.dp_ranks) > 1 else []
             generator, devices = process.random_state()
@@ -188,19 +188,13 @@ class Verification:
         }
         recorder = Recorder(paths, self._running_microbatch)
         before = _requests(runtime)
-        with recorder.recording(), self._watched_backward(), self._watched_requests(recorder):
+        with recorder.recording(), self._watched_backward(evidence), self._watched_requests(recorder):
             run_step(runtime, self._watched_step(evidence), args, kwargs)
         after = _requests(runtime)
         evidence.record = recorder.record
         evidence.requests = (after[0] - before[0], after[1] - before[1])
-        if runtime.is_root:
-            evidence.losses = self._losses
         self._collect(evidence)
         return evidence
-
-    def copied_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The step function's arguments with copies of their tensors, which it may write to."""
-        return copied_arguments(self._args, self._kwargs, None, keep=lambda tensor: isinstance(tensor, nn.Parameter))
 
     def _collect(self, evidence: Evidence) -> None:
         """What the step left on this rank, before it is put back."""
@@ -259,16 +253,15 @@ class Verification:
             self.runtime.watch_requests = None
 
     @contextlib.contextmanager
-    def _watched_backward(self) -> Iterator[None]:
+    def _watched_backward(self, evidence: Evidence) -> Iterator[None]:
         """Note what ``model.backward`` is given."""
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 original = model.backward
 
                 def noted(tensors: Any, grad_tensors: Any = None, original: Any = original) -> None:
-                    microbatch = self._running_microbatch()
-                    given = [tensor.detach().clone() for tensor in tensors_in([tensors])]
-                    self._losses.setdefault(microbatch, []).extend(given)
+                    given = [tensor.detach().clone() for tensor in tensors_in(tensors)]
+                    evidence.losses.setdefault(self._running_microbatch(), []).extend(given)
                     original(tensors, grad_tensors)
 
                 model.__dict__["backward"] = noted

@@ -40,7 +40,6 @@ def whole_copy(model: DistributedModel) -> nn.Module:
     for buffer in module.buffers():
         if is_sentinel(buffer) or type(buffer) is torch.Tensor:
             memo[id(buffer)] = _empty(buffer)
-    keep = list(memo.values())  # as deepcopy wants it
     try:
         copied = copy.deepcopy(module, memo)
     except Exception as error:
@@ -48,7 +47,6 @@ def whole_copy(model: DistributedModel) -> nn.Module:
             f"smp.verify cannot copy the model ({type(error).__name__}: {error}); give it a function that builds the "
             "whole model anew: smp.verify(..., reference=build)"
         ) from error
-    del keep
     for part in copied.modules():
         _uncover(part)
     _tie(copied, model)

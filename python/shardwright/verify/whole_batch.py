@@ -11,8 +11,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from shardwright.verify.measure import FLOOR, error_of, size_of
+from shardwright.verify.measure import error_of, floor_of
 from shardwright.verify.reference import mean_over_replicas
+from shardwright.verify.report import first_of
 
 if TYPE_CHECKING:
     from shardwright.verify.compare import Comparison, Gradients
@@ -55,12 +56,9 @@ class _Watching(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _count(self, target: Any, kwargs: Mapping[str, Any]) -> None:
-        if isinstance(target, torch.Tensor) and not target.is_floating_point() and _is_mean(kwargs):
+        is_mean = kwargs.get("reduction", "mean") == "mean"
+        if isinstance(target, torch.Tensor) and not target.is_floating_point() and is_mean:
             self.counts.append(int((target != kwargs.get("ignore_index", -100)).sum()))
-
-
-def _is_mean(kwargs: Mapping[str, Any]) -> bool:
-    return bool(kwargs.get("reduction", "mean") == "mean")
 
 
 def whole_batch_note(
@@ -79,7 +77,7 @@ def whole_batch_note(
     sources = sorted({source for drew in comparison.reference.flow.drew.values() for source in drew})
     if sources not in ([], ["torch"]):
         return [f"the whole batch was not compared with its microbatches, since {' and '.join(sources)} was drawn from"]
-    count = comparison.num_microbatches
+    count = comparison.runtime.num_microbatches
     by_parts = _run(comparison, count, _Watching())[0] if sources else gradients
     whole, _ = _run(comparison, 1, _Watching() if sources else None)
     name, error = _worst(by_parts, whole)
@@ -106,10 +104,9 @@ def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> s
             "the whole batch, counted before the step and passed whole"
         )
     if norms:
-        listed = ", ".join(map(repr, norms[:3])) + (f" and {len(norms) - 3} more" if len(norms) > 3 else "")
         reasons.append(
-            f"batch normalisation ({listed}) takes its statistics from a microbatch: use GroupNorm or LayerNorm, or "
-            "one microbatch"
+            f"batch normalisation ({first_of(norms)}) takes its statistics from a microbatch: use GroupNorm or "
+            "LayerNorm, or one microbatch"
         )
     if not reasons:
         reasons.append(
@@ -128,13 +125,13 @@ def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) 
     found = []
     with mode or contextlib.nullcontext():
         for replica in comparison.replicas:
-            comparison.run(replica, num_microbatches)
+            comparison.run(replica, num_microbatches, recorded=False)
             found.append(comparison.reference.take_gradients(num_microbatches))
     return mean_over_replicas(found), [] if mode is None else mode.counts
 
 
 def _worst(found: Gradients, expected: Gradients) -> tuple[str, float]:
-    largest = max((size_of(gradient) for gradient in expected.values() if gradient is not None), default=0.0)
-    errors = {name: error_of(found[name], wanted, FLOOR * largest)[0] for name, wanted in expected.items()}
+    floor = floor_of(expected.values())
+    errors = {name: error_of(found[name], wanted, floor)[0] for name, wanted in expected.items()}
     name = max(errors, key=errors.__getitem__)
     return name, errors[name]
