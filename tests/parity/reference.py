@@ -58,6 +58,8 @@ class Reference:
         self.average = average
         self.shared_buffers = shared_buffers
         self.modules = problem.build()
+        for module in self.modules.values():
+            _turn_caches_off(module)
         self.models = {name: Whole(module) for name, module in self.modules.items()}
         self.gradients: list[Gradients] = [dict.fromkeys(self.parameters()) for _ in range(replicas)]
         self.buffers = [self._copied_buffers() for _ in range(replicas)]
@@ -153,6 +155,14 @@ class Reference:
         for parameter in self.parameters().values():
             parameter.grad = None
         return norms
+
+
+def _turn_caches_off(module: nn.Module) -> None:
+    """As the library does for training: keys from a cache lie otherwise in memory, and in float32 round otherwise."""
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
 
 
 def _detached(value: Any) -> Any:
