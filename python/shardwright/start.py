@@ -29,6 +29,7 @@ from shardwright import _core, logs
 from shardwright.config import load_config
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
+from shardwright.execution import process
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
 from shardwright.picture import Photographer
@@ -87,6 +88,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if runtime.pp_size > 1:
         guards.install()
     step_guards.install(divided=runtime.pp_size > 1)
+    process.keep_device_guard()
     set_default_runtime(runtime)
     atexit.register(shutdown)
     if launch.world_size > 1:

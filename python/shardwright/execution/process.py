@@ -45,6 +45,17 @@ def cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+def keep_device_guard() -> None:
+    """Let modules be compiled in threads that end, where torch was built for CUDA and there is no device.
+
+    Compiling exchanges torch's guard of CUDA devices for an empty one, which belongs to the thread that does so and is
+    freed with it (torch 2.11): the next compilation would crash. What this thread exchanges stays.
+    """
+    exchange = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if exchange is not None and not torch.cuda.is_available():
+        exchange()
+
+
 def settings() -> Settings:
     """The process's settings now."""
     return tuple(get() for _, get, _ in _SETTINGS)
