@@ -88,7 +88,6 @@ class Runtime:
         #: Those of the data-parallel group; only with ``ddp``.
         self.collectives: Collectives | None = None
         self.pending_controls: list[int] = []
-        self.store: Any = None
         self.owns_process_group = False
         self.pid = os.getpid()
         #: What the main thread waits for outside the execution server, the innermost last.

@@ -41,6 +41,8 @@ _TRACE_CAPACITY = 1 << 16
 _SECRET_BYTES = 32
 #: Counts the calls of ``init``, which are the same on every rank, so that a second job finds nothing of the first.
 _starts = itertools.count()
+#: Kept from one call of ``init`` to the next: a rank that is there first must not meet a store that is about to go.
+_stores: dict[tuple[int, str, int], Store] = {}
 
 
 def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
@@ -82,7 +84,6 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         trace_capacity=_TRACE_CAPACITY,
     )
     runtime = Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=server)
-    runtime.store = store
     if cfg.ddp and store is not None:
         _make_process_groups(runtime, store)
     if runtime.pp_size > 1:
@@ -141,19 +142,23 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
     hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and cfg.ddp_port is None
     port = port if cfg.ddp_port is None else cfg.ddp_port
     timeout = timedelta(seconds=cfg.connect_timeout_seconds)
-    try:
-        store = TCPStore(
-            host,
-            port,
-            world_size=None,
-            is_master=launch.rank == 0 and not hosted_by_launcher,
-            timeout=timeout,
-            wait_for_workers=False,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise JobStartError(
-            f"rank {launch.rank} could not reach the job's store at {host}:{port}: {_first_line(error)}"
-        ) from None
+    store = _stores.get((os.getpid(), host, port))
+    if store is None:
+        try:
+            store = TCPStore(
+                host,
+                port,
+                world_size=None,
+                is_master=launch.rank == 0 and not hosted_by_launcher,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise JobStartError(
+                f"rank {launch.rank} could not reach the job's store at {host}:{port}: {_first_line(error)}"
+            ) from None
+        _stores[os.getpid(), host, port] = store
+    store.set_timeout(timeout)
     return PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
 
 

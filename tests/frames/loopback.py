@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from shardwright.execution.attributes import Attributes
 from shardwright.execution.call import RemoteModule, ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.intercept import group_sequential, make_remote
@@ -120,7 +119,7 @@ class LoopbackRuntime:
         self.leaves = Leaves()
         self.step = 1
         self.watch_requests = None
-        self.workers = SimpleNamespace(attributes=Attributes())
+        self.workers = SimpleNamespace(resume=lambda task: None)
 
     def placement(self, model: int) -> LoopbackPlacement:
         """The placement of the only model."""

@@ -183,7 +183,7 @@ def suspended() -> Iterator[None]:
         process.restore_random_state(random)
         task = running_task()
         if task is not None:
-            task.runtime.workers.attributes.enter(task.microbatch)
+            task.runtime.workers.resume(task)
 
 
 def saved_tensor_hooks_are_set() -> bool:

@@ -133,7 +133,8 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
     given = _cut_arguments(frame, request, name, extras.get("strides", {}))
     args, kwargs = tree_spec.build(given, registry)
     arguments = Arguments(name, given, (args, kwargs), extras)
-    process.seed(extras["seed"])
+    frame.place = extras["seed"]
+    process.seed(frame.place)
     state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
     with state.applied(), as_carried(extras):
         with in_frame(frame), collector.executing(extras.get("collector")) as additions:
@@ -211,6 +212,7 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     brought some to this one, through state that the module carried from the one to the other.
     """
     frame = runtime.frames.take((request.requester, request.forward))
+    task.place = frame.place
     runtime.frames.settle(request.microbatch)
     runtime.frames.forget_watched(request.microbatch)
     # State that modules hand on past arguments and results may lead from one frame's graph into another's.

@@ -23,6 +23,7 @@ class RunningTask:
         microbatch: Its microbatch.
         phase: ``"forward"`` or ``"backward"``.
         state: What the script had set when the step began.
+        place: Of a backward: where in the microbatch its module was called, the same in every run.
     """
 
     runtime: Runtime
@@ -31,6 +32,7 @@ class RunningTask:
     microbatch: int
     phase: str
     state: StepState
+    place: int = 0
 
     def describe(self) -> str:
         """Where the task runs, for an exception raised in it."""

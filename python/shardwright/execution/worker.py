@@ -31,6 +31,8 @@ class WorkerPool:
         self._root: RootFunction | None = None
         #: Attributes of modules that each microbatch has for itself.
         self.attributes = Attributes()
+        #: The task that has the turn, or had it last.
+        self.current: RunningTask | None = None
         #: The tasks that have begun and not ended, by thread.
         self.running: dict[int, RunningTask] = {}
         #: The exception that failed the current step on this rank, if one did.
@@ -42,8 +44,13 @@ class WorkerPool:
 
     def end_step(self) -> None:
         """Forget the step."""
-        self._state = self._root = None
+        self._state = self._root = self.current = None
         self.attributes.end_step()
+
+    def resume(self, task: RunningTask) -> None:
+        """A task has the turn: its microbatch finds in modules what it left there."""
+        self.current = task
+        self.attributes.enter(task.microbatch)
 
     def start(self, worker: int) -> None:
         """Start a worker's thread."""
@@ -85,7 +92,7 @@ class WorkerPool:
 
     def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
-        self.attributes.enter(task.microbatch)
+        self.resume(running)
         with state.applied():
             if task.kind == "root":
                 assert self._root is not None, "only the root is granted root tasks"

@@ -104,6 +104,7 @@ class Frame:
         in_backward: Whether its backward is running.
         elsewhere: What is known of its tensors' memory on other ranks.
         leaves: Checks the leaves that its backward reaches.
+        place: Where in the microbatch it was called.
     """
 
     microbatch: int
@@ -127,6 +128,7 @@ class Frame:
     in_backward: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
     leaves: Leaves = field(default_factory=Leaves)
+    place: int = 0
     _watched: list[Watched] = field(default_factory=list)
 
     def next_call_number(self) -> int:

@@ -31,7 +31,9 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     if runtime.in_step or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
     placements = runtime.placements
-    transaction = StepTransaction(placements)
+    # One rank alone has only one order.
+    ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
+    transaction = StepTransaction(placements, runtime.workers if ordered else None)
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
     runtime.leaves.begin_step(

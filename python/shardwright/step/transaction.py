@@ -13,8 +13,10 @@ from shardwright import _core
 from shardwright.data_parallel import Listener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
+from shardwright.step.ordered import OrderedGradients
 
 if TYPE_CHECKING:
+    from shardwright.execution.worker import WorkerPool
     from shardwright.model.placement import Placement
 
 
@@ -25,8 +27,13 @@ class StepTransaction:
     are an implementation detail that a hook must not see.
     """
 
-    def __init__(self, placements: Iterable[Placement]) -> None:
-        """Begin: take gradients and hooks off the models' local parameters, copy buffers and the RNG state."""
+    def __init__(self, placements: Iterable[Placement], ordered_by: WorkerPool | None = None) -> None:
+        """Begin: take gradients and hooks off the models' local parameters, copy buffers and the RNG state.
+
+        Args:
+            placements: Where the models' modules live.
+            ordered_by: Whose tasks' gradients are summed in one order; None for the order in which they come.
+        """
         self._averaged: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -49,11 +56,12 @@ class StepTransaction:
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
         self._random = process.random_state()
+        self._ordered = None if ordered_by is None else OrderedGradients(self._parameters, ordered_by)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the step's gradients become the parameters' gradients as they are: none before, and no hooks."""
-        return not self._hooks and not self._earlier
+        """Whether the parameters' gradients are the step's as soon as they are there: none before, and no hooks."""
+        return not self._hooks and not self._earlier and self._ordered is None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -78,6 +86,8 @@ class StepTransaction:
             num_microbatches: How many microbatches the gradients are the sum of.
             final: Whether nothing can fail from here on; else earlier gradients stay for :meth:`rollback`.
         """
+        if self._ordered is not None:
+            self._ordered.finish()
         if num_microbatches > 1:
             _divide_gradients(self._averaged, num_microbatches)
         late = self._restore_hooks() if self._hooks else []
@@ -113,6 +123,8 @@ class StepTransaction:
 
     def rollback(self) -> None:
         """Fail: leave gradients, hooks, buffers and the RNG as they were before the step."""
+        if self._ordered is not None:
+            self._ordered.stop()
         for parameter, tensor_hooks, post_hooks in self._hooks:
             self._put_hooks_back(parameter, tensor_hooks, post_hooks)
         for parameter in self._parameters:

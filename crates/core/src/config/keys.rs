@@ -64,7 +64,7 @@ pub const KEYS: &[Key] = &[
     torch("ddp_port", Kind::Integer(1, 65_535), Nothing, "TCP port", "port of the rendezvous instead of MASTER_PORT; needs ddp"),
     torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "backend of collectives: auto takes NCCL where there are GPUs, else Gloo; nccl insists; needs ddp"),
     torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2"), "microbatches", "microbatches in flight at once with pipeline interleaved"),
-    torch("deterministic_server", FLAG, Boolean(false), "", "serve requests in one order on all data-parallel ranks").not_built("one order of requests over data-parallel ranks is not built yet"),
+    torch("deterministic_server", FLAG, Boolean(false), "", "runs of one layout give the same bits: gradients are summed in one order, whatever the order in which requests are served; keeps a gradient for each microbatch until the step ends"),
     torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which a module is split").not_built(NO_TENSOR_PARALLELISM),
     torch("fp16", FLAG, Boolean(false), "", "train in float16").not_built(NO_HALF_PRECISION),
     torch("bf16", FLAG, Boolean(false), "", "train in bfloat16").not_built(NO_HALF_PRECISION),
