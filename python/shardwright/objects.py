@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright import _core
 from shardwright.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
 from shardwright.runtime import Runtime, current_runtime
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode
 
 _CHANNEL = "objects"
 _GATHER_CHANNEL = "allgather"
@@ -15,14 +14,12 @@ _GATHER_CHANNEL = "allgather"
 
 def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
     """Send to a global rank on a channel of the library's own, apart from the script's objects."""
-    spec, tensors = _core.flatten(value, registry)
-    runtime.node.send_object(rank, channel, spec, pack(tensors, [False] * len(tensors)))
+    runtime.node.send_object(rank, channel, *encode(value))
 
 
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
     """Wait for what a global rank sent by :func:`send_on`; raises ``TimeoutError`` at a deadline (monotonic time)."""
-    spec, parts = runtime.receive_object(rank, channel, deadline)
-    return spec.build(unpack(parts), registry)
+    return decode(*runtime.receive_object(rank, channel, deadline))
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import ShardwrightError
 from shardwright.objects import send_on
-from shardwright.values import registry, unpack
+from shardwright.values import decode
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -76,8 +76,7 @@ class Photographer:
             self._ask()
         for rank in self._others:
             while (received := self._runtime.node.recv_object(rank, _CHANNEL, 0.0)) is not None:
-                spec, parts = received
-                self._hear(rank, spec.build(unpack(parts), registry))
+                self._hear(rank, decode(*received))
         now = time.monotonic()
         if self._asked is not None and now > self._asked + _SUBSTITUTE_SECONDS * self._runtime.rank:
             self._begin()

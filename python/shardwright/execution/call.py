@@ -18,7 +18,7 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, current_frame, edge_of
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import refuse_cache
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode, pack, registry, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class ServerBackward:
         server = self._task.runtime.server
         requests = []
         for call, gradients in calls:
-            spec, tensors = _core.flatten(gradients, registry)
+            spec, parts = encode(gradients)
             requests.append(
                 server.send_request(
                     self._task.worker,
@@ -189,11 +189,11 @@ class ServerBackward:
                     autocast=[],
                     checkpointing=False,
                     spec=spec,
-                    parts=pack(tensors, [False] * len(tensors)),
+                    parts=parts,
                 )
             )
-            del tensors
+            del parts  # the server has it until it is sent
             gradients.clear()
         with suspended():
             answers = server.wait(self._task.worker, requests, "backward")
-        return [dict(spec.build(unpack(parts), registry) or ()) for spec, parts in answers]
+        return [dict(decode(spec, parts) or ()) for spec, parts in answers]

@@ -22,7 +22,7 @@ from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, cut, edge_of, in_frame, run_backward
 from shardwright.frames.watch import Memory, Watched
 from shardwright.huggingface import collector
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode, pack, registry, unpack
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -219,11 +219,10 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     frame.retain_graph = runtime.placement(request.model).one_at_a_time or runtime.frames.visited_again(
         request.model, request.module, request.microbatch
     )
-    gradients = dict(request.spec.build(unpack(request.parts), registry) or ())
+    gradients = dict(decode(request.spec, request.parts) or ())
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
     frame.results = []
     run_backward(frame, roots, ServerBackward(task, frame), close=True)
     answer = [(index, gradient) for slot, index in frame.inputs if (gradient := slot.take()) is not None]
     frame.inputs = []
-    spec, tensors = _core.flatten(answer, registry)
-    runtime.server.respond(request, spec, pack(tensors, [False] * len(tensors)))
+    runtime.server.respond(request, *encode(answer))

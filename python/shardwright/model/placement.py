@@ -24,10 +24,11 @@ from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import STAND_INS, is_sentinel
+from shardwright.objects import receive_on, send_on
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
@@ -117,23 +118,15 @@ class Placement:
             text = decision.to_json()
             announce(decision, self.module)
             for root in runtime.other_roots():
-                self._send_object(root, text)
+                send_on(runtime, root, self._channel(), text)
         else:
-            text = self._receive_object(0)
+            text = receive_on(runtime, 0, self._channel())
         self._send_to_peers(text)
         with in_frame(None):  # the library's own doing, not the step function's
             self.apply(text)
 
     def _channel(self) -> str:
         return f"partition of model {self.model_id}"
-
-    def _send_object(self, rank: int, value: Any) -> None:
-        spec, tensors = _core.flatten(value, registry)
-        self.runtime.node.send_object(rank, self._channel(), spec, pack(tensors, [False] * len(tensors)))
-
-    def _receive_object(self, rank: int) -> Any:
-        spec, parts = self.runtime.receive_object(rank, self._channel())
-        return spec.build(unpack(parts), registry)
 
     def _send_to_peers(self, text: str) -> None:
         """Send the decision on the way that requests will take too, so that it arrives before them."""
@@ -143,7 +136,7 @@ class Placement:
             self.runtime.pending_controls.append(self._send_control(task, rank, "partition", text))
 
     def _send_control(self, task: RunningTask, rank: int, control: str, value: Any) -> int:
-        spec, tensors = _core.flatten(value, registry)
+        spec, parts = encode(value)
         request: int = self.runtime.server.send_request(
             task.worker,
             to=rank,
@@ -161,7 +154,7 @@ class Placement:
             autocast=[],
             checkpointing=False,
             spec=spec,
-            parts=pack(tensors, []),
+            parts=parts,
         )
         return request
 
@@ -169,12 +162,11 @@ class Placement:
         """Answer a control request: the root's decision, or on the root a peer's question whether it was sent."""
         if request.control == "partition":
             self._serve_partition(request)
-        spec, _ = _core.flatten(None, registry)
-        self.runtime.server.respond(request, spec, pack([], []))
+        self.runtime.server.respond(request, *encode(None))
 
     def _serve_partition(self, request: Any) -> None:
         try:
-            self.apply(request.spec.build([], registry))
+            self.apply(decode(request.spec, request.parts))
         except BaseException:
             self._failed = True
             self._placed = True

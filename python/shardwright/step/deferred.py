@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import _core
 from shardwright.runtime import current_runtime
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode, registry
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -33,8 +32,7 @@ class DeferredTensor:
     @staticmethod
     def publish(runtime: Runtime, tensor: torch.Tensor) -> DeferredTensor:
         """On the root: keep a tensor for the other ranks of the pipeline."""
-        spec, tensors = _core.flatten(tensor.detach(), registry)
-        key = runtime.node.publish(spec, pack(tensors, [False]), runtime.pp_ranks[1:])
+        key = runtime.node.publish(*encode(tensor.detach()), runtime.pp_ranks[1:])
         return DeferredTensor(runtime.rank, key)
 
     @staticmethod
@@ -60,8 +58,7 @@ class DeferredTensor:
         assert self._runtime is not None, "the root has the tensor itself"
         self._release.detach()
         channel = self._runtime.node.fetch(self._root, self._key)
-        spec, parts = self._runtime.receive_object(self._root, channel)
-        tensor: torch.Tensor = spec.build(unpack(parts), registry)
+        tensor: torch.Tensor = decode(*self._runtime.receive_object(self._root, channel))
         return tensor
 
 

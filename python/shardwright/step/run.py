@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import _core
 from shardwright.errors import ShardwrightError, StepAborted
 from shardwright.execution import process
 from shardwright.execution.call import ServerBackward
@@ -19,7 +18,7 @@ from shardwright.step.deferred import deferring_large
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
-from shardwright.values import pack, registry, unpack
+from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -161,12 +160,10 @@ class _Pipeline:
                 runtime.report_wait()
             elif event.kind == "root_done":
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
-                spec, tensors = _core.flatten(sent, registry)
-                runtime.server.end_step(spec, pack(tensors, [False] * len(tensors)))
+                runtime.server.end_step(*encode(sent))
                 return self.results
             elif event.kind == "step_end":
-                spec, parts = event.body
-                results = spec.build(unpack(parts), registry)
+                results = decode(*event.body)
                 assert isinstance(results, list), "the root sends one result per microbatch"
                 return results
             elif event.kind == "aborted_locally":

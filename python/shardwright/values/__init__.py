@@ -2,5 +2,6 @@
 
 from shardwright.values.registry import ValueRegistry, register_type, registry
 from shardwright.values.tensors import pack, unpack
+from shardwright.values.whole import decode, encode
 
-__all__ = ["ValueRegistry", "pack", "register_type", "registry", "unpack"]
+__all__ = ["ValueRegistry", "decode", "encode", "pack", "register_type", "registry", "unpack"]
