@@ -112,7 +112,7 @@ class Asks(nn.Module):
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Asks:
-        raise NotImplementedError("a copy would ask the wrong parent")
+        raise RuntimeError("a copy would ask the wrong parent")
 
 
 class CallsBack(nn.Module):
