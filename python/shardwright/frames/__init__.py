@@ -7,7 +7,7 @@ a frame runs its nodes level by level between the remote calls, each node once, 
 """
 
 from shardwright.frames.backward import RemoteBackward, close_calls, run_backward
-from shardwright.frames.cut import Slot, cut, edge_of
+from shardwright.frames.cut import Slot, cut, edge_of, owning_edge
 from shardwright.frames.frame import Call, Frame, current_frame, in_frame
 from shardwright.frames.leaves import Leaves
 
@@ -22,5 +22,6 @@ __all__ = [
     "cut",
     "edge_of",
     "in_frame",
+    "owning_edge",
     "run_backward",
 ]

@@ -13,6 +13,8 @@ from shardwright.errors import FrameError
 #: How many of our own engine calls are running, over all threads: on a GPU sinks run on the device's autograd
 #: thread, so this cannot be thread-local.
 _engine_calls = 0
+#: Whether edges of this torch keep the nodes of Python functions.
+_EDGES_OWN = "ownership_token" in GradientEdge._fields
 
 
 class EngineCall:
@@ -119,6 +121,19 @@ def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
     return result, slot
 
 
+def owning_edge(tensor: torch.Tensor) -> GradientEdge:
+    """The edge at which a tensor's gradient enters the graph; it keeps what is behind it.
+
+    The node of a Python function lives only as long as a tensor, an edge's token (of newer torch) or a node in front of
+    it; without tokens a node is put there, which takes no memory of the tensor's size.
+    """
+    edge = get_gradient_edge(tensor)
+    if _EDGES_OWN or not isinstance(edge.node, torch.autograd.function.BackwardCFunction):
+        return edge
+    with torch.enable_grad():
+        return get_gradient_edge(tensor.view_as(tensor))
+
+
 def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
     """Where a tensor's gradient goes; None where it goes nowhere.
 
@@ -126,7 +141,7 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
     torch drops it.
     """
     try:
-        return get_gradient_edge(tensor)
+        return owning_edge(tensor)
     except AssertionError:
         return None
     except RuntimeError as error:  # one of several views of a tensor that was written to: torch refuses to use it

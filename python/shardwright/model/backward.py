@@ -12,7 +12,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.execution.call import ServerBackward
 from shardwright.execution.context import suspended
 from shardwright.execution.task import running_task
-from shardwright.frames import current_frame, in_frame, run_backward
+from shardwright.frames import current_frame, in_frame, owning_edge, run_backward
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -72,7 +72,7 @@ def _roots(
             raise RuntimeError(
                 f"element {index} of grad_tensors has shape {tuple(gradient.shape)}, its tensor {tuple(tensor.shape)}"
             )
-        roots.append((get_gradient_edge(tensor), gradient))
+        roots.append((owning_edge(tensor), gradient))
     # A single root is saved by no node behind it, so it may let go: only the roots hold the graph then, and it is freed
     # as backward passes through it.
     if len(listed) == 1 and listed[0].grad_fn is not None and not listed[0]._is_view():

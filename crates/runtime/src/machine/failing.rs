@@ -55,12 +55,18 @@ impl Machine {
             Some(step) if !self.in_step() && step > self.plan.step => {
                 self.plan.step = step;
                 self.stats.steps += 1;
-                self.fail_at_entry(failure, true);
+                // What made this rank raise may be a failure that all ranks know already.
+                match self.kept.abort_of(step).map(Failure::remote) {
+                    Some(known) => self.fail_at_entry(known, false),
+                    None => self.fail_at_entry(failure, true),
+                };
             }
             // An earlier failed step still unwinds here.
             Some(step) if matches!(self.stage, Stage::Aborting(_)) && step > self.plan.step => {
                 self.failed_steps.insert(step);
-                self.broadcast_abort(step, &failure.report);
+                if self.kept.abort_of(step).is_none() {
+                    self.broadcast_abort(step, &failure.report);
+                }
             }
             _ => self.fail_with(failure, true, now),
         }

@@ -45,6 +45,22 @@ fn an_abort_of_a_step_not_entered_fails_it_at_its_entry_only() {
 }
 
 #[test]
+fn a_rank_that_raises_because_of_an_abort_before_it_enters_does_not_report_it_as_its_own() {
+    // EX-5
+    let mut peer = machine(1);
+    peer.deliver(Rank(0), abort(1, "first"), at(0));
+    assert_eq!(
+        failure(peer.check_abort(StepEpoch(1), &[], at(0)))
+            .report
+            .message,
+        "first"
+    );
+    peer.fail(Some(StepEpoch(1)), LocalError::default(), at(0));
+    assert_eq!(aborts_sent(&mut peer), 0);
+    enter(&mut peer, 2).unwrap();
+}
+
+#[test]
 fn the_first_failure_of_a_step_wins() {
     // EX-5
     let mut peer = machine(1);
