@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core
-from shardwright.data_parallel import Replicas
+from shardwright.data_parallel import Replicas, sync_batch_norm
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
@@ -77,7 +77,9 @@ class Placement:
         self._placed = False
         self._failed = False
         self.replicas = Replicas(self, model._options)
+        self._synchronises = False
         if runtime.pp_size > 1:
+            sync_batch_norm.refuse_other_groups(module, runtime.dp_ranks, runtime.device)
             for name, part in module.named_modules():
                 elsewhere.add(part, name)
 
@@ -95,8 +97,8 @@ class Placement:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether microbatches of this model must not overlap, for the sake of state that modules keep."""
-        return self.ownership is not None and bool(self.ownership.decision.one_at_a_time)
+        """Whether microbatches must not overlap: modules keep state, or replicas need one order of collectives."""
+        return self.ownership is not None and (self._synchronises or bool(self.ownership.decision.one_at_a_time))
 
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
@@ -185,6 +187,8 @@ class Placement:
         runtime = self.runtime
         self._list_modules()
         decision = Decision.from_json(text)
+        sync_batch_norm.refuse_other_groups(self.module, runtime.dp_ranks, runtime.device)
+        self._synchronises = sync_batch_norm.synchronises(self.module, runtime.dp_ranks)
         prepare(self.module, announce=runtime.rank == 0)
         self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
         self._intercept(decision)
