@@ -134,6 +134,11 @@ EXPECTED: dict[str, Exact | Refused] = {
     "averaged model of torch of the inner module": Refused(
         "NotOwnedError", "copy.deepcopy needs the values of parameter", "smp.AveragedModel", (0, 1)
     ),
+    "a gradient scaler": Exact(),
+    "a gradient scaler and a fused optimizer": Exact(),
+    "a gradient scaler and an optimizer for each stage": Exact(),
+    "a gradient scaler that unscales in the step": _OPTIMIZER,
+    "a gradient scaler that is updated in the step": _OPTIMIZER,
     "hidden states and attentions of llama": Exact(),
     "hidden states and attentions of bert": Exact(),
     "router logits of mixtral": Exact(),
