@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
 import shardwright as smp
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from tests.silently_wrong.scenario import (
     compare_gradients,
@@ -243,3 +245,16 @@ def a_weight_assigned_after_the_partition() -> Any:
     model.module.there.linear.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
     step(model, batch())
     return "nothing"
+
+
+class CachedStages(TwoStages):
+    """Has weights cached that are computed by parametrizations, but not while it is traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with contextlib.nullcontext() if smp.is_tracing() else parametrize.cached():
+            return super().forward(x)
+
+
+@scenario
+def parametrize_cached_around_a_module_elsewhere() -> Any:
+    return train(CachedStages(), square)

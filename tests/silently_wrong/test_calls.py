@@ -139,6 +139,9 @@ EXPECTED: dict[str, Exact | Refused] = {
     "a gradient scaler and an optimizer for each stage": Exact(),
     "a gradient scaler that unscales in the step": _OPTIMIZER,
     "a gradient scaler that is updated in the step": _OPTIMIZER,
+    "parametrize cached around a module elsewhere": Refused(
+        "FrameError", "'there', which rank 1 owns, was called inside parametrize.cached()", "Enter it inside one module"
+    ),
     "hidden states and attentions of llama": Exact(),
     "hidden states and attentions of bert": Exact(),
     "router logits of mixtral": Exact(),
