@@ -54,6 +54,7 @@ _OUTSIDE = Refused("FrameError", "made outside the step function", "Make it a pa
 _SWAPPED = Refused("NotOwnedError", "'there.linear.weight' lives on pp_rank 1", "Change weights on every rank before")
 _CLIP = Refused("NotOwnedError", "would clip by the norm of its own part", "Use smp.clip_grad_norm_(", (0, 1))
 _COPY = Refused("ShardwrightError", "copy.deepcopy of a smp.DistributedModel", "use smp.AveragedModel(model", (0, 1))
+_MADE = "Make it in __init__, or run one forward of the module before"
 
 EXPECTED: dict[str, Exact | Refused] = {
     "a plain step": Exact(),
@@ -142,6 +143,13 @@ EXPECTED: dict[str, Exact | Refused] = {
     "parametrize cached around a module elsewhere": Refused(
         "FrameError", "'there', which rank 1 owns, was called inside parametrize.cached()", "Enter it inside one module"
     ),
+    "a parameter made in a forward": Refused(
+        "FrameError", "parameter 'made' of shape (6,) was made in module 'again'", _MADE
+    ),
+    "a module made in a forward elsewhere": Refused("FrameError", "parameter 'made.weight' of shape (6, 6)", _MADE),
+    "a module made in a forward and put in a list": Refused("FrameError", "was made in module 'there.more'", _MADE),
+    "a module made in a forward and filled later": Refused("FrameError", "was made in module 'there.made'", _MADE),
+    "a module without parameters made in a forward": Exact(),
     "hidden states and attentions of llama": Exact(),
     "hidden states and attentions of bert": Exact(),
     "router logits of mixtral": Exact(),

@@ -49,6 +49,32 @@ class Elsewhere:
             "or pass the value as an argument of the module"
         )
 
+    def refuse_making(self, module: nn.Module, attribute: str, value: nn.Module | nn.Parameter) -> None:
+        """Raise :class:`FrameError` if the code of a step gives a module a parameter that the model did not have."""
+        frame = current_frame()
+        known = None if frame is None else self._modules.get(module)
+        if known is None or (isinstance(value, nn.Module) and value in self._modules):
+            return
+        if isinstance(value, nn.Parameter):
+            if module._parameters.get(attribute) is not None:
+                return  # another one in its place, which no optimizer of plain torch would train either
+            made = [(attribute, value)]
+        else:
+            made = [(f"{attribute}.{name}", parameter) for name, parameter in value.named_parameters()]
+        held = (
+            {id(parameter) for part in list(self._modules) for parameter in part._parameters.values()} if made else {}
+        )
+        for name, parameter in made:
+            if id(parameter) not in held:
+                raise FrameError(
+                    f"parameter {name!r} of shape {tuple(parameter.shape)} was made in module {known[0]!r} during the "
+                    "step: it would be on one rank only, and no optimizer would train it. Make it in __init__, or "
+                    "run one forward of the module before smp.DistributedModel and the optimizer get it"
+                )
+        if isinstance(value, nn.Module):  # it may get parameters later
+            for name, part in value.named_modules(prefix=f"{known[0]}.{attribute}"):
+                self._modules.setdefault(part, (name, *known[1:]))
+
 
 elsewhere = Elsewhere()
 
