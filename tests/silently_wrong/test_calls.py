@@ -154,6 +154,7 @@ EXPECTED: dict[str, Exact | Refused] = {
     "hidden states and attentions of bert": Exact(),
     "router logits of mixtral": Exact(),
     "a model that makes caches": Exact(),
+    "a model that keeps states for generation": Exact(),
     "a cache that the script gives": Refused("FrameError", "was given a key/value cache", "pass use_cache=False"),
 }
 

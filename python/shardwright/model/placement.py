@@ -115,6 +115,8 @@ class Placement:
         """
         runtime = self.runtime
         if runtime.rank == 0:
+            with in_frame(None):
+                prepare(self.module, announce=True)  # before the trace, which then sees what training will run
             decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options)
             text = decision.to_json()
             announce(decision, self.module)
