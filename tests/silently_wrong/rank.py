@@ -16,6 +16,7 @@ from tests.silently_wrong import (  # noqa: F401
     scaling,
     state,
     transformers_outputs,
+    untraced,
     weights,
 )
 from tests.silently_wrong.scenario import SCENARIOS, Exact

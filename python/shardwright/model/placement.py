@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from shardwright import _core
+from shardwright import _core, logs
 from shardwright.data_parallel import Replicas, sync_batch_norm
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
@@ -32,6 +32,20 @@ from shardwright.values import pack, registry, unpack
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
     from shardwright.runtime import Runtime
+
+
+_said = False
+
+
+def _say_what_no_trace_finds() -> None:
+    global _said
+    if not _said:
+        _said = True
+        logs.logger.warning(
+            "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
+            "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
+            "module changes, which microbatches would overwrite. Leave it off unless the model has none"
+        )
 
 
 class Hooks:
@@ -120,6 +134,8 @@ class Placement:
             decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options)
             text = decision.to_json()
             announce(decision, self.module)
+            if runtime.cfg.skip_tracing:
+                _say_what_no_trace_finds()
             for root in runtime.other_roots():
                 self._send_object(root, text)
         else:
@@ -235,7 +251,7 @@ class Placement:
         for name, module in zip(self._names, self._modules, strict=True):
             remote = targets.get(id(module))
             ranks = tuple(runtime.pp_ranks[r] for r in decision.follows.get(name, (decision.modules[name],)))
-            elsewhere.add(module, name, ranks, here=remote is None)
+            elsewhere.add(module, name, ranks, here=remote is None, traced=not runtime.cfg.skip_tracing)
             if remote is not None:
                 make_remote(module, remote, ownership.check)
                 continue

@@ -49,7 +49,7 @@ def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    elsewhere.refuse_change(module, name)
+    elsewhere.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         elsewhere.refuse_making(module, name, value)
     _divided.original["__setattr__"](module, name, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.amp import GradScaler
+from torch.amp.grad_scaler import GradScaler
 
 from shardwright.model.gather import over_pipeline
 from shardwright.model.sentinel import is_sentinel
