@@ -69,3 +69,26 @@ def test_gradient_of_one_of_several_results_is_refused() -> None:
 
     with pytest.raises(FrameError, match=r"torch.autograd.grad in the code of the step function reaches a module"):
         run_divided(Part(body, child=Part(child)), [data()])
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_gradient_of_an_argument_that_another_is_made_of_is_refused(both: bool) -> None:
+    def child(part: Part, first: torch.Tensor, second: torch.Tensor) -> Any:
+        inputs = [first, second] if both else [first]
+        gradient = torch.autograd.grad((first * second).sum(), inputs, create_graph=True)[0]
+        return gradient * part.weight
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        return root.child(h, h * 2)
+
+    with pytest.raises(FrameError, match=r"is given one argument as input and reaches another"):
+        run_divided(Part(body, child=Part(child)), [data()])
+
+
+def test_gradient_of_an_argument_beside_one_without_gradient_is_exact() -> None:
+    def child(part: Part, first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> Any:
+        (gradient,) = torch.autograd.grad((first * second).sum(), [first], create_graph=True)
+        return gradient * third * part.weight
+
+    assert_exact(Part(lambda m, x: m.child(x * m.weight, x, x - m.weight), child=Part(child)), data())

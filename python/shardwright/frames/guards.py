@@ -111,9 +111,17 @@ def _listed(values: Any) -> list[Any]:
 def _check_gradient(outputs: Any, inputs: Any) -> None:
     """Let ``torch.autograd.grad`` run where all paths from outputs to inputs are on this rank."""
     frame = current_frame()
-    if frame is None or not frame.spanning:
+    if frame is None or not (frame.spanning or len(frame.inputs) > 1):
         return
     paths = Paths(frame, _listed(outputs), _listed(inputs))
+    if paths.pass_the_caller():
+        raise FrameError(
+            f"torch.autograd.grad in the code of {frame.name} is given one argument as input and reaches another, "
+            "which the caller may have made of it on another rank: make that one inside the module, detach it, or "
+            "place the module with its caller (smp.set_partition)"
+        )
+    if not frame.spanning:
+        return
     if not frame.guarded.isdisjoint(paths.needed):
         raise _reaches_a_hook("torch.autograd.grad", frame)
     if paths.leave_the_rank():

@@ -77,6 +77,11 @@ class Paths:
                 stack += self._ahead[node]
         return found
 
+    def pass_the_caller(self) -> bool:
+        """Whether an input is an argument, of which the caller may have made another one that is reached too."""
+        given = self._arguments.intersection(map(slot_of, self._targets))
+        return bool(given) and len(given | self._arguments.intersection(map(slot_of, self._ahead))) > 1
+
     def leave_the_rank(self) -> bool:
         """Whether a gradient would, or may, have to come from another rank."""
         if self._crossings and self._holds_given:
