@@ -35,6 +35,7 @@ from shardwright.launch import LaunchInfo, detect
 from shardwright.picture import Photographer
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.step import guards as step_guards
+from shardwright.step import loss_scaling
 
 _STORE_PREFIX = "shardwright"
 _TRACE_CAPACITY = 1 << 16
@@ -88,6 +89,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         _make_process_groups(runtime, store)
     if runtime.pp_size > 1:
         guards.install()
+        loss_scaling.install()
     step_guards.install(divided=runtime.pp_size > 1)
     process.keep_device_guard()
     set_default_runtime(runtime)
@@ -117,6 +119,7 @@ def shutdown() -> None:
     step_guards.uninstall(divided=runtime.pp_size > 1)
     if runtime.pp_size > 1:
         guards.uninstall()
+        loss_scaling.uninstall()
     runtime.node.close(runtime.farewell)
     logs.forward()
     if runtime.collectives is not None and runtime.collectives.has_unfinished:

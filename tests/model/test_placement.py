@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from shardwright.errors import StepAborted
 from shardwright.model.placement import Placement
 from torch import nn
@@ -34,7 +35,9 @@ class Server:
 def placement(*, fails: bool = False) -> Placement:
     model: Any = nn.Linear(2, 2)
     model.model_id, model._options = 3, {"average_grads_across_microbatches": True}
-    runtime: Any = SimpleNamespace(pp_ranks=[4, 6, 8], pp_size=3, optimizer_of=lambda model: None)
+    runtime: Any = SimpleNamespace(
+        pp_ranks=[4, 6, 8], pp_size=3, dp_ranks=[4], device=torch.device("cpu"), optimizer_of=lambda model: None
+    )
     made = Placement(runtime, model, nn.Linear(2, 2))
     made.kept_model = model  # type: ignore[attr-defined]
     runtime.server = Server(made, fails=fails)

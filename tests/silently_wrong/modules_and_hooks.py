@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import shardwright as smp
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from tests.silently_wrong.scenario import (
     compare_gradients,
@@ -243,3 +246,67 @@ def a_weight_assigned_after_the_partition() -> Any:
     model.module.there.linear.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
     step(model, batch())
     return "nothing"
+
+
+class CachedStages(TwoStages):
+    """Has weights cached that are computed by parametrizations, but not while it is traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with contextlib.nullcontext() if smp.is_tracing() else parametrize.cached():
+            return super().forward(x)
+
+
+@scenario
+def parametrize_cached_around_a_module_elsewhere() -> Any:
+    return train(CachedStages(), square)
+
+
+class Growing(Layer):
+    """Makes weights of its own when it first runs."""
+
+    def __init__(self, make: Callable[[], nn.Module | nn.Parameter]) -> None:
+        super().__init__()
+        self.make, self.more = make, nn.ModuleList()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        if not hasattr(self, "made"):
+            made = self.make()
+            if isinstance(made, nn.ModuleList):
+                self.more.append(made[0])
+            else:
+                self.made = made
+            if isinstance(made, nn.Sequential):
+                made.append(nn.Linear(WIDTH, WIDTH))
+        return x * self.made if isinstance(self.made, nn.Parameter) else self.made(x)
+
+
+class GrowingStages(TwoStages):
+    def __init__(self, where: str, make: Callable[[], nn.Module | nn.Parameter]) -> None:
+        super().__init__()
+        setattr(self, where, Growing(make))
+
+
+@scenario
+def a_parameter_made_in_a_forward() -> Any:
+    return train(GrowingStages("again", lambda: nn.Parameter(torch.ones(WIDTH))), square)
+
+
+@scenario
+def a_module_made_in_a_forward_elsewhere() -> Any:
+    return train(GrowingStages("there", lambda: nn.Linear(WIDTH, WIDTH)), square)
+
+
+@scenario
+def a_module_made_in_a_forward_and_put_in_a_list() -> Any:
+    return train(GrowingStages("there", lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH)])), square)
+
+
+@scenario
+def a_module_made_in_a_forward_and_filled_later() -> Any:
+    return train(GrowingStages("there", nn.Sequential), square)
+
+
+@scenario
+def a_module_without_parameters_made_in_a_forward() -> Any:
+    return train(GrowingStages("there", lambda: nn.Tanh()), square)

@@ -10,7 +10,15 @@ from typing import Any
 import shardwright as smp
 import torch
 
-from tests.silently_wrong import calls, modules_and_hooks, state, transformers_outputs, weights  # noqa: F401
+from tests.silently_wrong import (  # noqa: F401
+    calls,
+    modules_and_hooks,
+    scaling,
+    state,
+    transformers_outputs,
+    untraced,
+    weights,
+)
 from tests.silently_wrong.scenario import SCENARIOS, Exact
 
 

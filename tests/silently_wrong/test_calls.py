@@ -54,6 +54,8 @@ _OUTSIDE = Refused("FrameError", "made outside the step function", "Make it a pa
 _SWAPPED = Refused("NotOwnedError", "'there.linear.weight' lives on pp_rank 1", "Change weights on every rank before")
 _CLIP = Refused("NotOwnedError", "would clip by the norm of its own part", "Use smp.clip_grad_norm_(", (0, 1))
 _COPY = Refused("ShardwrightError", "copy.deepcopy of a smp.DistributedModel", "use smp.AveragedModel(model", (0, 1))
+_MADE = "Make it in __init__, or run one forward of the module before"
+_UNTRACED = Refused("FrameError", "and skip_tracing is on", "Switch skip_tracing off, or return the value")
 
 EXPECTED: dict[str, Exact | Refused] = {
     "a plain step": Exact(),
@@ -134,10 +136,36 @@ EXPECTED: dict[str, Exact | Refused] = {
     "averaged model of torch of the inner module": Refused(
         "NotOwnedError", "copy.deepcopy needs the values of parameter", "smp.AveragedModel", (0, 1)
     ),
+    "a gradient scaler": Exact(),
+    "a gradient scaler and a fused optimizer": Exact(),
+    "a gradient scaler and an optimizer for each stage": Exact(),
+    "a gradient scaler that unscales in the step": _OPTIMIZER,
+    "a gradient scaler that is updated in the step": _OPTIMIZER,
+    "parametrize cached around a module elsewhere": Refused(
+        "FrameError", "'there', which rank 1 owns, was called inside parametrize.cached()", "Enter it inside one module"
+    ),
+    "a parameter made in a forward": Refused(
+        "FrameError", "parameter 'made' of shape (6,) was made in module 'again'", _MADE
+    ),
+    "a module made in a forward elsewhere": Refused("FrameError", "parameter 'made.weight' of shape (6, 6)", _MADE),
+    "a module made in a forward and put in a list": Refused("FrameError", "was made in module 'there.more'", _MADE),
+    "a module made in a forward and filled later": Refused("FrameError", "was made in module 'there.made'", _MADE),
+    "a module without parameters made in a forward": Exact(),
+    "untraced a plain step": Exact(),
+    "untraced an attribute that a module elsewhere sets": _UNTRACED._replace(ranks=(1,)),
+    "untraced an attribute that is kept during a call": _UNTRACED,
+    "untraced an attribute that does not change": Exact(),
+    "untraced a weight of a module elsewhere": Refused(
+        "NotOwnedError", "needs the values of parameter 'there.linear.weight'", "(smp.set_partition)"
+    ),
+    "untraced a buffer of a module elsewhere": Refused(
+        "NotOwnedError", "needs the values of buffer 'there.mean'", "(smp.set_partition)"
+    ),
     "hidden states and attentions of llama": Exact(),
     "hidden states and attentions of bert": Exact(),
     "router logits of mixtral": Exact(),
     "a model that makes caches": Exact(),
+    "a model that keeps states for generation": Exact(),
     "a cache that the script gives": Refused("FrameError", "was given a key/value cache", "pass use_cache=False"),
 }
 
@@ -211,6 +239,10 @@ def test_what_refusals_say_is_what_is_stored(ran: Ran) -> None:
     refused = {name: expected for name, expected in EXPECTED.items() if isinstance(expected, Refused)}
     texts = {name: ran.outcomes[expected.ranks[0]][name] for name, expected in refused.items()}
     stored.check("refusals", {name: f"{found['type']}: {found['text']}" for name, found in texts.items()})
+
+
+def test_what_no_trace_finds_is_said_once_in_a_job(ran: Ran) -> None:
+    assert [errors.count("skip_tracing: modules that share lists") for errors in ran.errors] == [1, 0]
 
 
 def test_that_caches_are_switched_off_is_said_once_in_a_job(ran: Ran) -> None:

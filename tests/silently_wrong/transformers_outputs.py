@@ -22,8 +22,11 @@ SIZES: dict[str, Any] = {
 }
 
 
-def _collected(model: Any, wanted: tuple[str, ...], **inputs: Any) -> Any:
-    """One step that returns what the model collected; compares it, and the gradients, with the whole model's."""
+def _collected(model: Any, wanted: tuple[str, ...], apart: str | None = None, **inputs: Any) -> Any:
+    """One step that returns what the model collected; compares it, and the gradients, with the whole model's.
+
+    No other module may have to be with the one at the path ``apart``.
+    """
     plain = copy.deepcopy(model)
     divided = smp.DistributedModel(model)
     tokens = torch.randint(0, 40, (BATCH, 5), generator=torch.Generator().manual_seed(2))
@@ -58,6 +61,7 @@ def _collected(model: Any, wanted: tuple[str, ...], **inputs: Any) -> Any:
     same = differences(outputs, wanted_outputs)
     gradients = compare_gradients(divided, plain)
     decision = divided.placement.ownership.decision
+    assert not any(apart in join.modules for join in decision.joins), decision.joins
     shares = [decision.parameter_bytes(rank) for rank in range(2)]
     assert max(shares) < 0.75 * sum(shares), shares
     return Exact(max(same.worst, gradients.worst), same.compared + gradients.compared)
@@ -120,3 +124,14 @@ def a_model_that_makes_caches() -> Any:
     config = LlamaConfig(**SIZES)
     assert config.use_cache
     return _collected(LlamaForCausalLM(config).double(), ())
+
+
+@scenario
+def a_model_that_keeps_states_for_generation() -> Any:
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    config = RecurrentGemmaConfig(
+        **(SIZES | {"num_key_value_heads": 1}), lru_width=16, attention_window_size=4, conv1d_width=2
+    )
+    model = RecurrentGemmaForCausalLM(config).double()
+    return _collected(model, (), apart="model")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
+from torch.nn.utils import parametrize
 
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
@@ -131,6 +132,12 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
     if saved_tensor_hooks_are_set():
         raise FrameError(
             f"{owned} was called inside saved_tensors_hooks, which cannot cross ranks: use them inside one module"
+        )
+    if parametrize._cache_enabled:
+        raise FrameError(
+            f"{owned} was called inside parametrize.cached(), whose cache is on one rank: the weights that it computes "
+            "there would be computed anew at every use. Enter it inside one module, or place what it calls on one rank "
+            "with smp.set_partition"
         )
 
 

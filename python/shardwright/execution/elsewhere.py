@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from types import FrameType
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -14,20 +15,35 @@ from shardwright.frames import current_frame
 _CALL = nn.Module._call_impl.__code__
 
 
+class _Place(NamedTuple):
+    name: str
+    ranks: tuple[int, ...]
+    here: bool
+    traced: bool
+
+
 class Elsewhere:
     """The modules of divided models in this process, with the ranks that run them."""
 
     def __init__(self) -> None:
         """Know none."""
-        self._modules: weakref.WeakKeyDictionary[nn.Module, tuple[str, tuple[int, ...], bool]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._modules: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
 
-    def add(self, module: nn.Module, name: str, ranks: tuple[int, ...] = (), *, here: bool = True) -> None:
-        """A module runs on these global ranks, none meaning that it is not known yet; ``here``: also on this one."""
-        self._modules[module] = (name or type(module).__name__, ranks, here)
+    def add(
+        self, module: nn.Module, name: str, ranks: tuple[int, ...] = (), *, here: bool = True, traced: bool = True
+    ) -> None:
+        """A module of a model has a place.
 
-    def refuse_change(self, module: nn.Module, attribute: str) -> None:
+        Args:
+            module: The module.
+            name: Its name in the model.
+            ranks: The global ranks that run it, none meaning that it is not known yet.
+            here: Whether this rank does.
+            traced: Whether a trace tells who reads the attributes that it sets.
+        """
+        self._modules[module] = _Place(name or type(module).__name__, ranks, here, traced)
+
+    def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""
         frame = current_frame()
         if frame is None:
@@ -35,12 +51,18 @@ class Elsewhere:
         known = self._modules.get(module)
         if known is None:
             return
-        name, ranks, here = known
+        name, ranks, here, traced = known
         if frame.request is None and not _inside_a_module(sys._getframe(2)):
             where = "in the step function, which runs on pp_rank 0 only"
         elif not here:
             listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
             where = f"in the code of {frame.name}, but the module runs on {listed}"
+        elif not traced and not _is_held(module, attribute, value):
+            raise FrameError(
+                f"attribute {attribute!r} of module {name!r} was set in the code of {frame.name}, and skip_tracing is "
+                "on: without a trace it is not known on which ranks, and in which microbatch, it will be read. Switch "
+                "skip_tracing off, or return the value and pass it as an argument"
+            )
         else:
             return  # a forward may keep what it likes in a module that runs here; the trace knows who reads it
         raise FrameError(
@@ -48,6 +70,32 @@ class Elsewhere:
             "not see it. Set it outside the step function, where every rank does (model.train() and model.eval() too), "
             "or pass the value as an argument of the module"
         )
+
+    def refuse_making(self, module: nn.Module, attribute: str, value: nn.Module | nn.Parameter) -> None:
+        """Raise :class:`FrameError` if the code of a step gives a module a parameter that the model did not have."""
+        frame = current_frame()
+        known = None if frame is None else self._modules.get(module)
+        if known is None or (isinstance(value, nn.Module) and value in self._modules):
+            return
+        if isinstance(value, nn.Parameter):
+            if module._parameters.get(attribute) is not None:
+                return  # another one in its place, which no optimizer of plain torch would train either
+            made = [(attribute, value)]
+        else:
+            made = [(f"{attribute}.{name}", parameter) for name, parameter in value.named_parameters()]
+        held = (
+            {id(parameter) for part in list(self._modules) for parameter in part._parameters.values()} if made else {}
+        )
+        for name, parameter in made:
+            if id(parameter) not in held:
+                raise FrameError(
+                    f"parameter {name!r} of shape {tuple(parameter.shape)} was made in module {known.name!r} during "
+                    "the step: it would be on one rank only, and no optimizer would train it. Make it in __init__, or "
+                    "run one forward of the module before smp.DistributedModel and the optimizer get it"
+                )
+        if isinstance(value, nn.Module):  # it may get parameters later
+            for name, part in value.named_modules(prefix=f"{known.name}.{attribute}"):
+                self._modules.setdefault(part, known._replace(name=name))
 
 
 elsewhere = Elsewhere()
@@ -59,3 +107,13 @@ def _inside_a_module(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_held(module: nn.Module, attribute: str, value: Any) -> bool:
+    """Whether stand-ins on other ranks refuse to be read for the value, or it is what it was."""
+    if attribute in module._parameters or attribute in module._buffers:
+        return True
+    before = module._modules.get(attribute, module.__dict__.get(attribute, elsewhere))
+    return before is value or (
+        isinstance(value, bool | int | float | str) and type(before) is type(value) and before == value
+    )

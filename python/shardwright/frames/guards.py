@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from shardwright.errors import FrameError
 from shardwright.frames.cut import slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
+from shardwright.frames.paths import Paths
 from shardwright.patches import Patches
 
 #: Modules of this process that have a part on another rank, or live there altogether.
@@ -103,38 +104,71 @@ def _retain_grad(tensor: torch.Tensor) -> None:
         frame.kept_gradients.append(KeptGradient(weakref.ref(tensor), edge, tensor._version))
 
 
-def _check_no_cut(outputs: Any, what: str) -> None:
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, Sequence) and not isinstance(values, GradientEdge) else [values]
+
+
+def _check_gradient(outputs: Any, inputs: Any) -> None:
+    """Let ``torch.autograd.grad`` run where all paths from outputs to inputs are on this rank."""
+    frame = current_frame()
+    if frame is None or not (frame.spanning or len(frame.inputs) > 1):
+        return
+    paths = Paths(frame, _listed(outputs), _listed(inputs))
+    if paths.pass_the_caller():
+        raise FrameError(
+            f"torch.autograd.grad in the code of {frame.name} is given one argument as input and reaches another, "
+            "which the caller may have made of it on another rank: make that one inside the module, detach it, or "
+            "place the module with its caller (smp.set_partition)"
+        )
+    if not frame.spanning:
+        return
+    if not frame.guarded.isdisjoint(paths.needed):
+        raise _reaches_a_hook("torch.autograd.grad", frame)
+    if paths.leave_the_rank():
+        raise _reaches_another_rank("torch.autograd.grad", frame)
+
+
+def _check_backward(outputs: Any) -> None:
+    """Refuse ``backward`` of what has any part on another rank."""
     frame = current_frame()
     if frame is None or not frame.spanning:
         return
-    arguments = {slot for slot, _ in frame.inputs}
-    listed = outputs if isinstance(outputs, Sequence) and not isinstance(outputs, GradientEdge) else [outputs]
-    stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in listed]
+    stack = [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in _listed(outputs)]
     seen = set(stack)
     while stack:
         node = stack.pop()
         if node is None:
             continue
         if node in frame.guarded:
-            raise FrameError(
-                f"{what} in the code of {frame.name} reaches a tensor with a hook (or retain_grad), which would see "
-                "only a part of its gradient: register it on a clone()"
-            )
-        slot = slot_of(node)
-        if slot is not None and not (what == "torch.autograd.grad" and slot in arguments):
-            raise FrameError(
-                f"{what} in the code of {frame.name} reaches a module on another rank, where it cannot follow; call "
-                "model.backward(loss) in the step function instead, or place the whole computation on one rank"
-            )
+            raise _reaches_a_hook("backward", frame)
+        if slot_of(node) is not None:
+            raise _reaches_another_rank("backward", frame)
         for behind, _ in node.next_functions:
             if behind is not None and behind not in seen:
                 seen.add(behind)
                 stack.append(behind)
 
 
+def _reaches_a_hook(what: str, frame: Frame) -> FrameError:
+    return FrameError(
+        f"{what} in the code of {frame.name} reaches a tensor with a hook (or retain_grad), which would see "
+        "only a part of its gradient: register it on a clone()"
+    )
+
+
+def _reaches_another_rank(what: str, frame: Frame) -> FrameError:
+    return FrameError(
+        f"{what} in the code of {frame.name} reaches a module on another rank, where it cannot follow; call "
+        "model.backward(loss) in the step function instead, or place the whole computation on one rank"
+    )
+
+
 def _run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
     """What ``torch.autograd.grad`` and ``backward`` call, however a script has imported them."""
-    _check_no_cut(outputs, "backward" if accumulate_grad else "torch.autograd.grad")
+    if accumulate_grad:
+        _check_backward(outputs)
+    else:
+        _check_gradient(outputs, args[3] if len(args) > 3 else kwargs["inputs"])
     return _patches.original["_engine_run_backward"](outputs, *args, accumulate_grad=accumulate_grad, **kwargs)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from shardwright import _core
-from shardwright.data_parallel import Replicas
+from shardwright import _core, logs
+from shardwright.data_parallel import Replicas, sync_batch_norm
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
@@ -33,6 +33,20 @@ from shardwright.values import decode, encode
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
     from shardwright.runtime import Runtime
+
+
+_said = False
+
+
+def _say_what_no_trace_finds() -> None:
+    global _said
+    if not _said:
+        _said = True
+        logs.logger.warning(
+            "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
+            "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
+            "module changes, which microbatches would overwrite. Leave it off unless the model has none"
+        )
 
 
 class Hooks:
@@ -78,7 +92,9 @@ class Placement:
         self._placed = False
         self._failed = False
         self.replicas = Replicas(self, model._options)
+        self._synchronises = False
         if runtime.pp_size > 1:
+            sync_batch_norm.refuse_other_groups(module, runtime.dp_ranks, runtime.device)
             for name, part in module.named_modules():
                 elsewhere.add(part, name)
 
@@ -96,8 +112,8 @@ class Placement:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether microbatches of this model must not overlap, for the sake of state that modules keep."""
-        return self.ownership is not None and bool(self.ownership.decision.one_at_a_time)
+        """Whether microbatches must not overlap: modules keep state, or replicas need one order of collectives."""
+        return self.ownership is not None and (self._synchronises or bool(self.ownership.decision.one_at_a_time))
 
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
@@ -114,9 +130,13 @@ class Placement:
         """
         runtime = self.runtime
         if runtime.rank == 0:
+            with in_frame(None):
+                prepare(self.module, announce=True)  # before the trace, which then sees what training will run
             decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options)
             text = decision.to_json()
             announce(decision, self.module)
+            if runtime.cfg.skip_tracing:
+                _say_what_no_trace_finds()
             for root in runtime.other_roots():
                 send_on(runtime, root, self._channel(), text)
         else:
@@ -177,6 +197,8 @@ class Placement:
         runtime = self.runtime
         self._list_modules()
         decision = Decision.from_json(text)
+        sync_batch_norm.refuse_other_groups(self.module, runtime.dp_ranks, runtime.device)
+        self._synchronises = sync_batch_norm.synchronises(self.module, runtime.dp_ranks)
         prepare(self.module, announce=runtime.rank == 0)
         self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
         self._intercept(decision)
@@ -221,7 +243,7 @@ class Placement:
         for name, module in zip(self._names, self._modules, strict=True):
             remote = targets.get(id(module))
             ranks = tuple(runtime.pp_ranks[r] for r in decision.follows.get(name, (decision.modules[name],)))
-            elsewhere.add(module, name, ranks, here=remote is None)
+            elsewhere.add(module, name, ranks, here=remote is None, traced=not runtime.cfg.skip_tracing)
             if remote is not None:
                 make_remote(module, remote, ownership.check)
                 continue

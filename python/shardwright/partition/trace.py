@@ -14,6 +14,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
+from shardwright.data_parallel import sync_batch_norm
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
@@ -238,6 +239,7 @@ class _Run:
         own = {id(entry.tensor) for entry in self._tree.parameters}
         # Under inference mode the copies of buffers would be tensors that nothing else may write to.
         with torch.inference_mode(False), preserved(self._tree) as (writes, shared), contextlib.ExitStack() as stack:
+            stack.enter_context(sync_batch_norm.on_one_rank())
             if self._device is not None:
                 stack.enter_context(moved_to(self._tree, self._device))
             stack.enter_context(torch.set_grad_enabled(gradients))

@@ -49,8 +49,22 @@ def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    elsewhere.refuse_change(module, name)
+    elsewhere.refuse_change(module, name, value)
+    if isinstance(value, nn.Module):
+        elsewhere.refuse_making(module, name, value)
     _divided.original["__setattr__"](module, name, value)
+
+
+def _add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    if isinstance(child, nn.Module):
+        elsewhere.refuse_making(module, name, child)
+    _divided.original["add_module"](module, name, child)
+
+
+def _register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    if isinstance(parameter, nn.Parameter):
+        elsewhere.refuse_making(module, name, parameter)
+    _divided.original["register_parameter"](module, name, parameter)
 
 
 def _zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -103,6 +117,8 @@ _optimizers = Patches(((torch.optim.Optimizer, "zero_grad", _zero_optimizer),))
 _divided = Patches(
     (
         (nn.Module, "__setattr__", _set_attribute),
+        (nn.Module, "add_module", _add_module),
+        (nn.Module, "register_parameter", _register_parameter),
         (torch_clipping, "_get_total_norm", _total_norm),
         (torch.nn.utils, "get_total_norm", _total_norm),
     ),

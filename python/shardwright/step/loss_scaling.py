@@ -1,0 +1,77 @@
+"""``torch.amp.GradScaler`` on a divided model: the ranks of a pipeline skip an optimizer's step together, or none does.
+
+The step function scales the loss, on pp_rank 0; every rank then unscales the gradients that it holds, and would decide
+by these alone whether any overflowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from shardwright.model.gather import over_pipeline
+from shardwright.model.sentinel import is_sentinel
+from shardwright.optimizer import DistributedOptimizer
+from shardwright.patches import Patches
+from shardwright.runtime import find_runtime
+from shardwright.step.guards import refuse_in_step
+
+
+def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it trains a divided model, which every rank of the pipeline answers alike."""
+    runtime = find_runtime()
+    if runtime is None or runtime.pp_size == 1:
+        return False
+    if isinstance(optimizer, DistributedOptimizer):
+        return any(optimizer.trains(placement.model) for placement in runtime.placements)
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]) or any(
+        id(parameter) in given
+        for placement in runtime.placements
+        if placement.partitioned
+        for parameter in placement.owned_parameters()
+    )
+
+
+def _unscale_grads_(
+    scaler: GradScaler, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, *rest: Any
+) -> dict[torch.device, torch.Tensor]:
+    spans = _spans_ranks(optimizer)
+    if spans:
+        refuse_in_step(f"{type(scaler).__name__}.unscale_ (or step)", "unscale gradients")
+    found: dict[torch.device, torch.Tensor] = _patches.original["_unscale_grads_"](
+        scaler, optimizer, inv_scale, found_inf, *rest
+    )
+    if not spans:
+        return found
+    here = any(bool(value) for value in found.values())
+    anywhere = float(any(over_pipeline(here)))
+    for value in found.values():
+        value.fill_(anywhere)
+    # A rank may hold none of the optimizer's parameters, or no gradients of them.
+    return found or {found_inf.device: found_inf.fill_(anywhere)}
+
+
+def _check_scale_growth_tracker(scaler: GradScaler, function: str) -> Any:
+    runtime = find_runtime()
+    if runtime is not None and not runtime.is_root and scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(runtime.device)  # the first loss was scaled on pp_rank 0
+    return _patches.original["_check_scale_growth_tracker"](scaler, function)
+
+
+def _update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+    refuse_in_step(f"{type(scaler).__name__}.update", "update the scale")
+    _patches.original["update"](scaler, *args, **kwargs)
+
+
+_patches = Patches(
+    (
+        (GradScaler, "_unscale_grads_", _unscale_grads_),
+        (GradScaler, "_check_scale_growth_tracker", _check_scale_growth_tracker),
+        (GradScaler, "update", _update),
+    )
+)
+install = _patches.install
+uninstall = _patches.uninstall
