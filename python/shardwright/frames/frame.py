@@ -181,6 +181,8 @@ class Frame:
         for kept in self.kept_gradients:
             edge = kept.edge_now()
             if edge is not None:
+                if edge.node in self.unhookable:
+                    raise FrameError(f"a hook (or retain_grad) on {self.unhookable[edge.node]}")
                 hooks.setdefault((edge.node, edge.output_nr), []).append(kept.keep)
         return hooks
 
