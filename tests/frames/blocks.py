@@ -194,6 +194,14 @@ class Block(nn.Module):
         if self.state is not None:
             tensors.append(self.state)
 
+    def do_hand(self, tensors: list[torch.Tensor], a: int) -> None:
+        """Leave a tensor for the next call, or take what the last one left."""
+        log_of_run[0].saw("state in attributes")
+        state = self.state
+        self.__dict__["state"] = tensors[a % len(tensors)] if state is None else None
+        if state is not None:
+            tensors.append(state)
+
     def do_borrow(self, tensors: list[torch.Tensor], child: int, a: int) -> None:
         """Compute with a child's own weight."""
         module = self.parts[child % len(self.parts)]

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from tests.frames.blocks import UNARY, VIEW, WRITE, Operation
+from tests.frames.patterns import add_pattern
 
 #: A module as data: a block with its parts, a layer of ``torch.nn``, or a module used again.
 Spec = dict[str, Any]
@@ -25,7 +26,10 @@ class Generator:
 
     def __init__(self, seed: str) -> None:
         """Start from a seed."""
+        self.seed = seed
         draw = self.random = random.Random(seed)
+        #: The path of a part that belongs on another rank than its caller.
+        self.apart: str | None = None
         self.names = 0
         self.costs: list[int] = []
         self.deepest = draw.choice((1, 2, 3, 3, 4))
@@ -49,9 +53,12 @@ class Generator:
         """A whole program but for its places, as the fields of :class:`tests.frames.program.Program`."""
         draw = self.random
         microbatches = draw.choice((1, 2, 2, 3, 4))
+        tree = self.module(0)
+        if not self.checkpoints:
+            self.apart = add_pattern(self.seed, tree, len(self.costs))
         few = [draw.choice((-1, -2, -3, 0, draw.randrange(12))) for _ in range(3)]
         return {
-            "tree": self.module(0),
+            "tree": tree,
             "ranks": draw.choice((2, 2, 3, 4)),
             "auto": draw.random() < 0.2,
             "memory_weight": round(draw.random(), 2),
@@ -78,6 +85,11 @@ class Generator:
         if inner and not fields["auto"] and len({places.get(path, 0) for path in ran}) == 1:
             other = (places.get("", 0) + draw.randrange(1, fields["ranks"])) % fields["ranks"]
             places |= dict.fromkeys(sorted(draw.choice(inner)), other)
+        if self.apart is not None and {self.apart} in groups and not fields["auto"]:
+            above = self.apart.rpartition(".parts.")[0]
+            while above and above not in places:
+                above = above.rpartition(".parts.")[0]
+            places[self.apart] = (places.get(above, 0) + draw.randrange(1, fields["ranks"])) % fields["ranks"]
         return places
 
     def place(self) -> int:

@@ -110,6 +110,37 @@ def test_hook_on_a_result_that_has_one_in_its_module_is_refused() -> None:
         run_divided(Part(body, child=Part(child)), [data()])
 
 
+def _hook_the_result(root: Part, x: torch.Tensor) -> Any:
+    y = root.child(x * root.weight)
+    y.register_hook(lambda gradient: gradient * 2)
+    return y
+
+
+def test_hook_on_a_result_that_has_one_two_calls_further_on_is_refused() -> None:
+    """Plain torch runs the hook of the tensor's maker first; across ranks the caller's would come before it."""
+
+    def maker(part: Part, x: torch.Tensor) -> Any:
+        y = x * part.weight
+        y.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+        return y
+
+    passing = Part(lambda m, x: m.third(x * m.weight), third=Part(maker))
+    with pytest.raises(FrameError, match="which put hooks on tensors of its own"):
+        run_divided(Part(_hook_the_result, child=passing), [data()])
+    computing = Part(lambda m, x: m.third(x) * m.weight, third=Part(maker))
+    assert_exact(Part(_hook_the_result, child=computing), data())
+
+
+def test_hook_on_a_leaf_that_has_one_where_it_was_made_is_refused() -> None:
+    def child(part: Part, x: torch.Tensor) -> Any:
+        leaf = (x.detach() * part.weight.detach()).requires_grad_()
+        leaf.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+        return leaf
+
+    with pytest.raises(FrameError, match="which put hooks on tensors of its own"):
+        run_divided(Part(_hook_the_result, child=Part(child)), [data()])
+
+
 @pytest.mark.parametrize("views", [False, True])
 def test_hook_on_one_of_several_results_is_refused(views: bool) -> None:
     """The other result may have been made of it, and would bring gradients that only the module's rank sees."""

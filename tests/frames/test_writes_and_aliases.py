@@ -120,6 +120,41 @@ def test_view_made_under_no_grad_carries_no_gradient() -> None:
     assert_exact(Part(lambda m, x: (m.child(x * m.weight)[0] * 2, x * m.weight), child=Part(child)), data())
 
 
+def test_kept_gradient_of_a_tensor_that_a_child_writes_to_is_refused() -> None:
+    """Torch keeps the gradient of the value after the write, of which some comes from inside the child."""
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        x.copy_(x.detach() * part.weight)
+        return x * part.weight
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        h.retain_grad()
+        return root.child(h), h
+
+    with pytest.raises(FrameError, match="wrote to in place would not see"):
+        run_divided(Part(body, child=Part(child)), [data()])
+
+
+def test_hook_on_a_view_made_under_no_grad_sees_nothing() -> None:
+    """Such a view says that it requires a gradient, and torch drops it; so is the caller's tensor."""
+    seen: list[torch.Tensor] = []
+
+    def child(part: Part, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return part.weight.view_as(part.weight)
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        view = root.child(x)
+        assert view.requires_grad
+        assert view.grad_fn is None
+        view.register_hook(seen.append)
+        return view * root.weight
+
+    assert_exact(Part(body, child=Part(child)), data())
+    assert not seen
+
+
 def test_one_tensor_given_twice_is_one_tensor_there() -> None:
     def child(part: Part, x: torch.Tensor, *, again: torch.Tensor) -> Any:
         assert x is again

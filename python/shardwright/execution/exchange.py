@@ -131,6 +131,7 @@ class Returned:
         watch: Results that share memory in a way that cannot be rebuilt.
         watch_arguments: Arguments that such results share memory with.
         written: The written arguments, each with its number among the tensors.
+        dropped: Views made under ``no_grad`` that require a gradient, which torch drops.
     """
 
     tensors: list[torch.Tensor]
@@ -140,10 +141,11 @@ class Returned:
     watch: list[int] = field(default_factory=list)
     watch_arguments: list[int] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
     def as_value(self) -> dict[str, Any]:
         """What travels beside the result; empty in the ordinary case that nothing needs saying."""
-        names = ("recipes", "strides", "watch", "watch_arguments", "written")
+        names = ("recipes", "strides", "watch", "watch_arguments", "written", "dropped")
         return {name: value for name in names if (value := getattr(self, name))}
 
 
@@ -265,8 +267,11 @@ def rebuild_results(
     slots: list[tuple[Slot, int]] = []
     for place, strides in returned.get("strides", {}).items():
         tensors[place] = restride(tensors[place], strides)
+    dropped: list[int] = returned.get("dropped", [])
     for place, need in enumerate(needs):
-        if need:
+        if need and place in dropped:
+            tensors[place] = _dropped(tensors[place])
+        elif need:
             tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
             slots.append((slot, place))
     for index, place in returned.get("written", ()):
@@ -297,6 +302,9 @@ def rebuild_results(
             )
         for place in carrying:
             _no_hooks(frame, tensors[place], why)
+            node = tensors[place].grad_fn
+            if node is not None and returned.get("hooked"):
+                frame.hooked_elsewhere.add(node)
     shared = [tensors[place] for place in returned.get("watch", ())]
     shared += [given[index] for index in returned.get("watch_arguments", ())]
     for tensor in shared:
@@ -309,6 +317,13 @@ def rebuild_results(
         frame.watch(tensor, f"module {module!r} kept a tensor that it was given or returned")
         frame.elsewhere.keep(tensor)
     return tensors, slots
+
+
+def _dropped(tensor: torch.Tensor) -> torch.Tensor:
+    """A view as one made under ``no_grad``: it says that it requires a gradient, and torch drops that."""
+    base = tensor.requires_grad_()
+    with torch.no_grad():
+        return base.view_as(base)
 
 
 def _write_back(frame: Frame, tensor: torch.Tensor, value: torch.Tensor, in_grad_mode: bool) -> None:

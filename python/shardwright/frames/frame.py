@@ -99,6 +99,8 @@ class Frame:
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
         arguments: The arguments' tensors.
         hooked: Whether its code put a hook on any tensor.
+        hooked_elsewhere: Nodes of results of modules on other ranks that put hooks on tensors of their own, or returned
+            what such a module gave them.
         answers: Whether a result needs a gradient.
         guarded: Nodes with hooks, which run in this frame's backward only.
         in_backward: Whether its backward is running.
@@ -123,6 +125,7 @@ class Frame:
     retain_graph: bool = False
     arguments: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     hooked: bool = False
+    hooked_elsewhere: set[Node] = field(default_factory=set)
     answers: bool = False
     guarded: set[Node] = field(default_factory=set)
     in_backward: bool = False
@@ -178,6 +181,8 @@ class Frame:
         for kept in self.kept_gradients:
             edge = kept.edge_now()
             if edge is not None:
+                if edge.node in self.unhookable:
+                    raise FrameError(f"a hook (or retain_grad) on {self.unhookable[edge.node]}")
                 hooks.setdefault((edge.node, edge.output_nr), []).append(kept.keep)
         return hooks
 

@@ -61,9 +61,11 @@ def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Te
     frame = current_frame()
     if frame is not None:
         _refuse_on_parameter(frame, tensor)
-    if frame is None or not tensor.requires_grad or tensor.grad_fn is None:
+    if frame is None or not tensor.requires_grad:
         return _patches.original["register_hook"](tensor, hook)
     frame.hooked = True
+    if tensor.grad_fn is None:
+        return _patches.original["register_hook"](tensor, hook)
     return _frame_hook(frame, tensor, hook) or _patches.original["register_hook"](tensor, hook)
 
 
