@@ -183,6 +183,8 @@ class Runtime:
         if self.launch.world_size > 1:
             for placement in self.placements:
                 placement.replicas.reduce_gradients()
+            if self.collectives is not None:
+                self.collectives.end_step()
             self.server.leave_step()
             logs.forward()
         self.committing = False

@@ -123,17 +123,22 @@ def shutdown() -> None:
     runtime.node.close(runtime.farewell)
     logs.forward()
     if runtime.collectives is not None and runtime.collectives.has_unfinished:
-        _keep_for_ever(runtime.process_groups.values())
+        _keep_for_ever(runtime.process_groups.values(), runtime.collectives.unfinished)
     elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
     runtime.process_groups.clear()
 
 
-def _keep_for_ever(groups: Iterable[Any]) -> None:
-    """Never destroy groups: Gloo would wait for collectives under way, half an hour for a rank that is frozen."""
+def _keep_for_ever(groups: Iterable[Any], works: Iterable[Any]) -> None:
+    """Never destroy groups: Gloo would wait for collectives under way, half an hour for a rank that is frozen.
+
+    Nor their works: Gloo's thread would destroy them when another rank goes, and crash if Python has just ended here.
+    """
+    held = [*works]
     for group in groups:
-        for held in (group, *(group._get_backend(device) for device in group._device_types)):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        held += [group, *(group._get_backend(device) for device in group._device_types)]
+    for one in held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def _open_store(launch: LaunchInfo, cfg: Any) -> Store:

@@ -30,6 +30,7 @@ class Collectives:
         """For the group of ``runtime``, whose process groups exist already."""
         self._runtime = runtime
         self._issued: list[tuple[str, int, str]] = []
+        self._works: list[Any] = []
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
         self._unsettled: int | None = None
         self._heard: dict[int, list[tuple[str, int, str]]] = {}
@@ -67,11 +68,21 @@ class Collectives:
         if self._unsettled is not None:
             self._settle(self._unsettled, None)
         self._issued.clear()
+        self._works.clear()
         self._hooks.clear()
+
+    def end_step(self) -> None:
+        """The step succeeded: all that was issued is through, and its memory may go."""
+        self._works.clear()
+
+    @property
+    def unfinished(self) -> list[Any]:
+        """The works of a failed step, some of which may have begun here and never will elsewhere."""
+        return self._works if self._unsettled is not None else []
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there may be collectives that have begun here and never will elsewhere."""
+        """Whether there may be any such."""
         return self._unsettled is not None
 
     def leave_unfinished(self) -> None:
@@ -97,13 +108,17 @@ class Collectives:
 
     def _start(self, kind: str, tensor: torch.Tensor) -> Any:
         group = self._runtime.process_groups["DP_GROUP"]
+        work: Any
         if kind == "sum":
-            return dist.all_reduce(tensor, group=group, async_op=True)
-        if kind == "maximum":
-            return dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
-        if kind in self._hooks:
-            return self._hooks[kind](tensor)
-        return dist.broadcast(tensor, int(kind.removeprefix("broadcast from ")), group=group, async_op=True)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+        elif kind == "maximum":
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        elif kind in self._hooks:
+            work = self._hooks[kind](tensor)
+        else:
+            work = dist.broadcast(tensor, int(kind.removeprefix("broadcast from ")), group=group, async_op=True)
+        self._works.append(work)
+        return work
 
     def _settle(self, step: int, deadline: float | None) -> None:
         runtime = self._runtime
