@@ -123,7 +123,7 @@ def shutdown() -> None:
     runtime.node.close(runtime.farewell)
     logs.forward()
     if runtime.collectives is not None and runtime.collectives.has_unfinished:
-        _keep_for_ever(runtime.process_groups.values(), runtime.collectives.unfinished)
+        _keep_for_ever(runtime.process_groups.values(), runtime.collectives.works)
     elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
     runtime.process_groups.clear()

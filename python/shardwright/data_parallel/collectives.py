@@ -76,14 +76,14 @@ class Collectives:
         self._works.clear()
 
     @property
-    def unfinished(self) -> list[Any]:
-        """The works of a failed step, some of which may have begun here and never will elsewhere."""
-        return self._works if self._unsettled is not None else []
+    def has_unfinished(self) -> bool:
+        """Whether there may be collectives that have begun here and never will elsewhere."""
+        return self._unsettled is not None
 
     @property
-    def has_unfinished(self) -> bool:
-        """Whether there may be any such."""
-        return self._unsettled is not None
+    def works(self) -> list[Any]:
+        """What was issued in a step that has not ended well."""
+        return self._works
 
     def leave_unfinished(self) -> None:
         """The step failed, and so does this process."""

@@ -121,7 +121,7 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
         returned["open"] = True
         runtime.frames.keep((request.requester, request.id), frame)
         runtime.frames.visit(request.model, request.module, request.microbatch)
-    if frame.hooked or any(edge.node in frame.hooked_elsewhere for edge, _ in frame.results):
+    if frame.hooked:
         returned["hooked"] = True
     returned_spec, _ = _core.flatten(returned or None, registry)
     runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
@@ -149,6 +149,7 @@ def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[
             edge = edge_of(tensor)
             if edge is not None:
                 frame.results.append((edge, place))
+                frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
             else:
                 returned.dropped.append(place)
     return spec, _pack(returned), returned.as_value(), _sent(name, given, returned)

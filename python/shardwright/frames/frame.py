@@ -98,7 +98,7 @@ class Frame:
         retain_graph: Keep buffers for state that a re-used module carries between its calls.
         checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
         arguments: The arguments' tensors.
-        hooked: Whether its code put a hook on any tensor.
+        hooked: Whether its code put a hook on any tensor, or it returns what a module with hooks gave it.
         hooked_elsewhere: Nodes of results of modules on other ranks that put hooks on tensors of their own, or returned
             what such a module gave them.
         answers: Whether a result needs a gradient.

@@ -199,7 +199,7 @@ class Placement:
         decision = Decision.from_json(text)
         sync_batch_norm.refuse_other_groups(self.module, runtime.dp_ranks, runtime.device)
         self._synchronises = sync_batch_norm.synchronises(self.module, runtime.dp_ranks)
-        prepare(self.module, announce=runtime.rank == 0)
+        prepare(self.module, announce=False)  # rank 0 has said so before the trace
         self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
         self._intercept(decision)
         for name in decision.temporaries:

@@ -44,7 +44,8 @@ def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
     return any(is_sentinel(parameter) or id(parameter) in runtime.leaves.known for parameter in parameters)
 
 
-def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """What an optimizer trains."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -74,14 +75,14 @@ def _zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _zero_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-    if _holds_known(_in_groups(optimizer)):
+    if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.zero_grad", "zero gradients")
     _optimizers.original["zero_grad"](optimizer, *args, **kwargs)
 
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     runtime = find_runtime()
-    if runtime is None or not _holds_known(_in_groups(optimizer)):
+    if runtime is None or not _holds_known(parameters_of(optimizer)):
         return
     refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
     if len(runtime.dp_ranks) > 1:

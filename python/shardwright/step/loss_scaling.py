@@ -16,7 +16,7 @@ from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import Patches
 from shardwright.runtime import find_runtime
-from shardwright.step.guards import refuse_in_step
+from shardwright.step.guards import parameters_of, refuse_in_step
 
 
 def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
@@ -26,8 +26,8 @@ def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
         return False
     if isinstance(optimizer, DistributedOptimizer):
         return any(optimizer.trains(placement.model) for placement in runtime.placements)
-    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]) or any(
+    given = {id(parameter) for parameter in parameters_of(optimizer)}
+    return any(map(is_sentinel, parameters_of(optimizer))) or any(
         id(parameter) in given
         for placement in runtime.placements
         if placement.partitioned
