@@ -38,6 +38,7 @@ from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
 
 _STORE_PREFIX = "shardwright"
+_BUFFER_BYTES = 1 << 30
 _TRACE_CAPACITY = 1 << 16
 _SECRET_BYTES = 32
 #: Counts the calls of ``init``, which are the same on every rank, so that a second job finds nothing of the first.
@@ -201,6 +202,7 @@ def _connect(launch: LaunchInfo, cfg: Any, store: Store, secret: bytes | None) -
         liveness_timeout=cfg.liveness_timeout_seconds,
         bind_address=bind,
         host_name=socket.gethostname(),
+        buffer_bytes=_BUFFER_BYTES,
         listener=listener,
     )
 

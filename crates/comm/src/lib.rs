@@ -1,6 +1,7 @@
 //! Messages between the ranks of a job: transports, rendezvous, the job's
 //! secret, liveness, and the plane on which plain objects travel.
 
+pub mod buffers;
 #[cfg(test)]
 mod conformance;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod transport;
 
 use std::time::Duration;
 
+pub use buffers::{Exchange, Pool, SHARED_BYTES};
 pub use error::{CommError, describe_loss};
 pub use in_process::{InProcess, in_process};
 pub use objects::{ObjectPlane, barrier};

@@ -8,15 +8,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
-    CommError, JobOptions, Owner, Patience, Receiver, Router, SLICE, Secret, Transport, in_process,
-    published,
+    CommError, JobOptions, Owner, Patience, Pool, Receiver, Router, SLICE, Secret, Transport,
+    in_process, published,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
 
 use crate::error::{comm_error, start_error};
 use crate::log;
-use crate::tensors::TensorParts;
+use crate::tensors::{TensorParts, set_process_pool};
 use crate::values::Spec;
 
 /// A bound port of rank 0, to be published before the job is connected.
@@ -60,10 +60,11 @@ impl Node {
     ///
     /// Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
     /// version, number of ranks or configuration (`fingerprint`; of several lines, those that
-    /// differ are named). Timeouts are in seconds.
+    /// differ are named). Timeouts are in seconds. `buffer_bytes` is the size of the persistent
+    /// buffer for tensors on their way to ranks of the same host; 0 for none.
     #[staticmethod]
     #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, listener=None))]
+                        bind_address, host_name, buffer_bytes, listener=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
@@ -81,9 +82,13 @@ impl Node {
         liveness_timeout: f64,
         bind_address: Option<&str>,
         host_name: String,
+        buffer_bytes: u64,
         listener: Option<&Listener>,
     ) -> PyResult<Self> {
         let listener = listener.and_then(|listener| lock(&listener.inner).take());
+        let pool = (buffer_bytes > 0)
+            .then(|| Pool::new(buffer_bytes))
+            .transpose()?;
         let options = JobOptions {
             rank: Rank(rank),
             world,
@@ -98,6 +103,7 @@ impl Node {
             connect_timeout: duration("connect_timeout", connect_timeout)?,
             liveness_timeout: duration("liveness_timeout", liveness_timeout)?,
             limits: Limits::default(),
+            pool: pool.clone(),
         };
         log::collect();
         let router = Arc::new(Router::default());
@@ -106,6 +112,7 @@ impl Node {
             shardwright_comm::connect(options, receiver, go_on)
         })?;
         let transport = outcome.map_err(|error| start_error(&error))?;
+        set_process_pool(pool);
         Ok(Self::new(transport, router))
     }
 

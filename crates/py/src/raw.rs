@@ -5,28 +5,42 @@
 )]
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use shardwright_wire::Buffer;
+use shardwright_comm::Pool;
+use shardwright_wire::{Buffer, Lent, Owned};
 
-/// Copy memory that a live tensor owns.
-pub(crate) fn copy_from(address: usize, nbytes: usize) -> Buffer {
+/// Copy memory that a live tensor owns, into the persistent buffer where there is one.
+pub(crate) fn copy_from(address: usize, nbytes: usize, pool: Option<&Arc<Pool>>) -> Buffer {
     if nbytes == 0 {
         return Buffer::default();
     }
     // SAFETY: the caller of `TensorParts.append` passes the address and byte count of a dense
     // tensor, which it keeps alive and unchanged during the call.
-    Buffer::copy_of(unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) })
+    let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
+    match pool {
+        Some(pool) => pool.copy_of(bytes),
+        None => Buffer::copy_of(bytes),
+    }
 }
 
-/// Received bytes, writable through the buffer protocol, freed with their last tensor.
+/// Received bytes, writable through the buffer protocol, given back with their last tensor.
 #[pyclass(frozen, module = "shardwright._core")]
 pub(crate) struct ReceivedBuffer {
-    words: *mut u128,
-    num_words: usize,
+    start: *mut u8,
     len: usize,
+    memory: Memory,
+}
+
+/// What `ReceivedBuffer` keeps until it is dropped.
+enum Memory {
+    /// A leaked boxed slice of so many words, which begins at `start`.
+    Heap { num_words: usize },
+    /// A transport's memory, of which this is the sole owner.
+    Lent { _owner: Arc<dyn Lent> },
 }
 
 // SAFETY: the memory is reached only through the buffer protocol, whose users (tensors) follow
@@ -39,25 +53,26 @@ impl ReceivedBuffer {
     /// Take bytes over.
     pub(crate) fn new(buffer: Buffer) -> Self {
         let len = buffer.len();
-        let words = Box::leak(buffer.into_words().into_boxed_slice());
-        Self {
-            num_words: words.len(),
-            words: words.as_mut_ptr(),
-            len,
-        }
+        let (start, memory) = match buffer.into_owned() {
+            Owned::Heap(words) => {
+                let words = Box::leak(words.into_boxed_slice());
+                let num_words = words.len();
+                (words.as_mut_ptr().cast(), Memory::Heap { num_words })
+            }
+            Owned::Lent(owner) => (owner.start(), Memory::Lent { _owner: owner }),
+        };
+        Self { start, len, memory }
     }
 }
 
 impl Drop for ReceivedBuffer {
     fn drop(&mut self) {
-        // SAFETY: `new` leaked exactly this boxed slice, and every buffer view holds a reference
-        // to this object, so no view is left when it is dropped.
-        drop(unsafe {
-            Box::from_raw(std::ptr::slice_from_raw_parts_mut(
-                self.words,
-                self.num_words,
-            ))
-        });
+        if let Memory::Heap { num_words } = self.memory {
+            let words = std::ptr::slice_from_raw_parts_mut(self.start.cast::<u128>(), num_words);
+            // SAFETY: `new` leaked exactly this boxed slice, and every buffer view holds a reference
+            // to this object, so no view is left when it is dropped.
+            drop(unsafe { Box::from_raw(words) });
+        }
     }
 }
 
@@ -78,7 +93,7 @@ impl ReceivedBuffer {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let (start, len) = (slf.words, slf.len.cast_signed());
+        let (start, len) = (slf.start, slf.len.cast_signed());
         // SAFETY: `view` comes from Python; the memory lives as long as this object, to which
         // `PyBuffer_FillInfo` stores a reference in the view.
         let filled =

@@ -1,9 +1,10 @@
 //! Tensors' bytes on their way between Python and messages.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use shardwright_comm::{Pool, SHARED_BYTES};
 use shardwright_wire::{TensorMeta, TensorPart};
 
 use crate::raw::{self, ReceivedBuffer};
@@ -13,6 +14,18 @@ type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
 
 /// Larger copies than this let other Python threads run meanwhile.
 const DETACHED_COPY_BYTES: usize = 1 << 20;
+
+/// The persistent buffer into which this process copies the tensors that it sends.
+static POOL: Mutex<Option<Arc<Pool>>> = Mutex::new(None);
+
+/// Use a persistent buffer from now on, or none.
+pub(crate) fn set_process_pool(pool: Option<Arc<Pool>>) {
+    *POOL.lock().unwrap_or_else(PoisonError::into_inner) = pool;
+}
+
+fn process_pool() -> Option<Arc<Pool>> {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
 
 /// The tensors of one body, copied out of torch's memory or received.
 #[pyclass(frozen, module = "shardwright._core")]
@@ -84,10 +97,11 @@ impl TensorParts {
                 meta.dtype, meta.shape, meta.strides
             )));
         }
+        let pool = (nbytes >= SHARED_BYTES).then(process_pool).flatten();
         let data = if nbytes > DETACHED_COPY_BYTES {
-            py.detach(|| raw::copy_from(address, nbytes))
+            py.detach(|| raw::copy_from(address, nbytes, pool.as_ref()))
         } else {
-            raw::copy_from(address, nbytes)
+            raw::copy_from(address, nbytes, pool.as_ref())
         };
         self.parts().push(TensorPart { meta, data });
         Ok(())

@@ -2,6 +2,7 @@
 //! by stubs, and a bounded, versioned binary form. Pure; nothing is ever unpickled.
 
 pub mod beat;
+pub mod buffer;
 pub mod codec;
 pub mod message;
 pub mod tensor;
@@ -9,12 +10,14 @@ pub mod text;
 pub mod value;
 
 pub use beat::Beat;
+pub use buffer::{Buffer, Lent, Owned};
 pub use codec::{
-    CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits,
+    CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Placed,
+    SharedPlace,
 };
 pub use message::{
     Abort, Body, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
     SequentialRange, StepBegin, StepEnd, TaskContext, Work,
 };
-pub use tensor::{Buffer, TensorMeta, TensorPart};
+pub use tensor::{TensorMeta, TensorPart};
 pub use value::Value;

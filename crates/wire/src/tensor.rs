@@ -1,6 +1,6 @@
 //! Tensors as they cross ranks: a description and the bytes.
 
-use std::sync::Arc;
+use crate::buffer::Buffer;
 
 /// What the receiver needs to rebuild a tensor. Sizes and strides are in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,66 +64,6 @@ impl TensorMeta {
     }
 }
 
-/// Bytes aligned for any dtype, shared without copying.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Buffer {
-    words: Arc<Vec<u128>>,
-    len: usize,
-}
-
-impl Buffer {
-    /// An owner of `len` zero bytes, and the way to fill them once.
-    pub fn filled_by<E>(
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<Self, E> {
-        let mut words = vec![0_u128; len.div_ceil(16)];
-        fill(&mut bytemuck::cast_slice_mut(&mut words)[..len])?;
-        Ok(Self {
-            words: Arc::new(words),
-            len,
-        })
-    }
-
-    /// The memory itself, of whole words; copied only where somebody else shares it.
-    pub fn into_words(self) -> Vec<u128> {
-        Arc::unwrap_or_clone(self.words)
-    }
-
-    /// A copy of `bytes`, written once, where [`Self::filled_by`] writes zeros before.
-    pub fn copy_of(bytes: &[u8]) -> Self {
-        let whole = bytes.chunks_exact(16);
-        let mut tail = [0; 16];
-        tail[..whole.remainder().len()].copy_from_slice(whole.remainder());
-        let mut words = Vec::with_capacity(bytes.len().div_ceil(16));
-        words.extend(
-            whole.map(|word| u128::from_ne_bytes(word.try_into().expect("chunks are of 16 bytes"))),
-        );
-        if words.len() * 16 < bytes.len() {
-            words.push(u128::from_ne_bytes(tail));
-        }
-        Self {
-            words: Arc::new(words),
-            len: bytes.len(),
-        }
-    }
-
-    /// The bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
-    }
-
-    /// How many bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
 /// One tensor of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPart {
@@ -131,19 +71,4 @@ pub struct TensorPart {
     pub meta: TensorMeta,
     /// The bytes, in storage order.
     pub data: Buffer,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_hold_the_bytes_whatever_their_number() {
-        for len in 0..70_u8 {
-            let bytes: Vec<u8> = (1..=len).collect();
-            let copy = Buffer::copy_of(&bytes);
-            assert_eq!(copy.as_bytes(), bytes);
-            assert_eq!(copy.words.len(), bytes.len().div_ceil(16));
-        }
-    }
 }

@@ -53,7 +53,7 @@ proptest! {
     #[test]
     fn no_bytes_make_decoding_panic(control in proptest::collection::vec(any::<u8>(), 0..512), tensors in any::<u64>()) {
         if let Ok(incoming) = decode_control(&control, tensors, &Limits::default()) {
-            prop_assert_eq!(incoming.tensor_sizes().iter().map(|size| *size as u64).sum::<u64>(), tensors);
+            prop_assert_eq!(incoming.placed().iter().filter(|one| one.shared.is_none()).map(|one| one.bytes as u64).sum::<u64>(), tensors);
         }
         prop_assert!(decode_beat(&control).is_ok() == (control.len() == 18 && control[8] < 2 && control[9] < 2));
     }
@@ -67,7 +67,7 @@ proptest! {
         let place = place.index(control.len());
         control[place] = byte;
         if let Ok(incoming) = decode_control(&control, tensor_bytes, &limits) {
-            prop_assert_eq!(incoming.tensor_sizes().iter().map(|size| *size as u64).sum::<u64>(), tensor_bytes);
+            prop_assert_eq!(incoming.placed().iter().filter(|one| one.shared.is_none()).map(|one| one.bytes as u64).sum::<u64>(), tensor_bytes);
         }
     }
 

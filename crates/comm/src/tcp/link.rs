@@ -13,6 +13,7 @@ use shardwright_wire::{Frame, Limits, Message};
 
 use super::acceptor::shut;
 use super::stream::{Counted, ReadError, Received, read_frame, write_frame};
+use crate::buffers::Exchange;
 use crate::transport::{Loss, Pulse, Receiver};
 
 /// What the links of a rank share.
@@ -20,6 +21,7 @@ pub(super) struct Hub {
     pub(super) receiver: Arc<dyn Receiver>,
     pub(super) pulse: Pulse,
     pub(super) limits: Limits,
+    pub(super) exchange: Exchange,
     pub(super) liveness: Duration,
     pub(super) closing: AtomicBool,
     pub(super) messages_sent: AtomicU64,
@@ -71,7 +73,7 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
         read: &hub.bytes_received,
     };
     let loss = loop {
-        match read_frame(&mut stream, &hub.limits) {
+        match read_frame(&mut stream, link.peer, &hub.limits, &hub.exchange) {
             Ok(Received::Message(Message::Goodbye(report))) => break Loss::Left(report),
             Ok(Received::Message(message)) => {
                 hub.messages_received.fetch_add(1, Ordering::Relaxed);
@@ -104,6 +106,9 @@ fn loss_of(error: ReadError, liveness: Duration) -> Loss {
             _ => Loss::Died,
         },
         ReadError::Codec(error) => Loss::Broken {
+            reason: error.to_string(),
+        },
+        ReadError::Shared(error) => Loss::Broken {
             reason: error.to_string(),
         },
     }

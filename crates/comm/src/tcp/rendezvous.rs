@@ -19,6 +19,7 @@ use super::roll::Roll;
 use super::stream::{receive_value, send_value};
 use super::table::{Registration, Row};
 use super::transport::{Connected, Tcp};
+use crate::buffers::{Exchange, Pool};
 use crate::patience::SLICE;
 use crate::secret::Secret;
 use crate::start_error::StartError;
@@ -53,6 +54,8 @@ pub struct JobOptions {
     pub liveness_timeout: Duration,
     /// What a message may hold.
     pub limits: Limits,
+    /// This rank's persistent buffer, offered to the other ranks of its host.
+    pub pool: Option<Arc<Pool>>,
 }
 
 /// Joins the job, and returns when all ranks have; asks `go_on` many times a second.
@@ -124,7 +127,11 @@ fn registration(options: &JobOptions, address: SocketAddr) -> Registration {
     Registration {
         version: options.version.clone(),
         fingerprint: options.fingerprint.clone(),
-        row: Row { peer, address },
+        row: Row {
+            peer,
+            address,
+            offer: options.pool.as_ref().map(|pool| pool.offer()),
+        },
     }
 }
 
@@ -140,12 +147,21 @@ fn connected(
             .map_err(|error| system("cannot set a connection's options", &error))?;
     }
     acceptor.job_started();
+    let neighbours = table.iter().filter(|row| {
+        row.peer.rank != options.rank
+            && row.peer.host == options.host_name
+            && options.pool.is_some()
+    });
+    let offers = neighbours
+        .filter_map(|row| Some((row.peer.rank, row.offer.clone()?)))
+        .collect();
     Ok(Connected {
         rank: options.rank,
         peers: table.into_iter().map(|row| row.peer).collect(),
         streams,
         acceptor,
         limits: options.limits,
+        exchange: Exchange::new(options.pool.clone(), options.rank, &offers),
         liveness: options.liveness_timeout,
     })
 }
@@ -282,7 +298,7 @@ fn mesh(
     let deadline = Instant::now() + options.connect_timeout;
     let own = options.rank;
     let mut streams = BTreeMap::new();
-    for Row { peer, address } in table
+    for Row { peer, address, .. } in table
         .iter()
         .filter(|row| (1..own.0).contains(&row.peer.rank.0))
     {

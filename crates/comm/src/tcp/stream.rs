@@ -5,10 +5,12 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::buffers::{Exchange, ImportError};
+use shardwright_core::Rank;
 use shardwright_wire::codec::{decode_beat, decode_control, encode};
 use shardwright_wire::{
-    Beat, Body, Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message,
-    ObjectMessage, Value,
+    Beat, Body, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, ObjectMessage,
+    Placed, Value,
 };
 use socket2::SockRef;
 
@@ -31,10 +33,17 @@ pub(super) enum ReadError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Codec(#[from] CodecError),
+    #[error(transparent)]
+    Shared(#[from] ImportError),
 }
 
-/// Reads one frame, tensors straight into their buffers.
-pub(super) fn read_frame(from: &mut impl Read, limits: &Limits) -> Result<Received, ReadError> {
+/// Reads a peer's next frame, tensors straight into their buffers.
+pub(super) fn read_frame(
+    from: &mut impl Read,
+    peer: Rank,
+    limits: &Limits,
+    exchange: &Exchange,
+) -> Result<Received, ReadError> {
     let mut header = [0; HEADER_BYTES];
     from.read_exact(&mut header)?;
     let header = Header::parse(&header, limits)?;
@@ -49,9 +58,12 @@ pub(super) fn read_frame(from: &mut impl Read, limits: &Limits) -> Result<Receiv
         return Ok(Received::Beat(decode_beat(&control)?));
     }
     let incoming = decode_control(&control, header.tensor_bytes, limits)?;
-    let mut buffers = Vec::with_capacity(incoming.tensor_sizes().len());
-    for size in incoming.tensor_sizes() {
-        buffers.push(Buffer::filled_by(*size, |bytes| from.read_exact(bytes))?);
+    let mut buffers = Vec::with_capacity(incoming.placed().len());
+    for Placed { bytes, shared } in incoming.placed() {
+        buffers.push(match shared {
+            Some(place) => exchange.receive(peer, *place, *bytes)?,
+            None => exchange.filled_by(*bytes, |into| from.read_exact(into))?,
+        });
     }
     Ok(Received::Message(incoming.complete(buffers)))
 }
@@ -183,7 +195,9 @@ pub(super) fn receive_value(
     from: &TcpStream,
     limit: Duration,
 ) -> Result<(String, Value), ReadError> {
-    match read_frame(&mut Hurried::new(from, limit), &START_LIMITS)? {
+    let mut from = Hurried::new(from, limit);
+    // Without tensors it does not matter from whom they would come.
+    match read_frame(&mut from, Rank(0), &START_LIMITS, &Exchange::default())? {
         Received::Message(Message::Object(object)) => Ok((object.channel, object.body.value)),
         Received::Message(_) | Received::Beat(_) => {
             Err(ReadError::Io(io::ErrorKind::InvalidData.into()))

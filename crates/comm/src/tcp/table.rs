@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use shardwright_core::Rank;
 use shardwright_wire::Value;
 
+use crate::buffers::Offer;
 use crate::transport::PeerInfo;
 
 /// What a rank says when it joins.
@@ -20,6 +21,8 @@ pub(super) struct Registration {
 pub(super) struct Row {
     pub(super) peer: PeerInfo,
     pub(super) address: SocketAddr,
+    /// Its persistent buffer, for ranks of the same host.
+    pub(super) offer: Option<Offer>,
 }
 
 impl Registration {
@@ -53,6 +56,7 @@ impl Row {
             Value::Int(i64::from(self.peer.pid)),
             Value::Str(self.address.ip().to_string()),
             Value::Int(i64::from(self.address.port())),
+            self.offer.as_ref().map_or(Value::None, offer_to_value),
         ])
     }
 
@@ -66,6 +70,7 @@ impl Row {
             Value::Int(pid),
             Value::Str(ip),
             Value::Int(port),
+            offer,
         ] = fields.as_slice()
         else {
             return None;
@@ -79,6 +84,10 @@ impl Row {
         Some(Self {
             peer,
             address: SocketAddr::new(ip, u16::try_from(*port).ok()?),
+            offer: match offer {
+                Value::None => None,
+                offer => Some(offer_from_value(offer)?),
+            },
         })
     }
 
@@ -91,6 +100,36 @@ impl Row {
         let ranks = rows.iter().map(|row| row.peer.rank.0);
         ranks.eq(0..world).then_some(rows)
     }
+}
+
+fn offer_to_value(offer: &Offer) -> Value {
+    Value::Tuple(vec![
+        Value::Int(i64::from(offer.pid)),
+        Value::Int(i64::from(offer.fd)),
+        Value::Int(offer.bytes.cast_signed()),
+        Value::Bytes(offer.token.to_vec()),
+    ])
+}
+
+fn offer_from_value(value: &Value) -> Option<Offer> {
+    let Value::Tuple(fields) = value else {
+        return None;
+    };
+    let [
+        Value::Int(pid),
+        Value::Int(fd),
+        Value::Int(bytes),
+        Value::Bytes(token),
+    ] = fields.as_slice()
+    else {
+        return None;
+    };
+    Some(Offer {
+        pid: u32::try_from(*pid).ok()?,
+        fd: i32::try_from(*fd).ok()?,
+        bytes: u64::try_from(*bytes).ok()?,
+        token: token.as_slice().try_into().ok()?,
+    })
 }
 
 #[cfg(test)]
@@ -106,6 +145,12 @@ mod tests {
         Row {
             peer,
             address: "[::1]:4242".parse().unwrap(),
+            offer: (rank == 1).then_some(Offer {
+                pid: 77,
+                fd: 9,
+                bytes: 1 << 30,
+                token: [7; 16],
+            }),
         }
     }
 

@@ -31,6 +31,7 @@ pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
         connect_timeout: Duration::from_secs(20),
         liveness_timeout: Duration::from_secs(15),
         limits: Limits::default(),
+        pool: None,
     }
 }
 

@@ -16,6 +16,7 @@ use shardwright_wire::{ErrorReport, Limits, Message};
 use super::acceptor::{Acceptor, shut};
 use super::link::{Hub, Link, read_all, write_all};
 use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
+use crate::buffers::Exchange;
 use crate::error::CommError;
 use crate::owner::Owner;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
@@ -41,6 +42,7 @@ pub(super) struct Connected {
     pub(super) streams: BTreeMap<Rank, TcpStream>,
     pub(super) acceptor: Acceptor,
     pub(super) limits: Limits,
+    pub(super) exchange: Exchange,
     pub(super) liveness: Duration,
 }
 
@@ -52,12 +54,14 @@ impl Tcp {
             streams,
             acceptor,
             limits,
+            exchange,
             liveness,
         } = connected;
         let hub = Arc::new(Hub {
             receiver,
             pulse: Pulse::default(),
             limits,
+            exchange,
             liveness,
             closing: AtomicBool::new(false),
             messages_sent: AtomicU64::new(0),
@@ -168,10 +172,13 @@ impl Transport for Tcp {
         let Some(queue) = link.queue() else {
             return Err(self.lost(link));
         };
-        let frame = encode(&message, &self.hub.limits).map_err(|error| CommError::Unsendable {
+        let frame = self.hub.exchange.encode(to, &message, &self.hub.limits);
+        let frame = frame.map_err(|error| CommError::Unsendable {
             rank: to,
             reason: error.to_string(),
         })?;
+        // Its memory is with the receiver from now on, or in the frame.
+        drop(message);
         match queue.send_timeout(frame, BACKLOG_DEADLINE) {
             Ok(()) => Ok(()),
             Err(SendTimeoutError::Disconnected(_)) => Err(self.lost(link)),

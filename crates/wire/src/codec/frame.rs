@@ -4,7 +4,7 @@ use super::reader::Reader;
 use super::writer::{Writer, bounded};
 use super::{CodecError, FORMAT_VERSION, Limits};
 use crate::beat::Beat;
-use crate::tensor::Buffer;
+use crate::buffer::Buffer;
 
 const MAGIC: [u8; 4] = *b"SHWD";
 
@@ -27,7 +27,7 @@ pub struct Header {
     pub kind: FrameKind,
     /// Bytes of the control part.
     pub control_bytes: u64,
-    /// Bytes of all tensors together.
+    /// Bytes of all tensors that follow in the frame.
     pub tensor_bytes: u64,
 }
 
@@ -92,7 +92,7 @@ impl Header {
 pub struct Frame {
     /// The header and the control part.
     pub head: Vec<u8>,
-    /// The tensors' bytes, which follow in this order.
+    /// The bytes of the tensors that follow in the frame, in this order.
     pub tensors: Vec<Buffer>,
 }
 

@@ -4,50 +4,65 @@ use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch
 
 use super::frame::{Frame, FrameKind};
 use super::parts::{read_context, read_report, read_work, write_context, write_report, write_work};
+use super::placement::{self, Placed, SharedPlace};
 use super::reader::Reader;
 use super::value::{self, Budget};
 use super::writer::{Writer, bounded};
 use super::{CodecError, Limits};
+use crate::buffer::Buffer;
 use crate::message::{
     Abort, Body, Message, ObjectMessage, Outcome, Place, Request, Response, StepBegin, StepEnd,
 };
-use crate::tensor::{Buffer, TensorMeta, TensorPart};
+use crate::tensor::{TensorMeta, TensorPart};
 
 /// The binary form of a message; an error when it breaks a limit.
 pub fn encode(message: &Message, limits: &Limits) -> Result<Frame, CodecError> {
+    encode_placed(message, limits, &mut |_| None)
+}
+
+/// Like [`encode`]; `place` is asked for each tensor whether its bytes can stay in shared
+/// memory instead of following in the frame.
+pub fn encode_placed(
+    message: &Message,
+    limits: &Limits,
+    place: &mut dyn FnMut(&Buffer) -> Option<SharedPlace>,
+) -> Result<Frame, CodecError> {
+    let mut encoder = Encoder {
+        limits,
+        place,
+        following: Vec::new(),
+    };
     let mut writer = Frame::begin();
-    write_message(&mut writer, message, limits)?;
+    encoder.message(&mut writer, message)?;
     let control = writer.bytes.len() as u64;
     bounded("bytes of control", control, limits.control_bytes)?;
-    let tensors = message.body().map_or(&[][..], |body| &body.tensors);
-    let buffers = tensors.iter().map(|tensor| tensor.data.clone()).collect();
-    Ok(Frame::end(FrameKind::Message, writer, buffers))
+    Ok(Frame::end(FrameKind::Message, writer, encoder.following))
 }
 
 /// A message whose tensors have not arrived yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Incoming {
     message: Message,
-    sizes: Vec<usize>,
+    placed: Vec<Placed>,
 }
 
 impl Incoming {
-    /// The size in bytes of each tensor that follows.
-    pub fn tensor_sizes(&self) -> &[usize] {
-        &self.sizes
+    /// Where each tensor's bytes are; those that follow in the frame follow in this order.
+    pub fn placed(&self) -> &[Placed] {
+        &self.placed
     }
 
     /// The message with its tensors, of the sizes announced.
     ///
     /// # Panics
-    /// When the buffers are not of [`Self::tensor_sizes`].
+    /// When the buffers are not of the sizes in [`Self::placed`].
     pub fn complete(mut self, buffers: Vec<Buffer>) -> Message {
         assert!(
             buffers
                 .iter()
                 .map(Buffer::len)
-                .eq(self.sizes.iter().copied()),
-            "the transport reads as many bytes as the control part announces"
+                .eq(self.placed.iter().map(|placed| placed.bytes)),
+            "the transport brings as many bytes as the control part announces"
         );
         if let Some(body) = self.message.body_mut() {
             for (tensor, data) in body.tensors.iter_mut().zip(buffers) {
@@ -67,11 +82,12 @@ pub fn decode_control(
     let mut reader = Reader::new(control);
     let mut decoder = Decoder {
         limits,
-        sizes: Vec::new(),
+        placed: Vec::new(),
     };
     let message = decoder.message(&mut reader)?;
     reader.finish()?;
-    let announced: u64 = decoder.sizes.iter().map(|size| *size as u64).sum();
+    let following = decoder.placed.iter().filter(|one| one.shared.is_none());
+    let announced: u64 = following.map(|one| one.bytes as u64).sum();
     if announced != tensor_bytes {
         return Err(CodecError::TooMany {
             what: "bytes of tensors",
@@ -81,104 +97,114 @@ pub fn decode_control(
     }
     Ok(Incoming {
         message,
-        sizes: decoder.sizes,
+        placed: decoder.placed,
     })
 }
 
-fn write_message(
-    writer: &mut Writer,
-    message: &Message,
-    limits: &Limits,
-) -> Result<(), CodecError> {
-    match message {
-        Message::Request(request) => {
-            writer.u8(0);
-            writer.u64(request.id.0);
-            writer.u64(request.step.0);
-            writer.u32(request.model.0);
-            write_work(writer, &request.work);
-            writer.u32(request.microbatch.0);
-            writer.u32(request.requester.0);
-            writer.option(request.place.parent, |writer, parent| writer.u64(parent.0));
-            writer.u32(request.place.call.0);
-            write_context(writer, &request.context);
-            write_body(writer, &request.body, limits)
-        }
-        Message::Response(response) => {
-            writer.u8(1);
-            writer.u64(response.id.0);
-            writer.u64(response.step.0);
-            writer.u32(response.responder.0);
-            match &response.outcome {
-                Outcome::Value(body) => {
-                    writer.u8(0);
-                    write_body(writer, body, limits)
-                }
-                Outcome::Failed(report) => {
-                    writer.u8(1);
-                    write_report(writer, report);
-                    Ok(())
-                }
-            }
-        }
-        Message::StepBegin(begin) => {
-            writer.u8(2);
-            writer.u64(begin.step.0);
-            writer.text(&begin.function);
-            writer.u32(begin.num_microbatches);
-            Ok(())
-        }
-        Message::StepEnd(end) => {
-            writer.u8(3);
-            writer.u64(end.step.0);
-            write_body(writer, &end.body, limits)
-        }
-        Message::Abort(abort) => {
-            writer.u8(4);
-            writer.u64(abort.step.0);
-            write_report(writer, &abort.error);
-            Ok(())
-        }
-        Message::Object(object) => {
-            writer.u8(5);
-            writer.text(&object.channel);
-            write_body(writer, &object.body, limits)
-        }
-        Message::Goodbye(report) => {
-            writer.u8(6);
-            writer.option(report.as_deref(), write_report);
-            Ok(())
-        }
-    }
+struct Encoder<'a> {
+    limits: &'a Limits,
+    place: &'a mut dyn FnMut(&Buffer) -> Option<SharedPlace>,
+    following: Vec<Buffer>,
 }
 
-fn write_body(writer: &mut Writer, body: &Body, limits: &Limits) -> Result<(), CodecError> {
-    bounded("tensors", body.tensors.len() as u64, limits.tensors)?;
-    writer.count(body.tensors.len());
-    for TensorPart { meta, data } in &body.tensors {
-        bounded(
-            "bytes in one tensor",
-            data.len() as u64,
-            limits.tensor_bytes,
-        )?;
-        bounded("dimensions", meta.shape.len() as u64, limits.dimensions)?;
-        check_fit(meta, data.len() as u64)?;
-        writer.text(&meta.dtype);
-        writer.count(meta.shape.len());
-        meta.shape
-            .iter()
-            .chain(&meta.strides)
-            .for_each(|size| writer.u64(*size));
-        writer.text(&meta.device);
-        writer.bool(meta.requires_grad);
-        writer.count(data.len());
+impl Encoder<'_> {
+    fn message(&mut self, writer: &mut Writer, message: &Message) -> Result<(), CodecError> {
+        match message {
+            Message::Request(request) => {
+                writer.u8(0);
+                writer.u64(request.id.0);
+                writer.u64(request.step.0);
+                writer.u32(request.model.0);
+                write_work(writer, &request.work);
+                writer.u32(request.microbatch.0);
+                writer.u32(request.requester.0);
+                writer.option(request.place.parent, |writer, parent| writer.u64(parent.0));
+                writer.u32(request.place.call.0);
+                write_context(writer, &request.context);
+                self.body(writer, &request.body)
+            }
+            Message::Response(response) => {
+                writer.u8(1);
+                writer.u64(response.id.0);
+                writer.u64(response.step.0);
+                writer.u32(response.responder.0);
+                match &response.outcome {
+                    Outcome::Value(body) => {
+                        writer.u8(0);
+                        self.body(writer, body)
+                    }
+                    Outcome::Failed(report) => {
+                        writer.u8(1);
+                        write_report(writer, report);
+                        Ok(())
+                    }
+                }
+            }
+            Message::StepBegin(begin) => {
+                writer.u8(2);
+                writer.u64(begin.step.0);
+                writer.text(&begin.function);
+                writer.u32(begin.num_microbatches);
+                Ok(())
+            }
+            Message::StepEnd(end) => {
+                writer.u8(3);
+                writer.u64(end.step.0);
+                self.body(writer, &end.body)
+            }
+            Message::Abort(abort) => {
+                writer.u8(4);
+                writer.u64(abort.step.0);
+                write_report(writer, &abort.error);
+                Ok(())
+            }
+            Message::Object(object) => {
+                writer.u8(5);
+                writer.text(&object.channel);
+                self.body(writer, &object.body)
+            }
+            Message::Goodbye(report) => {
+                writer.u8(6);
+                writer.option(report.as_deref(), write_report);
+                Ok(())
+            }
+        }
     }
-    value::write(
-        writer,
-        &body.value,
-        0,
-        &mut Budget::new(limits, body.tensors.len()),
-    )
+
+    fn body(&mut self, writer: &mut Writer, body: &Body) -> Result<(), CodecError> {
+        let limits = self.limits;
+        bounded("tensors", body.tensors.len() as u64, limits.tensors)?;
+        writer.count(body.tensors.len());
+        for TensorPart { meta, data } in &body.tensors {
+            bounded(
+                "bytes in one tensor",
+                data.len() as u64,
+                limits.tensor_bytes,
+            )?;
+            bounded("dimensions", meta.shape.len() as u64, limits.dimensions)?;
+            check_fit(meta, data.len() as u64)?;
+            writer.text(&meta.dtype);
+            writer.count(meta.shape.len());
+            meta.shape
+                .iter()
+                .chain(&meta.strides)
+                .for_each(|size| writer.u64(*size));
+            writer.text(&meta.device);
+            writer.bool(meta.requires_grad);
+            writer.count(data.len());
+            let place = (self.place)(data);
+            placement::write(writer, place);
+            if place.is_none() {
+                self.following.push(data.clone());
+            }
+        }
+        value::write(
+            writer,
+            &body.value,
+            0,
+            &mut Budget::new(limits, body.tensors.len()),
+        )
+    }
 }
 
 fn check_fit(meta: &TensorMeta, bytes: u64) -> Result<(), CodecError> {
@@ -195,7 +221,7 @@ fn check_fit(meta: &TensorMeta, bytes: u64) -> Result<(), CodecError> {
 
 struct Decoder<'a> {
     limits: &'a Limits,
-    sizes: Vec<usize>,
+    placed: Vec<Placed>,
 }
 
 impl Decoder<'_> {
@@ -282,7 +308,10 @@ impl Decoder<'_> {
             let bytes = reader.u64()?;
             bounded("bytes in one tensor", bytes, self.limits.tensor_bytes)?;
             check_fit(&meta, bytes)?;
-            self.sizes.push(bytes as usize);
+            self.placed.push(Placed {
+                bytes: bytes as usize,
+                shared: placement::read(reader)?,
+            });
             tensors.push(TensorPart {
                 meta,
                 data: empty.clone(),

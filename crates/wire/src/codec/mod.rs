@@ -1,8 +1,8 @@
 //! The binary form of messages: little-endian, versioned, bounded.
 //!
 //! A frame is a fixed header, a control part, and the bytes of the tensors one
-//! after another. The control part is read and checked whole before a byte is
-//! set aside for a tensor.
+//! after another, but for those that lie in memory which both ranks see. The control
+//! part is read and checked whole before a byte is set aside for a tensor.
 //!
 //! - WI-1: no input makes decoding panic, overflow the stack, or reserve more
 //!   memory than a small multiple of the bytes that have arrived.
@@ -12,15 +12,17 @@
 mod frame;
 mod message;
 mod parts;
+mod placement;
 mod reader;
 mod value;
 mod writer;
 
 pub use frame::{Frame, FrameKind, HEADER_BYTES, Header, beat_frame, decode_beat};
-pub use message::{Incoming, decode_control, encode};
+pub use message::{Incoming, decode_control, encode, encode_placed};
+pub use placement::{Placed, SharedPlace};
 
 /// The version of the format; a change that an older reader cannot read raises it.
-pub const FORMAT_VERSION: u16 = 1;
+pub const FORMAT_VERSION: u16 = 2;
 
 /// What a frame may hold at most; the same at sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

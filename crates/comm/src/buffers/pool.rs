@@ -1,0 +1,246 @@
+//! A rank's own persistent buffer.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use shardwright_core::Rank;
+use shardwright_wire::{Buffer, Lent, SharedPlace};
+
+use super::allocator::{Allocator, Block};
+use super::layout::{self, slot};
+use super::raw::{Mapping, Piece};
+use crate::owner::Owner;
+
+/// The name under which the memory shows in `/proc`.
+pub(super) const NAME: &str = "shardwright";
+
+/// How many of the oldest lent blocks are looked at before each allocation; all are when there is no room.
+const LOOKED_AT: usize = 16;
+
+/// What another process needs to map a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The owner's process.
+    pub pid: u32,
+    /// The memory's file descriptor there.
+    pub fd: i32,
+    /// Its size in bytes, head included.
+    pub bytes: u64,
+    /// What its head holds, so that no other memory is taken for it.
+    pub token: [u8; layout::TOKEN_BYTES],
+}
+
+/// A rank's own persistent buffer.
+pub struct Pool {
+    mapping: Arc<Mapping>,
+    file: File,
+    token: [u8; layout::TOKEN_BYTES],
+    owner: Owner,
+    state: Mutex<State>,
+}
+
+struct State {
+    allocator: Allocator,
+    slots: Vec<u32>,
+    lent: VecDeque<Loan>,
+}
+
+/// A block that a peer holds, or will.
+struct Loan {
+    slot: u32,
+    /// Goes back to the allocator when dropped.
+    _region: Arc<Region>,
+}
+
+/// A block of the pool in this process's hands.
+struct Region {
+    pool: Arc<Pool>,
+    piece: Piece,
+    block: Block,
+}
+
+impl Pool {
+    /// A buffer for `bytes` bytes of tensors; memory is taken as it is first used.
+    pub fn new(bytes: u64) -> io::Result<Arc<Self>> {
+        let whole = bytes
+            .checked_add(layout::HEAD_BYTES as u64)
+            .filter(|whole| usize::try_from(*whole).is_ok_and(|whole| whole < usize::MAX / 2))
+            .ok_or_else(|| io::Error::other(format!("a buffer of {bytes} bytes is too large")))?;
+        let memory = memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&memory, whole)?;
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
+        let file = File::from(memory);
+        let mapping = Arc::new(Mapping::of(&file, whole as usize)?);
+        let mut token = [0; layout::TOKEN_BYTES];
+        getrandom::fill(&mut token).map_err(io::Error::other)?;
+        for (index, word) in token.chunks_exact(4).enumerate() {
+            let word = u32::from_ne_bytes(word.try_into().expect("chunks are of four bytes"));
+            mapping
+                .word(layout::token_word(index))
+                .store(word, Ordering::Relaxed);
+        }
+        mapping.word(0).store(layout::MAGIC, Ordering::Release);
+        Ok(Arc::new(Self {
+            mapping,
+            file,
+            token,
+            owner: Owner::this_process(),
+            state: Mutex::new(State {
+                allocator: Allocator::new(bytes, layout::ALIGNMENT),
+                slots: (0..layout::SLOTS).rev().collect(),
+                lent: VecDeque::new(),
+            }),
+        }))
+    }
+
+    /// What a peer needs to map it.
+    pub fn offer(&self) -> Offer {
+        Offer {
+            pid: std::process::id(),
+            fd: self.file.as_raw_fd(),
+            bytes: self.mapping.len() as u64,
+            token: self.token,
+        }
+    }
+
+    /// A buffer of so many bytes, filled once; on the heap where there is no room.
+    pub fn filled_by<E>(
+        self: &Arc<Self>,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Buffer, E> {
+        let Some(mut region) = self.take(bytes) else {
+            return Buffer::filled_by(bytes, fill);
+        };
+        fill(region.piece.as_mut_bytes())?;
+        Ok(Buffer::lent(Arc::new(region)))
+    }
+
+    /// A copy of some bytes; on the heap where there is no room.
+    pub fn copy_of(self: &Arc<Self>, bytes: &[u8]) -> Buffer {
+        let Some(mut region) = self.take(bytes.len()) else {
+            return Buffer::copy_of(bytes);
+        };
+        region.piece.as_mut_bytes().copy_from_slice(bytes);
+        Buffer::lent(Arc::new(region))
+    }
+
+    /// Whether a rank of this host has mapped the buffer.
+    pub fn is_mapped_by(&self, rank: Rank) -> bool {
+        layout::mapped_word(rank)
+            .is_some_and(|word| self.mapping.word(word).load(Ordering::Acquire) != 0)
+    }
+
+    /// Hands a block over to a peer that has mapped the buffer (BU-1); `None` when it is not of
+    /// this pool, somebody else holds it too, or too many blocks are lent.
+    pub fn lend(self: &Arc<Self>, buffer: &Buffer) -> Option<SharedPlace> {
+        self.owner.check().ok()?;
+        let memory: Arc<dyn Any + Send + Sync> = Arc::<dyn Lent>::clone(buffer.as_lent()?);
+        let region = memory.downcast::<Region>().ok()?;
+        // One is the buffer's own, one is ours.
+        if !Arc::ptr_eq(&region.pool, self) || Arc::strong_count(&region) > 2 {
+            return None;
+        }
+        let offset = layout::HEAD_BYTES as u64 + region.block.offset;
+        let mut state = self.lock();
+        let slot = state.slots.pop()?;
+        let word = layout::slot_word(slot)?;
+        self.mapping.word(word).store(slot::LENT, Ordering::Release);
+        state.lent.push_back(Loan {
+            slot,
+            _region: region,
+        });
+        Some(SharedPlace { slot, offset })
+    }
+
+    /// Takes back a block that was not sent after all.
+    pub fn revoke(&self, place: SharedPlace) {
+        if let Some(word) = layout::slot_word(place.slot) {
+            self.mapping.word(word).store(slot::FREE, Ordering::Release);
+        }
+    }
+
+    /// Bytes in use here or lent, after taking back what was given back.
+    pub fn used_bytes(&self) -> u64 {
+        self.take_back(usize::MAX);
+        let state = self.lock();
+        state.allocator.capacity() - state.allocator.free_bytes()
+    }
+
+    fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
+        if bytes == 0 || !self.owner.is_here() {
+            return None;
+        }
+        self.take_back(LOOKED_AT);
+        let mut block = self.lock().allocator.allocate(bytes as u64);
+        if block.is_none() {
+            self.take_back(usize::MAX);
+            block = self.lock().allocator.allocate(bytes as u64);
+        }
+        let block = block?;
+        let offset = layout::HEAD_BYTES + block.offset as usize;
+        Some(Region {
+            pool: Arc::clone(self),
+            piece: Piece::new(Arc::clone(&self.mapping), offset, bytes),
+            block,
+        })
+    }
+
+    /// Looks at so many of the lent blocks for some that were given back, the oldest first.
+    fn take_back(&self, at_most: usize) {
+        let mut given_back = Vec::new();
+        let mut state = self.lock();
+        let mut index = 0;
+        for _ in 0..at_most.min(state.lent.len()) {
+            let slot = state.lent[index].slot;
+            let word = layout::slot_word(slot).expect("lent slots exist");
+            if self.mapping.word(word).load(Ordering::Acquire) == slot::FREE {
+                given_back.extend(state.lent.remove(index));
+                state.slots.push(slot);
+            } else {
+                index += 1;
+            }
+        }
+        drop(state);
+        // Their blocks go back to the allocator here, which takes the lock again.
+        drop(given_back);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Pool({} bytes)", self.mapping.len())
+    }
+}
+
+impl Lent for Region {
+    fn as_bytes(&self) -> &[u8] {
+        self.piece.as_bytes()
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.piece.start()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // A forked child has a copy of the allocator, whose lock a thread of the parent may have held (BU-4).
+        if self.pool.owner.is_here()
+            && let Err(error) = self.pool.lock().allocator.free(self.block)
+        {
+            tracing::error!(%error, "a block of the persistent buffer was given back twice");
+        }
+    }
+}
