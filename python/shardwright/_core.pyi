@@ -186,6 +186,7 @@ class Node:
         liveness_timeout: SupportsFloat | SupportsIndex,
         bind_address: str | None,
         host_name: str,
+        buffer_bytes: SupportsIndex,
         listener: Listener | None = None,
     ) -> Node:
         """
@@ -193,7 +194,8 @@ class Node:
 
         Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
         version, number of ranks or configuration (`fingerprint`; of several lines, those that
-        differ are named). Timeouts are in seconds.
+        differ are named). Timeouts are in seconds. `buffer_bytes` is the size of the persistent
+        buffer for tensors on their way to ranks of the same host; 0 for none.
         """
     def fetch(self, /, source: SupportsIndex, key: SupportsIndex) -> str:
         """
@@ -249,7 +251,7 @@ class Node:
 @final
 class ReceivedBuffer:
     """
-    Received bytes, writable through the buffer protocol, freed with their last tensor.
+    Received bytes, writable through the buffer protocol, given back with their last tensor.
     """
     def __len__(self, /) -> int: ...
 

@@ -11,6 +11,7 @@ pub mod owner;
 pub mod patience;
 pub mod published;
 pub mod router;
+pub mod routing;
 pub mod secret;
 pub mod start_error;
 pub mod tcp;

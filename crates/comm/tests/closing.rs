@@ -28,6 +28,7 @@ fn job(world: u32) -> Vec<Arc<Tcp>> {
                 connect_timeout: Duration::from_secs(30),
                 liveness_timeout: Duration::from_secs(30),
                 limits: Limits::default(),
+                pool: None,
             };
             let thread = std::thread::Builder::new();
             thread

@@ -37,8 +37,8 @@ pub(crate) struct ReceivedBuffer {
 
 /// What `ReceivedBuffer` keeps until it is dropped.
 enum Memory {
-    /// A leaked boxed slice of so many words, which begins at `start`.
-    Heap { num_words: usize },
+    /// A leaked boxed slice.
+    Heap { words: *mut [u128] },
     /// A transport's memory, of which this is the sole owner.
     Lent { _owner: Arc<dyn Lent> },
 }
@@ -55,9 +55,8 @@ impl ReceivedBuffer {
         let len = buffer.len();
         let (start, memory) = match buffer.into_owned() {
             Owned::Heap(words) => {
-                let words = Box::leak(words.into_boxed_slice());
-                let num_words = words.len();
-                (words.as_mut_ptr().cast(), Memory::Heap { num_words })
+                let words = Box::into_raw(words.into_boxed_slice());
+                (words.cast(), Memory::Heap { words })
             }
             Owned::Lent(owner) => (owner.start(), Memory::Lent { _owner: owner }),
         };
@@ -67,8 +66,7 @@ impl ReceivedBuffer {
 
 impl Drop for ReceivedBuffer {
     fn drop(&mut self) {
-        if let Memory::Heap { num_words } = self.memory {
-            let words = std::ptr::slice_from_raw_parts_mut(self.start.cast::<u128>(), num_words);
+        if let Memory::Heap { words } = self.memory {
             // SAFETY: `new` leaked exactly this boxed slice, and every buffer view holds a reference
             // to this object, so no view is left when it is dropped.
             drop(unsafe { Box::from_raw(words) });

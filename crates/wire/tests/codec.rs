@@ -100,7 +100,7 @@ fn a_newer_format_is_refused_by_its_number() {
         Header::parse(head[..HEADER_BYTES].try_into().unwrap(), &Limits::default()).unwrap_err();
     assert_eq!(
         found.to_string(),
-        "format version 9 where this library reads version 1"
+        "format version 9 where this library reads version 2"
     );
 }
 

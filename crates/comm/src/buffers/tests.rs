@@ -141,7 +141,7 @@ fn places_that_are_not_lent_are_refused() {
     let wrong = [
         (
             SharedPlace {
-                slot: place.slot - 1,
+                slot: place.slot + 1,
                 ..place
             },
             4096,

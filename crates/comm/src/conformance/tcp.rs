@@ -54,13 +54,13 @@ fn a_rank_that_sends_nonsense_is_lost_with_the_reason() {
     let mut oversized = beat_frame(Beat::default()).head;
     oversized[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
     let mut newer = beat_frame(Beat::default()).head;
-    newer[4] = 2;
+    newer[4] = 3;
     let nonsense = [
         (
             oversized,
             "18446744073709551615 bytes of control, at most 268435456 are allowed",
         ),
-        (newer, "format version 2 where this library reads version 1"),
+        (newer, "format version 3 where this library reads version 2"),
         (
             vec![b'x'; 64],
             "not a shardwright frame: it begins with [78, 78, 78, 78]",

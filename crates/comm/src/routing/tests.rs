@@ -1,0 +1,392 @@
+//! Every combination of facts, against the laws; and the paper's rules as a table.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Between, Choice, Decision, Devices, End, Facts, Memory, Rdma, Reason, Route, passed_over, route,
+};
+
+const IN_MESSAGE_BELOW: u64 = 1000;
+const BYTES: [u64; 4] = [0, 999, 1000, 1 << 40];
+
+const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Tcp, Choice::Ucx, Choice::SharedMemory];
+
+fn betweens() -> Vec<Between> {
+    let networks = [Rdma::Unavailable, Rdma::HostMemory, Rdma::DeviceMemory]
+        .map(|rdma| Between::Network { rdma });
+    let hosts = [Devices::Apart, Devices::Peers, Devices::Same]
+        .into_iter()
+        .flat_map(|devices| {
+            [false, true].map(|shared_memory| Between::SameHost {
+                devices,
+                shared_memory,
+            })
+        });
+    networks.into_iter().chain(hosts).collect()
+}
+
+fn ends(bytes: u64) -> Vec<End> {
+    let rooms = [0, bytes.saturating_sub(1), bytes, u64::MAX];
+    let mut ends = Vec::new();
+    for memory in [Memory::Host, Memory::Cuda] {
+        for host_room in rooms {
+            for device_room in rooms {
+                ends.push(End {
+                    memory,
+                    host_room,
+                    device_room,
+                });
+            }
+        }
+    }
+    ends
+}
+
+/// Calls `check` with every combination, and says how many there were.
+fn every(mut check: impl FnMut(Facts)) -> usize {
+    let mut count = 0;
+    for bytes in BYTES {
+        for source in ends(bytes) {
+            for destination in ends(bytes) {
+                for between in betweens() {
+                    for choice in CHOICES {
+                        for switches in 0..4 {
+                            count += 1;
+                            check(Facts {
+                                source,
+                                destination,
+                                between,
+                                ucx_loaded: switches & 1 != 0,
+                                device_to_device_disabled: switches & 2 != 0,
+                                choice,
+                                bytes,
+                                in_message_below: IN_MESSAGE_BELOW,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    count
+}
+
+fn same_host(facts: &Facts) -> bool {
+    matches!(facts.between, Between::SameHost { .. })
+}
+
+#[test]
+fn every_combination_has_a_route_that_may_be_taken() {
+    let count = every(|facts| {
+        let Decision { route: taken, .. } = route(&facts);
+        let Facts {
+            source,
+            destination,
+            bytes,
+            ..
+        } = facts;
+        let both_devices = source.memory == Memory::Cuda && destination.memory == Memory::Cuda;
+        assert_eq!(taken == Route::InMessage, bytes < 1000, "{facts:?}");
+        if taken.is_device_to_device() {
+            assert!(
+                both_devices && !facts.device_to_device_disabled,
+                "RO-2: {facts:?}"
+            );
+            assert!(destination.device_room >= bytes, "RO-2: {facts:?}");
+        }
+        match taken {
+            Route::InMessage | Route::Tcp => {}
+            _ => assert_ne!(facts.choice, Choice::Tcp, "{facts:?}"),
+        }
+        match taken {
+            Route::InMessage | Route::Tcp => {}
+            Route::PeerCopy => assert!(same_host(&facts), "{facts:?}"),
+            Route::DeviceRdma => {
+                let rdma = Rdma::DeviceMemory;
+                assert_eq!(facts.between, Between::Network { rdma }, "{facts:?}");
+                assert!(facts.ucx_loaded && source.device_room >= bytes, "{facts:?}");
+                assert_ne!(facts.choice, Choice::SharedMemory, "{facts:?}");
+            }
+            Route::SharedMemory => {
+                assert!(same_host(&facts) && source.host_room >= bytes, "{facts:?}");
+                assert_ne!(facts.choice, Choice::Ucx, "{facts:?}");
+            }
+            Route::HostStaged => {
+                assert!(facts.ucx_loaded, "{facts:?}");
+                assert!(
+                    source.host_room.min(destination.host_room) >= bytes,
+                    "{facts:?}"
+                );
+                assert_ne!(facts.choice, Choice::SharedMemory, "{facts:?}");
+            }
+        }
+    });
+    assert_eq!(count, 4 * 32 * 32 * 9 * 4 * 4);
+}
+
+#[test]
+fn the_decision_depends_on_room_only_by_whether_the_tensor_fits() {
+    every(|facts| {
+        let mut fits = facts;
+        for end in [&mut fits.source, &mut fits.destination] {
+            for room in [&mut end.host_room, &mut end.device_room] {
+                *room = if *room >= facts.bytes { u64::MAX } else { 0 };
+            }
+        }
+        assert_eq!(route(&facts), route(&fits), "RO-1: {facts:?}");
+    });
+}
+
+/// Every way to make one of the facts better.
+fn better(facts: Facts) -> Vec<Facts> {
+    let with = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = facts;
+        change(&mut facts);
+        facts
+    };
+    vec![
+        with(&|facts| facts.source.host_room = u64::MAX),
+        with(&|facts| facts.source.device_room = u64::MAX),
+        with(&|facts| facts.destination.host_room = u64::MAX),
+        with(&|facts| facts.destination.device_room = u64::MAX),
+        with(&|facts| facts.ucx_loaded = true),
+        with(&|facts| facts.device_to_device_disabled = false),
+        with(&|facts| facts.choice = Choice::Auto),
+        with(&|facts| match &mut facts.between {
+            Between::SameHost { shared_memory, .. } => *shared_memory = true,
+            Between::Network { rdma } => *rdma = Rdma::DeviceMemory,
+        }),
+        with(&|facts| match &mut facts.between {
+            Between::SameHost { devices, .. } => *devices = Devices::Peers,
+            Between::Network { rdma } if *rdma == Rdma::Unavailable => *rdma = Rdma::HostMemory,
+            Between::Network { .. } => {}
+        }),
+    ]
+}
+
+#[test]
+fn a_better_fact_never_gives_a_worse_route() {
+    every(|facts| {
+        for better in better(facts) {
+            assert!(
+                route(&better).route <= route(&facts).route,
+                "RO-3: {facts:?} and {better:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn the_reason_names_what_would_have_to_change() {
+    every(|facts| {
+        let Decision {
+            route: taken,
+            because,
+        } = route(&facts);
+        let passed: Vec<_> = passed_over(&facts).collect();
+        assert_eq!(because.is_fallback(), !passed.is_empty(), "{facts:?}");
+        assert!(
+            passed.iter().all(|(better, _)| *better < taken),
+            "{facts:?}"
+        );
+        let roomy = Facts {
+            source: end(facts.source.memory),
+            destination: end(facts.destination.memory),
+            ..facts
+        };
+        let full = matches!(
+            because,
+            Reason::SourceDeviceFull
+                | Reason::DestinationDeviceFull
+                | Reason::SourceHostFull
+                | Reason::DestinationHostFull
+        );
+        assert_eq!(full, route(&roomy).route < taken, "{facts:?}");
+        match because {
+            Reason::Small => assert_eq!(taken, Route::InMessage),
+            Reason::Best => assert_ne!(taken, Route::Tcp, "UCX would be better"),
+            Reason::Configured => assert_ne!(facts.choice, Choice::Auto),
+            Reason::DeviceToDeviceDisabled => assert!(facts.device_to_device_disabled),
+            Reason::NoUcx => assert!(!facts.ucx_loaded),
+            _ => {}
+        }
+    });
+}
+
+#[test]
+fn the_order_of_routes_is_the_order_of_preference_and_names_differ() {
+    assert!(Route::ALL.is_sorted());
+    assert!(Reason::ALL.is_sorted());
+    for (index, route) in Route::ALL.into_iter().enumerate() {
+        assert_eq!(route as usize, index);
+    }
+    for (index, reason) in Reason::ALL.into_iter().enumerate() {
+        assert_eq!(reason as usize, index);
+    }
+    let names = BTreeSet::from(Reason::ALL.map(Reason::name));
+    assert_eq!(names.len(), Reason::ALL.len());
+}
+
+fn end(memory: Memory) -> End {
+    End {
+        memory,
+        host_room: u64::MAX,
+        device_room: u64::MAX,
+    }
+}
+
+fn facts(source: Memory, destination: Memory, between: Between) -> Facts {
+    Facts {
+        source: end(source),
+        destination: end(destination),
+        between,
+        ucx_loaded: true,
+        device_to_device_disabled: false,
+        choice: Choice::Auto,
+        bytes: 1 << 20,
+        in_message_below: IN_MESSAGE_BELOW,
+    }
+}
+
+const NEIGHBOURS: Between = Between::SameHost {
+    devices: Devices::Peers,
+    shared_memory: true,
+};
+const STRANGERS: Between = Between::SameHost {
+    devices: Devices::Apart,
+    shared_memory: true,
+};
+const CONTAINERS: Between = Between::SameHost {
+    devices: Devices::Apart,
+    shared_memory: false,
+};
+const fn network(rdma: Rdma) -> Between {
+    Between::Network { rdma }
+}
+
+/// Appendix G.1: the host's route if the tensor is the host's, if devices of one
+/// host are not linked, if hosts have no RDMA, or if a buffer is full.
+#[test]
+fn the_rules_of_the_paper_hold() {
+    use Memory::{Cuda, Host};
+    let rows = [
+        (Cuda, Cuda, NEIGHBOURS, Route::PeerCopy, Reason::Best),
+        (
+            Cuda,
+            Cuda,
+            network(Rdma::DeviceMemory),
+            Route::DeviceRdma,
+            Reason::Best,
+        ),
+        (Host, Cuda, NEIGHBOURS, Route::SharedMemory, Reason::Best),
+        (Cuda, Host, NEIGHBOURS, Route::SharedMemory, Reason::Best),
+        (Host, Host, NEIGHBOURS, Route::SharedMemory, Reason::Best),
+        (
+            Host,
+            Host,
+            CONTAINERS,
+            Route::HostStaged,
+            Reason::NoSharedMemory,
+        ),
+        (
+            Host,
+            Host,
+            network(Rdma::DeviceMemory),
+            Route::HostStaged,
+            Reason::Best,
+        ),
+        (
+            Cuda,
+            Cuda,
+            STRANGERS,
+            Route::SharedMemory,
+            Reason::NoPeerAccess,
+        ),
+        (
+            Cuda,
+            Cuda,
+            CONTAINERS,
+            Route::HostStaged,
+            Reason::NoPeerAccess,
+        ),
+        (
+            Cuda,
+            Cuda,
+            network(Rdma::Unavailable),
+            Route::HostStaged,
+            Reason::NoRdma,
+        ),
+        (
+            Cuda,
+            Cuda,
+            network(Rdma::HostMemory),
+            Route::HostStaged,
+            Reason::NoDeviceRdma,
+        ),
+    ];
+    for (source, destination, between, expected, because) in rows {
+        let facts = facts(source, destination, between);
+        let decision = Decision {
+            route: expected,
+            because,
+        };
+        assert_eq!(route(&facts), decision, "{facts:?}");
+    }
+}
+
+#[test]
+fn a_full_buffer_gives_the_next_route_and_says_so() {
+    use Memory::{Cuda, Host};
+    let full = |mut facts: Facts, host: bool, source: bool| {
+        let end = if source {
+            &mut facts.source
+        } else {
+            &mut facts.destination
+        };
+        let room = if host {
+            &mut end.host_room
+        } else {
+            &mut end.device_room
+        };
+        *room = facts.bytes - 1;
+        let Decision { route, because } = route(&facts);
+        (route, because)
+    };
+    let neighbours = facts(Cuda, Cuda, NEIGHBOURS);
+    assert_eq!(
+        full(neighbours, false, false),
+        (Route::SharedMemory, Reason::DestinationDeviceFull)
+    );
+    assert_eq!(
+        full(neighbours, false, true),
+        (Route::PeerCopy, Reason::Best)
+    );
+    let far = facts(Cuda, Cuda, network(Rdma::DeviceMemory));
+    assert_eq!(
+        full(far, false, true),
+        (Route::HostStaged, Reason::SourceDeviceFull)
+    );
+    assert_eq!(
+        full(far, false, false),
+        (Route::HostStaged, Reason::DestinationDeviceFull)
+    );
+    let host = facts(Host, Host, NEIGHBOURS);
+    assert_eq!(full(host, true, true), (Route::Tcp, Reason::SourceHostFull));
+    assert_eq!(full(host, true, false), (Route::SharedMemory, Reason::Best));
+    let far = facts(Host, Host, network(Rdma::HostMemory));
+    assert_eq!(
+        full(far, true, false),
+        (Route::Tcp, Reason::DestinationHostFull)
+    );
+}
+
+#[test]
+fn a_decision_reads_as_a_sentence() {
+    let mut facts = facts(Memory::Cuda, Memory::Cuda, NEIGHBOURS);
+    facts.device_to_device_disabled = true;
+    let Decision { route, because } = route(&facts);
+    assert_eq!(
+        format!("{route}: {because}"),
+        "shared_memory: SMP_DISABLE_D2D is set"
+    );
+}
