@@ -85,6 +85,25 @@ impl Buffer {
         })
     }
 
+    /// Takes memory over whose first `len` bytes count. It may have room for more.
+    pub fn from_words(words: Vec<u128>, len: usize) -> Self {
+        assert!(
+            len.div_ceil(16) == words.len(),
+            "{len} bytes are not {} words",
+            words.len()
+        );
+        Self {
+            words: Arc::new(words),
+            len,
+        }
+    }
+
+    /// The memory itself, unless somebody else shares it.
+    pub fn try_into_words(self) -> Result<Vec<u128>, Self> {
+        let len = self.len;
+        Arc::try_unwrap(self.words).map_err(|words| Self { words, len })
+    }
+
     /// The memory itself, of whole words; copied only where somebody else shares it.
     pub fn into_words(self) -> Vec<u128> {
         Arc::unwrap_or_clone(self.words)
