@@ -178,8 +178,7 @@ impl Library {
 
     fn load(source: Source, path: &Path) -> Result<Self, String> {
         let before = mapped();
-        let functions = Functions::load(path.as_os_str(), &load_settings())
-            .map_err(|error| error.to_string())?;
+        let functions = Functions::load(path.as_os_str(), &load_settings())?;
         let (major, minor, release) = functions.version();
         let version = Version {
             major,

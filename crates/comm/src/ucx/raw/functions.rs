@@ -91,15 +91,16 @@ functions! {
 impl Functions {
     /// Loads UCX from a path, or by its name from the system's directories, with `settings`
     /// (`NAME=value`) in the environment while it initialises itself.
-    pub(crate) fn load(path: &OsStr, settings: &[String]) -> Result<Self, libloading::Error> {
+    pub(crate) fn load(path: &OsStr, settings: &[String]) -> Result<Self, String> {
         // SAFETY: the initialisers of UCX's libraries set up their own state only; the settings
         // keep them from replacing functions of libc and handlers of signals.
         let library = with_settings(settings, || unsafe {
             Library::open(Some(path), RTLD_NOW | RTLD_LOCAL)
-        })?;
+        })
+        .map_err(|error| in_full(&error))?;
         // SAFETY: a library with all these names is UCX, whose interface keeps these types; the
         // caller refuses versions outside the range in which that was checked.
-        let functions = unsafe { Self::find(&library) }?;
+        let functions = unsafe { Self::find(&library) }.map_err(|error| in_full(&error))?;
         // SAFETY: `void ucs_debug_disable_signals(void)` gives the signals that UCX took at load
         // back; a library found by UCX's own dependencies, absent in none of the known versions.
         if let Ok(disable) =
@@ -126,5 +127,13 @@ impl Functions {
         // SAFETY: returns a pointer to a text that is never freed, for any status.
         let text = unsafe { CStr::from_ptr((self.status_string)(status)) };
         text.to_string_lossy().into_owned()
+    }
+}
+
+/// An error with its causes.
+fn in_full(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {}", in_full(cause)),
+        None => error.to_string(),
     }
 }
