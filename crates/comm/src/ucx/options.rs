@@ -18,7 +18,8 @@ pub struct Options {
     pub max_payload: usize,
     /// How much returned memory is kept for the next messages, in bytes.
     pub spare_memory: usize,
-    /// Whether endpoints report that their peer is gone.
+    /// Whether endpoints report that their peer is gone, and can be ended by force. The workers
+    /// of a job have to agree: endpoints of different kinds never connect.
     pub report_errors: bool,
     /// Further settings, by UCX's names without `UCX_`; they win over this crate's own.
     pub settings: Vec<(String, String)>,

@@ -79,6 +79,13 @@ impl Pair {
             .unwrap();
     }
 
+    /// Advances both sides a little, without looking at their events.
+    fn progress(&mut self) {
+        for worker in &mut self.workers {
+            worker.progress().unwrap();
+        }
+    }
+
     /// Advances both sides until `done` says so of their events.
     fn until(&mut self, mut done: impl FnMut(&[Vec<Event>; 2]) -> bool) {
         let start = Instant::now();
