@@ -16,6 +16,7 @@ pub mod secret;
 pub mod start_error;
 pub mod tcp;
 pub mod transport;
+pub mod ucx;
 
 use std::time::Duration;
 

@@ -60,12 +60,16 @@ impl Buffer {
         Self::heap(words, bytes.len())
     }
 
-    /// The first `len` bytes of whole words.
+    /// Takes memory over whose first `len` bytes count.
     ///
     /// # Panics
-    /// When the words hold fewer bytes.
-    pub fn of_words(words: Vec<u128>, len: usize) -> Self {
-        assert!(len <= words.len() * 16, "the words hold the bytes");
+    /// When the words do not hold just these bytes.
+    pub fn from_words(words: Vec<u128>, len: usize) -> Self {
+        assert!(
+            len.div_ceil(16) == words.len(),
+            "{len} bytes are not {} words",
+            words.len()
+        );
         Self::heap(words, len)
     }
 
@@ -88,6 +92,16 @@ impl Buffer {
             Memory::Heap { words, .. } => Owned::Heap(Arc::unwrap_or_clone(words)),
             Memory::Lent(memory) if Arc::strong_count(&memory) == 1 => Owned::Lent(memory),
             Memory::Lent(memory) => Self::copy_of(memory.as_bytes()).into_owned(),
+        }
+    }
+
+    /// The heap memory itself, unless somebody else shares it or it is lent.
+    pub fn try_into_words(self) -> Result<Vec<u128>, Self> {
+        match self.0 {
+            Memory::Heap { words, len } => {
+                Arc::try_unwrap(words).map_err(|words| Self(Memory::Heap { words, len }))
+            }
+            lent @ Memory::Lent(_) => Err(Self(lent)),
         }
     }
 

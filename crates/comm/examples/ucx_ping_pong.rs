@@ -1,0 +1,227 @@
+//! Latency and bandwidth of the UCX layer between two processes of this machine.
+//!
+//! `cargo run --release -p shardwright-comm --example ucx_ping_pong -- LIBRARY [TRANSPORTS]`
+//! where `LIBRARY` is a directory with `libucp.so.0` (or the variable `SHARDWRIGHT_UCX_LIBRARY`).
+#![expect(clippy::print_stdout, reason = "the figures are the output")]
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use shardwright_comm::ucx::{
+    Armed, Candidates, EndpointId, Event, EventHandle, Library, Options, Worker,
+};
+use shardwright_core::Rank;
+use shardwright_wire::Buffer;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Header bytes: echo the message, count it, acknowledge it, end.
+const ECHO: u8 = 1;
+const COUNT: u8 = 2;
+const ACKNOWLEDGE: u8 = 3;
+const END: u8 = 4;
+/// Header bytes that say whether the other side sleeps from now on.
+const SPIN: u8 = 5;
+const SLEEP: u8 = 6;
+
+/// Messages in flight while streaming.
+const WINDOW: usize = 16;
+
+/// The longest sleep; an event that was missed would show as one.
+const LONGEST_SLEEP: Duration = Duration::from_secs(5);
+
+struct Side {
+    worker: Worker,
+    events: EventHandle,
+    peer: EndpointId,
+    asleep: bool,
+}
+
+impl Side {
+    fn new(rank: u32, exchange: impl FnOnce(&str) -> Outcome<String>) -> Outcome<Self> {
+        let mut arguments = std::env::args().skip(1);
+        let configured = std::env::var_os("SHARDWRIGHT_UCX_LIBRARY").map(Into::into);
+        let library = Library::find(&Candidates {
+            configured: arguments.next().map(Into::into).or(configured),
+            ..Candidates::default()
+        })?;
+        let mut options = Options::default();
+        if let Some(transports) = arguments.next() {
+            options.transports = transports;
+        }
+        options.report_errors = std::env::var_os("REPORT_ERRORS").is_none_or(|value| value != "n");
+        let mut worker = Worker::create(&library, Rank(rank), &options)?;
+        let own: Vec<String> = worker.address()?.iter().map(u8::to_string).collect();
+        let other = exchange(&own.join(" "))?;
+        let address: Vec<u8> = other
+            .split_whitespace()
+            .map(str::parse)
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            peer: worker.connect(Rank(1 - rank), &address)?,
+            events: worker.event_handle()?,
+            worker,
+            asleep: false,
+        })
+    }
+
+    /// Waits until something has happened.
+    fn events(&mut self) -> Outcome<Vec<Event>> {
+        loop {
+            let mut idle = true;
+            while self.worker.progress()? {
+                idle = false;
+            }
+            let events = self.worker.take_events()?;
+            if !events.is_empty() {
+                return Ok(events);
+            }
+            if self.asleep && idle && self.worker.arm()? == Armed::Ready {
+                assert!(self.events.wait(LONGEST_SLEEP)?, "nothing came");
+            }
+        }
+    }
+
+    fn send(&mut self, kind: u8, payload: Vec<Buffer>) -> Outcome<()> {
+        Ok(self.worker.send(self.peer, &[kind], payload, 0)?)
+    }
+
+    /// Waits for a message, and says how many were sent meanwhile.
+    fn receive(&mut self) -> Outcome<()> {
+        loop {
+            for event in self.events()? {
+                match event {
+                    Event::Received { payload, .. } => {
+                        self.worker.give_back(payload)?;
+                        return Ok(());
+                    }
+                    Event::Sent { .. } => {}
+                    other => return Err(format!("{other:?}").into()),
+                }
+            }
+        }
+    }
+
+    /// The other side: does what the headers say.
+    fn serve(&mut self) -> Outcome<()> {
+        loop {
+            for event in self.events()? {
+                let Event::Received {
+                    header, payload, ..
+                } = event
+                else {
+                    continue;
+                };
+                match header[0] {
+                    ECHO => {
+                        self.send(ECHO, vec![payload])?;
+                        continue;
+                    }
+                    ACKNOWLEDGE => self.send(ACKNOWLEDGE, Vec::new())?,
+                    SPIN => self.asleep = false,
+                    SLEEP => self.asleep = true,
+                    END => return Ok(()),
+                    _ => {}
+                }
+                self.worker.give_back(payload)?;
+            }
+        }
+    }
+
+    fn latency(&mut self, bytes: usize, rounds: u32) -> Outcome<f64> {
+        let payload = Buffer::copy_of(&vec![1; bytes]);
+        let start = Instant::now();
+        for _ in 0..rounds {
+            self.send(ECHO, vec![payload.clone()])?;
+            self.receive()?;
+        }
+        Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0)
+    }
+
+    fn bandwidth(&mut self, bytes: usize, count: usize) -> Outcome<f64> {
+        let payload = Buffer::copy_of(&vec![1; bytes]);
+        let start = Instant::now();
+        let mut in_flight = 0;
+        for _ in 0..count {
+            self.send(COUNT, vec![payload.clone()])?;
+            in_flight += 1;
+            while in_flight >= WINDOW {
+                let sent = |event: &&Event| matches!(event, Event::Sent { .. });
+                in_flight -= self.events()?.iter().filter(sent).count().min(in_flight);
+            }
+        }
+        self.send(ACKNOWLEDGE, vec![payload])?;
+        self.receive()?;
+        Ok((count * bytes) as f64 / start.elapsed().as_secs_f64() / 1e9)
+    }
+}
+
+/// Best and median of several measurements: other work on the machine disturbs some of them.
+fn repeat(times: u32, mut measure: impl FnMut() -> Outcome<f64>) -> Outcome<Vec<f64>> {
+    measure()?; // connects, and touches the memory
+    let mut figures: Vec<f64> = (0..times).map(|_| measure()).collect::<Outcome<_>>()?;
+    figures.sort_by(f64::total_cmp);
+    Ok(figures)
+}
+
+fn main() -> Outcome<()> {
+    if std::env::var_os("UCX_PING_PONG_SERVES").is_some() {
+        let mut side = Side::new(1, |own| {
+            println!("{own}");
+            let mut line = String::new();
+            std::io::stdin().lock().read_line(&mut line)?;
+            Ok(line)
+        })?;
+        side.serve()?;
+        side.worker.close(Duration::from_secs(5));
+        return Ok(());
+    }
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(std::env::args().skip(1))
+        .env("UCX_PING_PONG_SERVES", "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let (mut input, output) = (child.stdin.take(), child.stdout.take());
+    let mut side = Side::new(0, |own| {
+        let mut line = String::new();
+        BufReader::new(output.ok_or("no output")?).read_line(&mut line)?;
+        writeln!(input.as_mut().ok_or("no input")?, "{own}")?;
+        Ok(line)
+    })?;
+    let only = std::env::var("ONLY").unwrap_or_default();
+    if only != "bandwidth" {
+        for (asleep, name, rounds) in [(false, "spinning", 1000), (true, "asleep", 200)] {
+            side.asleep = asleep;
+            side.send(if asleep { SLEEP } else { SPIN }, Vec::new())?;
+            for bytes in [64, 4096] {
+                let figures = repeat(20, || side.latency(bytes, rounds))?;
+                let (best, median) = (figures[0], figures[figures.len() / 2]);
+                println!(
+                    "{name:>9} {bytes:>9} B one way  best {best:7.2} us, median {median:7.2} us"
+                );
+            }
+        }
+        side.asleep = false;
+        side.send(SPIN, Vec::new())?;
+    }
+    println!(
+        "          transports: {}",
+        side.worker.transports(side.peer)?.join(" ")
+    );
+    if only != "latency" {
+        for (bytes, count) in [(256 << 10, 400), (4 << 20, 40), (64 << 20, 4)] {
+            let figures = repeat(12, || side.bandwidth(bytes, count))?;
+            let (best, median) = (figures[figures.len() - 1], figures[figures.len() / 2]);
+            println!(
+                "streaming {bytes:>9} B          best {best:5.2} GB/s, median {median:5.2} GB/s"
+            );
+        }
+    }
+    side.send(END, Vec::new())?;
+    side.worker.close(Duration::from_secs(5));
+    child.wait()?;
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What can go wrong in the UCX layer, and what it reports.
+
+use shardwright_core::Rank;
+use shardwright_wire::Buffer;
+
+use super::worker::EndpointId;
+
+/// An error of a UCX worker.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UcxError {
+    /// A call of UCX failed.
+    #[error("UCX could not {action}: {reason}")]
+    Call {
+        /// What was tried.
+        action: &'static str,
+        /// UCX's own words.
+        reason: String,
+    },
+    /// A setting was refused.
+    #[error("UCX does not take the setting {name}={value}: {reason}")]
+    Setting {
+        /// The setting, without the prefix `UCX_`.
+        name: String,
+        /// Its value.
+        value: String,
+        /// UCX's own words.
+        reason: String,
+    },
+    /// The header is longer than UCX carries.
+    #[error("a message header of {length} bytes is longer than UCX carries here ({limit} bytes)")]
+    HeaderTooLong {
+        /// Its bytes.
+        length: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// The endpoint failed or was abandoned before.
+    #[error("the UCX endpoint to rank {peer} is closed")]
+    EndpointClosed {
+        /// The other side.
+        peer: Rank,
+    },
+    /// This worker made no such endpoint.
+    #[error("UCX endpoint {} was not made by this worker", endpoint.0)]
+    NoSuchEndpoint {
+        /// The endpoint.
+        endpoint: EndpointId,
+    },
+    /// The worker was closed.
+    #[error("the UCX worker is closed")]
+    Closed,
+    /// This is a forked child of the worker's process.
+    #[error("the UCX worker belongs to another process, of which this one is a forked child")]
+    Forked,
+}
+
+/// What happened on a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message.
+    Received {
+        /// Who says to have sent it.
+        from: Rank,
+        /// Its header.
+        header: Vec<u8>,
+        /// Its payload's pieces, one after another.
+        payload: Buffer,
+    },
+    /// A message that was not taken; nothing was allocated for it.
+    Refused {
+        /// Who says to have sent it; nobody where the header is too short to tell.
+        from: Option<Rank>,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A message that was announced and did not arrive.
+    ReceiveFailed {
+        /// Who says to have sent it.
+        from: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// A message was handed over; its memory is free.
+    Sent {
+        /// The sender's own name for it.
+        token: u64,
+    },
+    /// A message will not arrive, as far as is known.
+    SendFailed {
+        /// The sender's own name for it.
+        token: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A connection failed, and is closed.
+    EndpointFailed {
+        /// Which.
+        endpoint: EndpointId,
+        /// To whom.
+        peer: Rank,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Its payload is longer than the worker's limit.
+    TooLong {
+        /// Its bytes.
+        length: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// There is no memory for it.
+    NoMemory {
+        /// Its bytes.
+        length: usize,
+    },
+    /// It does not say who sent it.
+    Unreadable,
+}

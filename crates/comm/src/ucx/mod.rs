@@ -1,0 +1,31 @@
+//! UCX: active messages over what a machine has, from shared memory to RDMA.
+//!
+//! UCX is looked for at run time, and nothing here needs it to build. This layer moves messages
+//! between workers and reports what happens; routes, liveness and threads belong to its callers.
+//!
+//! - UCX-1: a message that was accepted by `send` ends with exactly one `Sent` or `SendFailed`.
+//! - UCX-2: memory of a message is freed only when UCX is done with it; closing frees all of it.
+//! - UCX-3: no payload above the limit is ever allocated for; its sender is told.
+//! - UCX-4: messages from one worker to another arrive in the order of sending as long as all of
+//!   them are sent eagerly or all are announced first (rendezvous). Between the two kinds there
+//!   is no order: an announced message is complete only when its data have been fetched, and
+//!   small ones sent after it come before that. Two announced messages may end in either order.
+//! - UCX-5: nothing of a peer is reported after its endpoint was abandoned.
+//! - UCX-6: nothing stays in `/dev/shm`, however a process ends.
+
+pub mod error;
+pub mod library;
+pub mod options;
+mod raw;
+mod spare;
+#[cfg(test)]
+mod tests;
+pub mod transports;
+pub mod worker;
+
+pub use error::{Event, Refusal, UcxError};
+pub use library::{Candidates, Found, Library, LibraryError, Version};
+pub use options::Options;
+pub use raw::EventHandle;
+pub use transports::transports;
+pub use worker::{Armed, EndpointId, Worker};

@@ -1,0 +1,116 @@
+//! Tests that need UCX. `SHARDWRIGHT_UCX_LIBRARY` says where it is; a value that does not lead to
+//! a UCX that works fails them, and without a value they only say so.
+
+mod library;
+mod pairs;
+mod processes;
+mod sleeping;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use shardwright_core::Rank;
+use shardwright_wire::Buffer;
+
+use super::{Candidates, EndpointId, Event, Library, Options, Worker};
+
+/// The variable that says where UCX is.
+const LIBRARY_VARIABLE: &str = "SHARDWRIGHT_UCX_LIBRARY";
+
+/// Far above what any of the tests takes.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Choices of transports that every machine has.
+const TRANSPORTS: [&str; 3] = ["posix,self", "posix,tcp,self", "tcp,self"];
+
+#[expect(clippy::print_stderr, reason = "a test that does nothing says so")]
+fn library() -> Option<Library> {
+    let Some(path) = std::env::var_os(LIBRARY_VARIABLE) else {
+        eprintln!("UCX was not looked for: {LIBRARY_VARIABLE} is not set");
+        return None;
+    };
+    let candidates = Candidates {
+        configured: Some(PathBuf::from(path)),
+        ..Candidates::default()
+    };
+    Some(Library::find(&candidates).unwrap_or_else(|error| panic!("{LIBRARY_VARIABLE}: {error}")))
+}
+
+fn options(transports: &str) -> Options {
+    Options {
+        transports: transports.to_owned(),
+        ..Options::default()
+    }
+}
+
+/// Bytes that differ from place to place and from message to message.
+fn pattern(seed: usize, length: usize) -> Buffer {
+    let byte = |place: usize| (place.wrapping_mul(31) ^ (place >> 8) ^ seed.wrapping_mul(97)) as u8;
+    Buffer::copy_of(&(0..length).map(byte).collect::<Vec<_>>())
+}
+
+/// Two workers of one process, connected both ways.
+struct Pair {
+    workers: [Worker; 2],
+    endpoints: [EndpointId; 2],
+    events: [Vec<Event>; 2],
+}
+
+impl Pair {
+    fn connected(library: &Library, options: &Options) -> Self {
+        let mut workers = [0, 1].map(|rank| Worker::create(library, Rank(rank), options).unwrap());
+        let addresses = workers.each_mut().map(|worker| worker.address().unwrap());
+        let endpoints = [
+            workers[0].connect(Rank(1), &addresses[1]).unwrap(),
+            workers[1].connect(Rank(0), &addresses[0]).unwrap(),
+        ];
+        let events = [Vec::new(), Vec::new()];
+        Self {
+            workers,
+            endpoints,
+            events,
+        }
+    }
+
+    fn send(&mut self, from: usize, header: &[u8], payload: Vec<Buffer>, token: u64) {
+        let endpoint = self.endpoints[from];
+        self.workers[from]
+            .send(endpoint, header, payload, token)
+            .unwrap();
+    }
+
+    /// Advances both sides a little, without looking at their events.
+    fn progress(&mut self) {
+        for worker in &mut self.workers {
+            worker.progress().unwrap();
+        }
+    }
+
+    /// Advances both sides until `done` says so of their events.
+    fn until(&mut self, mut done: impl FnMut(&[Vec<Event>; 2]) -> bool) {
+        let start = Instant::now();
+        while !done(&self.events) {
+            let mut idle = true;
+            for (worker, events) in self.workers.iter_mut().zip(&mut self.events) {
+                idle &= !worker.progress().unwrap();
+                events.extend(worker.take_events().unwrap());
+            }
+            assert!(start.elapsed() < DEADLINE, "{:?}", self.events);
+            if idle {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+fn received(events: &[Event]) -> usize {
+    let received = |event: &&Event| matches!(event, Event::Received { .. });
+    events.iter().filter(received).count()
+}
+
+fn sent(events: &[Event]) -> usize {
+    events
+        .iter()
+        .filter(|event| matches!(event, Event::Sent { .. }))
+        .count()
+}
