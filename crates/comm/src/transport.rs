@@ -7,6 +7,7 @@
 //! - CM-4: after `close` has returned, the receiver is not called again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, ErrorReport, Message};
@@ -78,6 +79,14 @@ pub trait Transport: Send + Sync {
     /// The state that this rank's heartbeats report.
     fn pulse(&self) -> &Pulse;
 
+    /// Lets the calling thread, which waits, receive by itself until `done` or for `slice`:
+    /// deliveries then happen in this thread, and nobody has to wake it. `false`, at once, where
+    /// the transport has no such way or another thread does it already.
+    fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
+        let _ = (slice, done);
+        false
+    }
+
     /// Says goodbye to everybody, sends what is queued, and ends all threads,
     /// within a few seconds. A second call does nothing.
     fn close(&self, farewell: Option<ErrorReport>);
@@ -86,8 +95,8 @@ pub trait Transport: Send + Sync {
     fn stats(&self) -> CommStats;
 }
 
-/// Takes what arrives. Called on the transport's threads: it returns quickly,
-/// and calls of different peers overlap.
+/// Takes what arrives. Called on the transport's threads, and on threads in
+/// [`Transport::read_until`]: it returns quickly, and calls of different peers may overlap.
 pub trait Receiver: Send + Sync {
     /// A message. ([`Message::Goodbye`] comes as [`Loss::Left`] instead.)
     fn deliver(&self, from: Rank, message: Message);

@@ -29,6 +29,7 @@ fn job(world: u32) -> Vec<Arc<Tcp>> {
                 liveness_timeout: Duration::from_secs(30),
                 limits: Limits::default(),
                 pool: None,
+                ucx_address: Vec::new(),
             };
             let thread = std::thread::Builder::new();
             thread

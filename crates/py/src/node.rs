@@ -104,6 +104,7 @@ impl Node {
             liveness_timeout: duration("liveness_timeout", liveness_timeout)?,
             limits: Limits::default(),
             pool: pool.clone(),
+            ucx_address: Vec::new(),
         };
         log::collect();
         let router = Arc::new(Router::default());

@@ -21,7 +21,7 @@ pub(super) struct Hub {
     pub(super) receiver: Arc<dyn Receiver>,
     pub(super) pulse: Pulse,
     pub(super) limits: Limits,
-    pub(super) exchange: Exchange,
+    pub(super) exchange: Arc<Exchange>,
     pub(super) liveness: Duration,
     pub(super) closing: AtomicBool,
     pub(super) messages_sent: AtomicU64,

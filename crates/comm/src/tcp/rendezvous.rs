@@ -56,6 +56,8 @@ pub struct JobOptions {
     pub limits: Limits,
     /// This rank's persistent buffer, offered to the other ranks of its host.
     pub pool: Option<Arc<Pool>>,
+    /// The address of this rank's UCX worker; empty without one.
+    pub ucx_address: Vec<u8>,
 }
 
 /// Joins the job, and returns when all ranks have; asks `go_on` many times a second.
@@ -131,6 +133,7 @@ fn registration(options: &JobOptions, address: SocketAddr) -> Registration {
             peer,
             address,
             offer: options.pool.as_ref().map(|pool| pool.offer()),
+            ucx_address: options.ucx_address.clone(),
         },
     }
 }
@@ -155,8 +158,16 @@ fn connected(
     let offers = neighbours
         .filter_map(|row| Some((row.peer.rank, row.offer.clone()?)))
         .collect();
+    let with_ucx = table.iter().filter(|row| {
+        row.peer.rank != options.rank
+            && !row.ucx_address.is_empty()
+            && !options.ucx_address.is_empty()
+    });
     Ok(Connected {
         rank: options.rank,
+        ucx_addresses: with_ucx
+            .map(|row| (row.peer.rank, row.ucx_address.clone()))
+            .collect(),
         peers: table.into_iter().map(|row| row.peer).collect(),
         streams,
         acceptor,

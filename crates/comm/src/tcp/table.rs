@@ -23,6 +23,8 @@ pub(super) struct Row {
     pub(super) address: SocketAddr,
     /// Its persistent buffer, for ranks of the same host.
     pub(super) offer: Option<Offer>,
+    /// The address of its UCX worker; empty without one.
+    pub(super) ucx_address: Vec<u8>,
 }
 
 impl Registration {
@@ -57,6 +59,7 @@ impl Row {
             Value::Str(self.address.ip().to_string()),
             Value::Int(i64::from(self.address.port())),
             self.offer.as_ref().map_or(Value::None, offer_to_value),
+            Value::Bytes(self.ucx_address.clone()),
         ])
     }
 
@@ -71,6 +74,7 @@ impl Row {
             Value::Str(ip),
             Value::Int(port),
             offer,
+            Value::Bytes(ucx_address),
         ] = fields.as_slice()
         else {
             return None;
@@ -88,6 +92,7 @@ impl Row {
                 Value::None => None,
                 offer => Some(offer_from_value(offer)?),
             },
+            ucx_address: ucx_address.clone(),
         })
     }
 
@@ -151,6 +156,7 @@ mod tests {
                 bytes: 1 << 30,
                 token: [7; 16],
             }),
+            ucx_address: vec![1; rank as usize],
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode;
-use shardwright_wire::{ErrorReport, Limits, Message};
+use shardwright_wire::{ErrorReport, Frame, Limits, Message};
 
 use super::acceptor::{Acceptor, shut};
 use super::link::{Hub, Link, read_all, write_all};
@@ -29,6 +29,7 @@ pub struct Tcp {
     peers: Vec<PeerInfo>,
     links: BTreeMap<Rank, Arc<Link>>,
     hub: Arc<Hub>,
+    ucx_addresses: BTreeMap<Rank, Vec<u8>>,
     acceptor: Acceptor,
     threads: Mutex<Vec<JoinHandle<()>>>,
     writers_ended: Outlet<()>,
@@ -43,10 +44,48 @@ pub(super) struct Connected {
     pub(super) acceptor: Acceptor,
     pub(super) limits: Limits,
     pub(super) exchange: Exchange,
+    pub(super) ucx_addresses: BTreeMap<Rank, Vec<u8>>,
     pub(super) liveness: Duration,
 }
 
 impl Tcp {
+    /// The addresses of the peers' UCX workers.
+    pub(crate) fn ucx_addresses(&self) -> &BTreeMap<Rank, Vec<u8>> {
+        &self.ucx_addresses
+    }
+
+    /// The persistent buffers.
+    pub(crate) fn exchange(&self) -> Arc<Exchange> {
+        Arc::clone(&self.hub.exchange)
+    }
+
+    /// An error when a rank cannot be sent to.
+    pub(crate) fn check(&self, to: Rank) -> Result<(), CommError> {
+        let link = self.link(to)?;
+        if link.queue().is_none() {
+            return Err(self.lost(link));
+        }
+        Ok(())
+    }
+
+    /// A message for a rank, as it travels.
+    pub(crate) fn encode(&self, to: Rank, message: &Message) -> Result<Frame, CommError> {
+        let frame = self.hub.exchange.encode(to, message, &self.hub.limits);
+        frame.map_err(|error| CommError::Unsendable {
+            rank: to,
+            reason: error.to_string(),
+        })
+    }
+
+    fn link(&self, to: Rank) -> Result<&Link, CommError> {
+        let link = self.links.get(&to).map(|link| &**link);
+        link.ok_or(CommError::NotAPeer {
+            rank: to,
+            own: self.rank,
+            world: self.world(),
+        })
+    }
+
     pub(super) fn run(connected: Connected, receiver: Arc<dyn Receiver>) -> io::Result<Self> {
         let Connected {
             rank,
@@ -55,13 +94,14 @@ impl Tcp {
             acceptor,
             limits,
             exchange,
+            ucx_addresses,
             liveness,
         } = connected;
         let hub = Arc::new(Hub {
             receiver,
             pulse: Pulse::default(),
             limits,
-            exchange,
+            exchange: Arc::new(exchange),
             liveness,
             closing: AtomicBool::new(false),
             messages_sent: AtomicU64::new(0),
@@ -77,6 +117,7 @@ impl Tcp {
             peers,
             links: BTreeMap::new(),
             hub,
+            ucx_addresses,
             acceptor,
             threads: Mutex::default(),
             writers_ended,
@@ -162,21 +203,11 @@ impl Transport for Tcp {
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
         self.owner.check()?;
-        let Some(link) = self.links.get(&to) else {
-            return Err(CommError::NotAPeer {
-                rank: to,
-                own: self.rank,
-                world: self.world(),
-            });
-        };
+        let link = self.link(to)?;
         let Some(queue) = link.queue() else {
             return Err(self.lost(link));
         };
-        let frame = self.hub.exchange.encode(to, &message, &self.hub.limits);
-        let frame = frame.map_err(|error| CommError::Unsendable {
-            rank: to,
-            reason: error.to_string(),
-        })?;
+        let frame = self.encode(to, &message)?;
         // Its memory is with the receiver from now on, or in the frame.
         drop(message);
         match queue.send_timeout(frame, BACKLOG_DEADLINE) {

@@ -13,19 +13,25 @@
 //! - UCX-5: nothing of a peer is reported after its endpoint was abandoned.
 //! - UCX-6: nothing stays in `/dev/shm`, however a process ends.
 
+mod assembly;
+mod engine;
 pub mod error;
 pub mod library;
 pub mod options;
 mod raw;
+mod sending;
 mod spare;
 #[cfg(test)]
 mod tests;
+pub mod transport;
 pub mod transports;
+mod wakes;
 pub mod worker;
 
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
 pub use options::Options;
 pub use raw::EventHandle;
+pub use transport::{Ucx, connect_ucx};
 pub use transports::transports;
 pub use worker::{Armed, EndpointId, Worker};

@@ -1,7 +1,7 @@
 //! A worker: the handle through which everything else is reached.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -73,6 +73,11 @@ pub struct EventHandle {
 }
 
 impl EventHandle {
+    /// The descriptor, for waiting on it together with others.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
     /// Sleeps until the armed worker has an event or is signalled; `false` when `timeout` has passed.
     pub fn wait(&self, timeout: Duration) -> std::io::Result<bool> {
         let mut descriptors = [PollFd::new(&*self.events, PollFlags::IN)];

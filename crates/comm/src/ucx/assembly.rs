@@ -1,0 +1,348 @@
+//! Messages from their parts, in the order of sending, although the parts overtake each other.
+//!
+//! A message is numbered and travels as part 0, its frame with the small tensors behind it, and
+//! one further part for each large tensor, which is thus received where it stays.
+
+use std::collections::BTreeMap;
+
+use shardwright_wire::codec::decode_control;
+use shardwright_wire::{
+    Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Message, Placed,
+    SharedPlace,
+};
+
+use crate::buffers::{ImportError, SHARED_BYTES};
+
+/// Messages that may have begun to arrive before one that is still missing.
+const WINDOW: u64 = 1 << 16;
+
+/// The size of a part's name.
+pub(super) const NAME_BYTES: usize = 12;
+
+/// A part of a message that cannot be right.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AssemblyError {
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error(transparent)]
+    Shared(#[from] ImportError),
+    #[error("part {part} of message {message} while message {next} is due")]
+    Misplaced { message: u64, part: u32, next: u64 },
+    #[error("part {part} of message {message} has {found} bytes; {expected} are due")]
+    Size {
+        message: u64,
+        part: u32,
+        found: usize,
+        expected: usize,
+    },
+    #[error("a part without a name")]
+    Nameless,
+}
+
+/// Which part of which message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) message: u64,
+    pub(super) part: u32,
+}
+
+impl Name {
+    pub(super) fn to_bytes(self) -> [u8; NAME_BYTES] {
+        let mut bytes = [0; NAME_BYTES];
+        bytes[..8].copy_from_slice(&self.message.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.part.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, AssemblyError> {
+        let bytes: &[u8; NAME_BYTES] = bytes.try_into().map_err(|_| AssemblyError::Nameless)?;
+        let (message, part) = bytes.split_at(8);
+        Ok(Self {
+            message: u64::from_le_bytes(message.try_into().map_err(|_| AssemblyError::Nameless)?),
+            part: u32::from_le_bytes(part.try_into().map_err(|_| AssemblyError::Nameless)?),
+        })
+    }
+}
+
+fn is_large(bytes: usize) -> bool {
+    bytes >= SHARED_BYTES
+}
+
+/// The parts of a frame, each a list of pieces, in their order.
+pub(super) fn parts_of(frame: Frame) -> Vec<Vec<Buffer>> {
+    let mut first = vec![Buffer::copy_of(&frame.head)];
+    let mut parts = Vec::new();
+    for tensor in frame.tensors {
+        if is_large(tensor.len()) {
+            parts.push(vec![tensor]);
+        } else {
+            first.push(tensor);
+        }
+    }
+    parts.insert(0, first);
+    parts
+}
+
+/// What has come from one peer and is not complete.
+#[derive(Default)]
+pub(super) struct Assembly {
+    next: u64,
+    begun: BTreeMap<u64, Begun>,
+}
+
+#[derive(Default)]
+struct Begun {
+    incoming: Option<Incoming>,
+    /// The tensors, as far as they are there.
+    tensors: Vec<Option<Buffer>>,
+    /// For each further part the tensor that it is.
+    large: Vec<usize>,
+    /// Parts that came before part 0.
+    early: BTreeMap<u32, Buffer>,
+}
+
+impl Assembly {
+    /// How many messages were complete so far.
+    pub(super) fn completed(&self) -> u64 {
+        self.next
+    }
+
+    /// Takes a part; returns the messages that are complete now, in order.
+    pub(super) fn take(
+        &mut self,
+        name: Name,
+        payload: Buffer,
+        limits: &Limits,
+        shared: &dyn Fn(SharedPlace, usize) -> Result<Buffer, ImportError>,
+    ) -> Result<Vec<Message>, AssemblyError> {
+        let Name { message, part } = name;
+        let misplaced = AssemblyError::Misplaced {
+            message,
+            part,
+            next: self.next,
+        };
+        if !(self.next..self.next.saturating_add(WINDOW)).contains(&message) {
+            return Err(misplaced);
+        }
+        let begun = self.begun.entry(message).or_default();
+        match (part, &begun.incoming) {
+            (0, None) => begun.begin(message, &payload, limits, shared)?,
+            (0, Some(_)) => return Err(misplaced),
+            (_, Some(_)) => begun.fill(name, payload)?,
+            (_, None) => {
+                if begun.early.insert(part, payload).is_some() {
+                    return Err(misplaced);
+                }
+            }
+        }
+        let mut complete = Vec::new();
+        while self.begun.get(&self.next).is_some_and(Begun::is_complete) {
+            complete.extend(self.begun.remove(&self.next).and_then(Begun::into_message));
+            self.next += 1;
+        }
+        Ok(complete)
+    }
+}
+
+impl Begun {
+    fn begin(
+        &mut self,
+        message: u64,
+        payload: &Buffer,
+        limits: &Limits,
+        shared: &dyn Fn(SharedPlace, usize) -> Result<Buffer, ImportError>,
+    ) -> Result<(), AssemblyError> {
+        let bytes = payload.as_bytes();
+        let wrong_size = |expected| AssemblyError::Size {
+            message,
+            part: 0,
+            found: bytes.len(),
+            expected,
+        };
+        let header = bytes
+            .first_chunk::<HEADER_BYTES>()
+            .ok_or_else(|| wrong_size(HEADER_BYTES))?;
+        let header = Header::parse(header, limits)?;
+        if header.kind != FrameKind::Message {
+            return Err(AssemblyError::Nameless);
+        }
+        let mut at = HEADER_BYTES + header.control_bytes as usize;
+        let control = bytes.get(HEADER_BYTES..at).ok_or_else(|| wrong_size(at))?;
+        let incoming = decode_control(control, header.tensor_bytes, limits)?;
+        for (
+            index,
+            Placed {
+                bytes: size,
+                shared: place,
+            },
+        ) in incoming.placed().iter().enumerate()
+        {
+            self.tensors.push(match place {
+                Some(place) => Some(shared(*place, *size)?),
+                None if is_large(*size) => {
+                    self.large.push(index);
+                    None
+                }
+                None => {
+                    let piece = bytes.get(at..at + size);
+                    at += size;
+                    Some(Buffer::copy_of(piece.ok_or_else(|| wrong_size(at))?))
+                }
+            });
+        }
+        if at != bytes.len() {
+            return Err(wrong_size(at));
+        }
+        self.incoming = Some(incoming);
+        for (part, payload) in std::mem::take(&mut self.early) {
+            self.fill(Name { message, part }, payload)?;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, name: Name, payload: Buffer) -> Result<(), AssemblyError> {
+        let Name { message, part } = name;
+        let unknown = || AssemblyError::Misplaced {
+            message,
+            part,
+            next: message,
+        };
+        let placed = self.incoming.as_ref().map(Incoming::placed);
+        let index = *self.large.get(part as usize - 1).ok_or_else(unknown)?;
+        let expected = placed.ok_or_else(unknown)?[index].bytes;
+        if payload.len() != expected {
+            return Err(AssemblyError::Size {
+                message,
+                part,
+                found: payload.len(),
+                expected,
+            });
+        }
+        match self.tensors[index].replace(payload) {
+            None => Ok(()),
+            Some(_) => Err(unknown()),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.incoming.is_some() && self.tensors.iter().all(Option::is_some)
+    }
+
+    fn into_message(self) -> Option<Message> {
+        let tensors = self.tensors.into_iter().collect::<Option<Vec<_>>>()?;
+        Some(self.incoming?.complete(tensors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shardwright_wire::codec::encode;
+
+    use super::*;
+    use crate::conformance::{heavy, number_of, numbered};
+
+    fn nowhere(place: SharedPlace, bytes: usize) -> Result<Buffer, ImportError> {
+        Err(ImportError::NoSuchPlace {
+            bytes,
+            offset: place.offset,
+            slot: place.slot,
+        })
+    }
+
+    /// The parts of messages, as they arrive.
+    fn arriving(messages: &[Message]) -> Vec<(Name, Buffer)> {
+        let mut arriving = Vec::new();
+        for (message, content) in (0..).zip(messages) {
+            let frame = encode(content, &Limits::default()).unwrap();
+            for (part, pieces) in (0..).zip(parts_of(frame)) {
+                let bytes: Vec<u8> = pieces
+                    .iter()
+                    .flat_map(|piece| piece.as_bytes().to_vec())
+                    .collect();
+                arriving.push((Name { message, part }, Buffer::copy_of(&bytes)));
+            }
+        }
+        arriving
+    }
+
+    fn take(assembly: &mut Assembly, name: Name, payload: Buffer) -> Result<Vec<Message>, String> {
+        assembly
+            .take(name, payload, &Limits::default(), &nowhere)
+            .map_err(|error| error.to_string())
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_overtakes_what_messages_come_whole_and_in_order(
+            sizes in proptest::collection::vec(0_usize..6000, 1..12),
+            keys in proptest::collection::vec(any::<u32>(), 40),
+        ) {
+            let messages: Vec<Message> = sizes.iter().map(|size| heavy(*size, 7)).collect();
+            let mut parts: Vec<_> = arriving(&messages).into_iter().zip(keys).collect();
+            parts.sort_by_key(|(_, key)| *key);
+            let mut assembly = Assembly::default();
+            let mut came = Vec::new();
+            for ((name, payload), _) in parts {
+                came.extend(take(&mut assembly, name, payload).unwrap());
+            }
+            prop_assert_eq!(came, messages);
+            prop_assert_eq!(assembly.completed(), sizes.len() as u64);
+            prop_assert!(assembly.begun.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_part_that_comes_twice_or_late_or_in_another_size_is_an_error() {
+        let parts = arriving(&[heavy(5000, 1), numbered(2)]);
+        let (first, second, last) = (&parts[0], &parts[1], &parts[2]);
+        let mut assembly = Assembly::default();
+        assert_eq!(take(&mut assembly, first.0, first.1.clone()), Ok(vec![]));
+        let twice = take(&mut assembly, first.0, first.1.clone()).unwrap_err();
+        assert_eq!(twice, "part 0 of message 0 while message 0 is due");
+        let short = take(&mut assembly, second.0, Buffer::copy_of(&[0; 10])).unwrap_err();
+        assert_eq!(short, "part 1 of message 0 has 10 bytes; 5000 are due");
+        assert_eq!(take(&mut assembly, last.0, last.1.clone()), Ok(vec![]));
+        let came = take(&mut assembly, second.0, second.1.clone()).unwrap();
+        assert_eq!(came.len(), 2);
+        assert_eq!(number_of(&came[1]), 2);
+        let late = take(&mut assembly, last.0, last.1.clone()).unwrap_err();
+        assert_eq!(late, "part 0 of message 1 while message 2 is due");
+        let far = Name {
+            message: WINDOW + 2,
+            part: 0,
+        };
+        assert!(take(&mut assembly, far, last.1.clone()).is_err());
+        let unknown = Name {
+            message: 2,
+            part: 9,
+        };
+        assert_eq!(
+            take(&mut assembly, unknown, Buffer::copy_of(&[0; 10])),
+            Ok(vec![])
+        );
+        let whole = arriving(&[numbered(1), numbered(2), numbered(3)]);
+        let error = take(&mut assembly, whole[2].0, whole[2].1.clone()).unwrap_err();
+        assert_eq!(error, "part 9 of message 2 while message 2 is due");
+    }
+
+    #[test]
+    fn bytes_that_are_no_frame_are_refused() {
+        let name = Name {
+            message: 0,
+            part: 0,
+        };
+        for bytes in [vec![], vec![1; 10], vec![1; 100]] {
+            assert!(take(&mut Assembly::default(), name, Buffer::copy_of(&bytes)).is_err());
+        }
+        let (_, frame) = &arriving(&[heavy(100, 1)])[0];
+        for cut in [1, 50, 101] {
+            let bytes = &frame.as_bytes()[..frame.len() - cut];
+            assert!(take(&mut Assembly::default(), name, Buffer::copy_of(bytes)).is_err());
+        }
+        let longer = [frame.as_bytes(), &[0]].concat();
+        assert!(take(&mut Assembly::default(), name, Buffer::copy_of(&longer)).is_err());
+        assert!(Name::from_bytes(&[1; 11]).is_err());
+        assert_eq!(Name::from_bytes(&name.to_bytes()).unwrap(), name);
+    }
+}

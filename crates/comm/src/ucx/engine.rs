@@ -1,0 +1,403 @@
+//! Moves messages through a UCX worker that several threads share.
+//!
+//! Who sends hands its message to UCX itself; who waits for a message reads for itself, and
+//! sleeps on the worker's descriptor; one thread reads while nobody waits.
+//!
+//! - UE-1: messages are delivered under one lock, which is never held while the worker's lock is
+//!   asked for by a receiver that sends.
+//! - UE-2: a reader that leaves arms the descriptor after it has said so: what comes later wakes
+//!   the thread, what came before was read.
+//! - UE-3: after a loss was told nothing of that peer is delivered (CM-3).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use shardwright_core::Rank;
+use shardwright_wire::{Frame, Limits};
+
+use super::assembly::{Assembly, Name};
+use super::error::{Event, UcxError};
+use super::raw::EventHandle;
+use super::sending::{Sending, peer_of};
+use super::wakes::Wakes;
+use super::worker::Worker;
+use crate::BACKLOG_DEADLINE;
+use crate::buffers::Exchange;
+use crate::error::CommError;
+use crate::transport::{Loss, Receiver};
+
+/// How long a failed connection may wait for the liveness link to say what became of its peer.
+const VERDICT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The longest sleep of the reading thread: how late a verdict is noticed at most.
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+
+pub(super) struct Engine {
+    receiver: Arc<dyn Receiver>,
+    events: EventHandle,
+    sending: Mutex<Sending>,
+    inbox: Mutex<VecDeque<Event>>,
+    delivery: Mutex<BTreeMap<Rank, From>>,
+    /// Held by the one waiting thread that reads for itself.
+    reader: Mutex<()>,
+    is_read: AtomicBool,
+    closing: AtomicBool,
+    spin: Duration,
+    setup: OnceLock<(Limits, Arc<Exchange>)>,
+    sent: AtomicU64,
+    received: AtomicU64,
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
+}
+
+/// What is known of one sender.
+#[derive(Default)]
+struct From {
+    assembly: Assembly,
+    lost: Option<Loss>,
+    suspected: Option<(Instant, String)>,
+}
+
+/// Counters: messages sent and received, bytes sent and received.
+pub(super) type Counts = [u64; 4];
+
+impl Engine {
+    pub(super) fn new(
+        mut worker: Worker,
+        spin: Duration,
+        receiver: Arc<dyn Receiver>,
+    ) -> Result<Self, UcxError> {
+        Ok(Self {
+            receiver,
+            events: worker.event_handle()?,
+            sending: Mutex::new(Sending::new(worker)),
+            inbox: Mutex::default(),
+            delivery: Mutex::default(),
+            reader: Mutex::default(),
+            is_read: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            spin,
+            setup: OnceLock::new(),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            bytes_sent: AtomicU64::new(0),
+            bytes_received: AtomicU64::new(0),
+        })
+    }
+
+    /// Connects to the workers of the peers. Nothing is delivered before.
+    pub(super) fn begin(
+        &self,
+        limits: Limits,
+        exchange: Arc<Exchange>,
+        addresses: &BTreeMap<Rank, Vec<u8>>,
+    ) -> Result<(), UcxError> {
+        let mut sending = lock(&self.sending);
+        for (peer, address) in addresses {
+            sending.connect(*peer, address)?;
+        }
+        self.setup.get_or_init(|| (limits, exchange));
+        Ok(())
+    }
+
+    pub(super) fn reaches(&self, peer: Rank) -> bool {
+        lock(&self.sending).reaches(peer)
+    }
+
+    pub(super) fn sent_to(&self, peer: Rank) -> u64 {
+        lock(&self.sending).sent_to(peer)
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        [
+            &self.sent,
+            &self.received,
+            &self.bytes_sent,
+            &self.bytes_received,
+        ]
+        .map(|count| count.load(Ordering::Relaxed))
+    }
+
+    /// Sends a frame; waits only while too much is on its way already.
+    pub(super) fn send(&self, peer: Rank, frame: Frame) -> Result<(), CommError> {
+        let bytes = frame.num_bytes();
+        let began = Instant::now();
+        let mut sending = lock(&self.sending);
+        while !sending.has_room(peer, bytes) {
+            let queued = sending.parts_under_way();
+            let moved = self.read(&mut sending);
+            drop(sending);
+            if let Some(error) = self.refusal(peer) {
+                return Err(error);
+            }
+            if began.elapsed() > BACKLOG_DEADLINE {
+                return Err(CommError::Backlog {
+                    rank: peer,
+                    queued,
+                    waited: BACKLOG_DEADLINE,
+                });
+            }
+            if !moved {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            sending = lock(&self.sending);
+        }
+        let outcome = sending.send(peer, frame);
+        self.read(&mut sending);
+        drop(sending);
+        self.deliver();
+        match outcome {
+            Ok(()) => {
+                self.sent.fetch_add(1, Ordering::Relaxed);
+                self.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => Err(self.refusal(peer).unwrap_or(CommError::PeerLost {
+                rank: peer,
+                loss: Loss::Broken {
+                    reason: error.to_string(),
+                },
+            })),
+        }
+    }
+
+    fn refusal(&self, peer: Rank) -> Option<CommError> {
+        if self.closing.load(Ordering::SeqCst) {
+            return Some(CommError::Closed);
+        }
+        // Whoever delivers may be the one who asks.
+        let from = match self.delivery.try_lock() {
+            Ok(delivery) => delivery,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let loss = from.get(&peer)?.lost.clone()?;
+        Some(CommError::PeerLost { rank: peer, loss })
+    }
+
+    fn read(&self, sending: &mut Sending) -> bool {
+        match sending.advance(&mut lock(&self.inbox)) {
+            Ok(happened) => happened,
+            Err(error) => {
+                tracing::error!(%error, "UCX does not go on");
+                false
+            }
+        }
+    }
+
+    /// Reads and delivers what is there; whether anything was.
+    pub(super) fn advance(&self) -> bool {
+        let happened = self.read(&mut lock(&self.sending));
+        self.deliver();
+        happened
+    }
+
+    fn deliver(&self) {
+        // Who cannot have the lock leaves its events to the holder, which looks again after giving it up.
+        while !lock(&self.inbox).is_empty() && self.setup.get().is_some() {
+            let mut delivery = match self.delivery.try_lock() {
+                Ok(delivery) => delivery,
+                Err(TryLockError::Poisoned(error)) => error.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            loop {
+                let Some(event) = lock(&self.inbox).pop_front() else {
+                    break;
+                };
+                self.take(&mut delivery, event);
+            }
+        }
+    }
+
+    fn take(&self, delivery: &mut BTreeMap<Rank, From>, event: Event) {
+        let (peer, reason) = match event {
+            Event::Received {
+                from,
+                header,
+                payload,
+            } => {
+                let state = delivery.entry(from).or_default();
+                if state.lost.is_some() || self.closing.load(Ordering::SeqCst) {
+                    return;
+                }
+                self.bytes_received
+                    .fetch_add(payload.len() as u64, Ordering::Relaxed);
+                let Some((limits, exchange)) = self.setup.get() else {
+                    return;
+                };
+                let assembled = Name::from_bytes(&header).and_then(|name| {
+                    state.assembly.take(name, payload, limits, &|place, bytes| {
+                        exchange.receive(from, place, bytes)
+                    })
+                });
+                match assembled {
+                    Ok(messages) => {
+                        for message in messages {
+                            self.received.fetch_add(1, Ordering::Relaxed);
+                            self.receiver.deliver(from, message);
+                        }
+                        return;
+                    }
+                    Err(error) => (from, error.to_string()),
+                }
+            }
+            Event::Refused { from, refusal } => {
+                let Some(from) = from else {
+                    tracing::warn!(?refusal, "a UCX message without a sender was dropped");
+                    return;
+                };
+                (from, format!("{refusal:?}"))
+            }
+            Event::ReceiveFailed { from, reason } => (from, reason),
+            Event::EndpointFailed { peer, reason, .. } => (peer, reason),
+            Event::SendFailed { token, reason } => (peer_of(token), reason),
+            Event::Sent { .. } => return,
+        };
+        let state = delivery.entry(peer).or_default();
+        // A peer that died breaks its connection too, and the liveness link knows better what happened.
+        state
+            .suspected
+            .get_or_insert_with(|| (Instant::now(), reason));
+    }
+
+    /// A peer is gone: says so once, after all that it had sent before a goodbye was delivered.
+    pub(super) fn lose(&self, peer: Rank, loss: Loss, announced: Option<u64>) {
+        let deadline = Instant::now() + VERDICT_DEADLINE;
+        loop {
+            let moved = self.advance();
+            let completed = lock(&self.delivery)
+                .get(&peer)
+                .map_or(0, |from| from.assembly.completed());
+            let missing = announced.is_some_and(|announced| completed < announced);
+            if !moved && (!missing || Instant::now() > deadline) {
+                break;
+            }
+            if !moved {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        let mut delivery = lock(&self.delivery);
+        let state = delivery.entry(peer).or_default();
+        let known = state.lost.is_some();
+        state.lost.get_or_insert_with(|| loss.clone());
+        drop(delivery);
+        lock(&self.sending).abandon(peer);
+        self.deliver();
+        if !known && !self.closing.load(Ordering::SeqCst) {
+            self.receiver.peer_lost(peer, loss);
+        }
+    }
+
+    /// Peers whose connection failed a while ago and of whom nothing else was heard.
+    fn condemned(&self) -> Vec<(Rank, String)> {
+        let delivery = lock(&self.delivery);
+        let overdue = delivery.iter().filter(|(_, from)| from.lost.is_none());
+        overdue
+            .filter_map(|(peer, from)| {
+                let (since, reason) = from.suspected.as_ref()?;
+                (since.elapsed() > VERDICT_DEADLINE).then(|| (*peer, reason.clone()))
+            })
+            .collect()
+    }
+
+    /// Reads for a thread that waits, until `done` or for `slice`; `false`, at once, where another reads already.
+    pub(super) fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
+        let Ok(_reader) = self.reader.try_lock() else {
+            return false;
+        };
+        if self.closing.load(Ordering::SeqCst) {
+            return false;
+        }
+        self.is_read.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        loop {
+            let moved = self.advance();
+            let waited = began.elapsed();
+            if done() || waited >= slice {
+                break;
+            }
+            if moved || waited < self.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.sleep(slice - waited);
+        }
+        self.is_read.store(false, Ordering::SeqCst);
+        // UE-2: from here on the reading thread is woken.
+        while self.advance() || !self.arm() {}
+        true
+    }
+
+    fn arm(&self) -> bool {
+        lock(&self.sending).arm().unwrap_or(true)
+    }
+
+    fn sleep(&self, at_most: Duration) {
+        if self.arm()
+            && let Err(error) = self.events.wait(at_most)
+        {
+            tracing::error!(%error, "cannot sleep on UCX's descriptor");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The reading thread's loop, while nobody reads for itself.
+    pub(super) fn read_all(&self) {
+        let wakes = match Wakes::of(self.events.descriptor()) {
+            Ok(wakes) => wakes,
+            Err(error) => {
+                tracing::error!(%error, "no second descriptor for UCX's events");
+                return;
+            }
+        };
+        while !self.closing.load(Ordering::SeqCst) {
+            if !self.is_read.load(Ordering::SeqCst) && (self.advance() || !self.arm()) {
+                continue;
+            }
+            for (peer, reason) in self.condemned() {
+                self.lose(peer, Loss::Broken { reason }, None);
+            }
+            if let Err(error) = wakes.wait(LONGEST_SLEEP) {
+                tracing::error!(%error, "cannot sleep on UCX's descriptor");
+                std::thread::sleep(LONGEST_SLEEP);
+            }
+        }
+    }
+
+    /// Waits until what was sent has left.
+    pub(super) fn flush(&self, deadline: Duration) -> bool {
+        let began = Instant::now();
+        loop {
+            let moved = self.advance();
+            if lock(&self.sending).parts_under_way() == 0 {
+                return true;
+            }
+            if began.elapsed() > deadline {
+                return false;
+            }
+            if !moved {
+                self.sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    /// Nothing is delivered any more (CM-4); the reading thread ends.
+    pub(super) fn stop(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        self.events.signal();
+        drop(lock(&self.delivery));
+    }
+
+    /// Frees everything; the reading thread has ended.
+    pub(super) fn close(&self, deadline: Duration) {
+        lock(&self.sending).close(deadline);
+        lock(&self.inbox).clear();
+        lock(&self.delivery).clear();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
