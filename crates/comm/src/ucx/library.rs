@@ -1,10 +1,10 @@
 //! Finding UCX.
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::raw::Functions;
 
@@ -44,6 +44,9 @@ const LOAD_SETTINGS: &[(&str, &str)] = &[
 
 /// Settings that a user's own value of the same name wins over.
 const LOAD_DEFAULTS: &[(&str, &str)] = &[("UCX_LOG_LEVEL", "fatal")];
+
+/// Whether the UCX of this process was loaded with these settings.
+static LOADED_HERE: AtomicBool = AtomicBool::new(false);
 
 /// A version of UCX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,29 +181,30 @@ impl Library {
 
     fn load(source: Source, path: &Path) -> Result<Self, String> {
         let before = mapped();
-        let functions = Functions::load(path.as_os_str(), &load_settings())?;
-        let (major, minor, release) = functions.version();
-        let version = Version {
-            major,
-            minor,
-            release,
-        };
-        check_version(version)?;
-        let own_name = OsStr::new(path.file_name().unwrap_or_default());
-        let mapped = mapped();
-        let file = mapped
-            .iter()
-            .find(|file| file.starts_with(path.parent().unwrap_or(path)));
+        check_company(path, &before)?;
+        let mut version = OLDEST_VERSION;
+        let functions = Functions::load(path.as_os_str(), &load_settings(), |numbers| {
+            let (major, minor, release) = numbers;
+            version = Version {
+                major,
+                minor,
+                release,
+            };
+            check_version(version)
+        })?;
+        if before.is_empty() {
+            LOADED_HERE.store(true, Ordering::Relaxed);
+        }
+        let main = |file: &&PathBuf| is_called(file, "libucp.so");
+        let file = mapped().iter().find(main).cloned();
         Ok(Self {
             functions: Arc::new(functions),
             found: Found {
                 source,
-                path: file
-                    .or(mapped.first())
-                    .map_or_else(|| PathBuf::from(own_name), Clone::clone),
+                path: file.unwrap_or_else(|| path.to_owned()),
                 version,
                 newer_than_tested: is_newer_than_tested(version),
-                loaded_before: !before.is_empty(),
+                loaded_before: !LOADED_HERE.load(Ordering::Relaxed),
             },
         })
     }
@@ -259,15 +263,77 @@ fn is_newer_than_tested(version: Version) -> bool {
     (version.major, version.minor) > (tested.major, tested.minor)
 }
 
-/// The files called like the library that the process has mapped.
+/// A UCX that is in the process already, of which a second one from elsewhere would share parts.
+fn check_company(path: &Path, mapped: &BTreeSet<PathBuf>) -> Result<(), String> {
+    let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    else {
+        return Ok(());
+    };
+    let directory = directory.canonicalize().unwrap_or(directory.to_owned());
+    match mapped.iter().find(|file| !file.starts_with(&directory)) {
+        Some(other) => Err(format!(
+            "the process already holds another UCX, {}, and the two would mix",
+            other.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// UCX's files that the process has mapped.
 fn mapped() -> BTreeSet<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines()
         .filter_map(|line| line.split_once('/'))
         .map(|(_, path)| Path::new("/").join(path))
-        .filter(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("libucp.so")
-        })
+        .filter(|path| is_called(path, "libucp.so") || is_called(path, "libucs.so"))
         .collect()
+}
+
+fn is_called(path: &Path, start: &str) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(major: u32, minor: u32, release: u32) -> Version {
+        Version {
+            major,
+            minor,
+            release,
+        }
+    }
+
+    #[test]
+    fn an_older_version_is_refused_by_name_and_a_newer_one_is_marked() {
+        let refused = check_version(version(1, 14, 3)).unwrap_err();
+        assert_eq!(
+            refused,
+            "version 1.14.3 is older than 1.15.0, the oldest that is supported"
+        );
+        for accepted in [OLDEST_VERSION, version(1, 22, 9), version(2, 0, 0)] {
+            assert_eq!(check_version(accepted), Ok(()));
+        }
+        assert!(!is_newer_than_tested(version(1, 22, 9)));
+        assert!(is_newer_than_tested(version(1, 23, 0)));
+        assert!(is_newer_than_tested(version(2, 0, 0)));
+    }
+
+    #[test]
+    fn a_second_ucx_beside_another_one_is_refused() {
+        let mapped = BTreeSet::from([PathBuf::from("/usr/lib/libucs.so.0.0.0")]);
+        let refused = check_company(Path::new("/elsewhere/libucp.so.0"), &mapped).unwrap_err();
+        assert!(refused.contains("/usr/lib/libucs.so.0.0.0"), "{refused}");
+        for same in ["/usr/lib/libucp.so.0", "libucp.so.0"] {
+            assert_eq!(check_company(Path::new(same), &mapped), Ok(()));
+        }
+        assert_eq!(
+            check_company(Path::new("/elsewhere/x"), &BTreeSet::new()),
+            Ok(())
+        );
+    }
 }

@@ -157,7 +157,7 @@ impl Inbox {
                 status = TRUNCATED;
             }
         }
-        self.report(*operation, status);
+        self.report(operation, status);
     }
 }
 
@@ -221,7 +221,7 @@ pub(super) unsafe extern "C" fn on_sent(
         let inbox = &*(*operation).inbox;
         (inbox.functions.request_free)(request);
         let operation = inbox.end(operation);
-        inbox.report(*operation, status);
+        inbox.report(operation, status);
     }
 }
 

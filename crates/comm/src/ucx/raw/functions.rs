@@ -12,6 +12,9 @@ use super::layout::{
 
 type Handle = *mut c_void;
 
+/// Gives back the signals that UCX took.
+const DISABLE_SIGNALS: &str = "ucs_debug_disable_signals";
+
 /// Declares the table and how it is filled: a name in C, and the name here.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -34,8 +37,6 @@ macro_rules! functions {
 }
 
 functions! {
-    /// `(major, minor, release)`: fills the three numbers.
-    get_version = "ucp_get_version": fn(*mut c_uint, *mut c_uint, *mut c_uint);
     /// `(status)`: a text that lives for ever.
     status_string = "ucs_status_string": fn(Status) -> *const c_char;
     /// `(prefix, file, config)`: a configuration from the environment, to be released.
@@ -90,22 +91,27 @@ functions! {
 
 impl Functions {
     /// Loads UCX from a path, or by its name from the system's directories, with `settings`
-    /// (`NAME=value`) in the environment while it initialises itself.
-    pub(crate) fn load(path: &OsStr, settings: &[String]) -> Result<Self, String> {
+    /// (`NAME=value`) in the environment while it initialises itself. What `accept` refuses by its
+    /// version is unloaded again, as far as it lets itself be unloaded.
+    pub(crate) fn load(
+        path: &OsStr,
+        settings: &[String],
+        accept: impl FnOnce((u32, u32, u32)) -> Result<(), String>,
+    ) -> Result<Self, String> {
         // SAFETY: the initialisers of UCX's libraries set up their own state only; the settings
         // keep them from replacing functions of libc and handlers of signals.
         let library = with_settings(settings, || unsafe {
             Library::open(Some(path), RTLD_NOW | RTLD_LOCAL)
         })
         .map_err(|error| in_full(&error))?;
-        // SAFETY: a library with all these names is UCX, whose interface keeps these types; the
-        // caller refuses versions outside the range in which that was checked.
+        accept(version(&library)?)?;
+        // SAFETY: a library with all these names is UCX, whose interface keeps these types in the
+        // versions that are accepted.
         let functions = unsafe { Self::find(&library) }.map_err(|error| in_full(&error))?;
-        // SAFETY: `void ucs_debug_disable_signals(void)` gives the signals that UCX took at load
-        // back; a library found by UCX's own dependencies, absent in none of the known versions.
-        if let Ok(disable) =
-            unsafe { library.get::<unsafe extern "C" fn()>("ucs_debug_disable_signals") }
-        {
+        // SAFETY: `void ucs_debug_disable_signals(void)`, in one of the libraries that UCX loads
+        // itself, gives back the signals that UCX took while it was loaded.
+        let disable = unsafe { library.get::<unsafe extern "C" fn()>(DISABLE_SIGNALS) };
+        if let Ok(disable) = disable {
             // SAFETY: takes no arguments and may be called at any time.
             unsafe { disable() };
         }
@@ -114,20 +120,24 @@ impl Functions {
         Ok(functions)
     }
 
-    /// The library's version.
-    pub(crate) fn version(&self) -> (u32, u32, u32) {
-        let (mut major, mut minor, mut release) = (0, 0, 0);
-        // SAFETY: three places to write to.
-        unsafe { (self.get_version)(&raw mut major, &raw mut minor, &raw mut release) };
-        (major, minor, release)
-    }
-
     /// The library's text for a status.
     pub(crate) fn describe(&self, status: Status) -> String {
         // SAFETY: returns a pointer to a text that is never freed, for any status.
         let text = unsafe { CStr::from_ptr((self.status_string)(status)) };
         text.to_string_lossy().into_owned()
     }
+}
+
+/// The version of a library (major, minor, release), if it is UCX.
+fn version(library: &Library) -> Result<(u32, u32, u32), String> {
+    type GetVersion = unsafe extern "C" fn(*mut c_uint, *mut c_uint, *mut c_uint);
+    // SAFETY: this function has had this type since it exists.
+    let get_version = unsafe { library.get::<GetVersion>("ucp_get_version") };
+    let get_version = get_version.map_err(|error| in_full(&error))?;
+    let (mut major, mut minor, mut release) = (0, 0, 0);
+    // SAFETY: three places to write to.
+    unsafe { get_version(&raw mut major, &raw mut minor, &raw mut release) };
+    Ok((major, minor, release))
 }
 
 /// An error with its causes.

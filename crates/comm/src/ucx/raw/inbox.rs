@@ -111,9 +111,9 @@ impl Inbox {
     ///
     /// # Safety
     /// `operation` came from `begin` of this inbox, was not taken out since, and UCX is done with it.
-    pub(super) unsafe fn end(&self, operation: *mut Operation) -> Box<Operation> {
+    pub(super) unsafe fn end(&self, operation: *mut Operation) -> Operation {
         // SAFETY: `begin` leaked exactly this box, and it is taken back once.
-        let operation = unsafe { Box::from_raw(operation) };
+        let operation = *unsafe { Box::from_raw(operation) };
         let mut slots = self.operations.take();
         slots.places[operation.place] = null_mut();
         slots.free.push(operation.place);

@@ -22,7 +22,7 @@ pub(crate) const CANCELED: Status = -16;
 /// `UCS_ERR_EXCEEDS_LIMIT`.
 pub(crate) const EXCEEDS_LIMIT: Status = -21;
 /// `UCS_ERR_LAST`: pointers from here up are statuses.
-const LAST: isize = -100;
+const LAST: usize = (-100_isize).cast_unsigned();
 
 /// `ucs_status_ptr_t`: nothing, a request, or an error.
 pub(crate) type StatusPointer = *mut c_void;
@@ -41,7 +41,7 @@ pub(crate) enum Outcome {
 pub(crate) fn outcome(pointer: StatusPointer) -> Outcome {
     if pointer.is_null() {
         Outcome::Done
-    } else if pointer as usize >= LAST as usize {
+    } else if pointer as usize >= LAST {
         Outcome::Failed(pointer as isize as Status)
     } else {
         Outcome::Pending

@@ -76,7 +76,7 @@ impl RawWorker {
             Outcome::Done => {
                 // SAFETY: no callback comes, and UCX is done with the operation.
                 let operation = unsafe { self.inbox().end(operation) };
-                self.inbox().report(*operation, OK);
+                self.inbox().report(operation, OK);
             }
             Outcome::Failed(status) => {
                 // SAFETY: as above.

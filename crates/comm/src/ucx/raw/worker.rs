@@ -369,11 +369,10 @@ impl RawWorker {
         // SAFETY: a live endpoint, and room for as many entries as are said to be there.
         let status = unsafe { (self.functions().endpoint_query)(handle, &raw mut attributes) };
         check(self.functions(), "describe an endpoint", status)?;
-        // SAFETY: UCX filled in texts that live as long as the endpoint.
         let text = |text| {
-            unsafe { CStr::from_ptr(text) }
-                .to_string_lossy()
-                .into_owned()
+            // SAFETY: UCX filled in texts that live as long as the endpoint.
+            let text = unsafe { CStr::from_ptr(text) };
+            text.to_string_lossy().into_owned()
         };
         let filled = entries.iter().take(attributes.num_entries as usize);
         Ok(filled

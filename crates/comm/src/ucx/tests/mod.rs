@@ -7,6 +7,7 @@ mod processes;
 mod sleeping;
 
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
@@ -18,7 +19,7 @@ use super::{Candidates, EndpointId, Event, Library, Options, Worker};
 const LIBRARY_VARIABLE: &str = "SHARDWRIGHT_UCX_LIBRARY";
 
 /// Far above what any of the tests takes.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Choices of transports that every machine has.
 const TRANSPORTS: [&str; 3] = ["posix,self", "posix,tcp,self", "tcp,self"];
@@ -47,6 +48,11 @@ fn options(transports: &str) -> Options {
 fn pattern(seed: usize, length: usize) -> Buffer {
     let byte = |place: usize| (place.wrapping_mul(31) ^ (place >> 8) ^ seed.wrapping_mul(97)) as u8;
     Buffer::copy_of(&(0..length).map(byte).collect::<Vec<_>>())
+}
+
+fn thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    let named = std::thread::Builder::new().name("test-ucx".to_owned());
+    named.spawn(work).unwrap()
 }
 
 /// Two workers of one process, connected both ways.

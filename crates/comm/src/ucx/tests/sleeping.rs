@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::super::{Armed, Event, Worker};
-use super::{DEADLINE, Pair, TRANSPORTS, library, options, pattern};
+use super::{DEADLINE, Pair, TRANSPORTS, library, options, pattern, thread};
 
 /// Sleeps until there are events, as a waiting thread does.
 fn next_events(worker: &mut Worker) -> Vec<Event> {
@@ -28,7 +28,7 @@ fn a_sleeper_is_woken_by_every_message() {
         let pair = Pair::connected(&library, &options(transports));
         let [mut one, mut other] = pair.workers;
         let [to_other, to_one] = pair.endpoints;
-        let echoing = std::thread::spawn(move || {
+        let echoing = thread(move || {
             let mut answered = 0;
             while answered < 100 {
                 for event in next_events(&mut other) {
@@ -68,7 +68,7 @@ fn a_signal_of_another_thread_wakes_a_sleeper() {
     let worker = &mut pair.workers[0];
     let handle = worker.event_handle().unwrap();
     let (armed, is_armed) = mpsc::channel();
-    let signalling = std::thread::spawn({
+    let signalling = thread({
         let handle = handle.clone();
         move || {
             for () in is_armed {
