@@ -4,6 +4,7 @@
 pub mod buffers;
 #[cfg(test)]
 mod conformance;
+pub mod envelope;
 pub mod error;
 pub mod in_process;
 pub mod objects;
@@ -13,6 +14,7 @@ pub mod published;
 pub mod router;
 pub mod routing;
 pub mod secret;
+pub mod sequence;
 pub mod start_error;
 pub mod tcp;
 pub mod transport;
@@ -20,6 +22,7 @@ pub mod transport;
 use std::time::Duration;
 
 pub use buffers::{Exchange, Pool, SHARED_BYTES};
+pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};
 pub use in_process::{InProcess, in_process};
 pub use objects::{ObjectPlane, barrier};
@@ -28,6 +31,7 @@ pub use patience::{Patience, SLICE};
 pub use published::Published;
 pub use router::Router;
 pub use secret::Secret;
+pub use sequence::{Gap, Sequencer, TooFarAhead};
 pub use shardwright_wire::Beat;
 pub use start_error::{Agreement, StartError};
 pub use tcp::{JobOptions, Listener, Tcp, connect};
