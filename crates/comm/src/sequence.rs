@@ -125,7 +125,11 @@ impl<T> Sequencer<T> {
                 since,
             });
         };
-        let run = self.slots.iter().skip(first).take_while(|slot| present(slot));
+        let run = self
+            .slots
+            .iter()
+            .skip(first)
+            .take_while(|slot| present(slot));
         let begin = self.next + first as u64;
         Some(Gap {
             missing: self.next..=begin - 1,
@@ -196,7 +200,7 @@ impl Gap {
                 Numbers(arrived)
             ),
             None => format!(
-                "{} did not arrive within {seconds} s of the news that it was sent",
+                "{} did not arrive within {seconds} s although sent",
                 Numbered(&self.missing),
             ),
         };
