@@ -92,7 +92,7 @@ def job_with(faults: str | None) -> Iterator[Job]:
 def gradients(faults: str | None) -> dict[str, torch.Tensor]:
     together: dict[str, torch.Tensor] = {}
     with job_with(faults) as job:
-        for found in train(job, steps=3):
+        for found in train(job, steps=2):
             if isinstance(found, BaseException):
                 raise found
             assert not together.keys() & found.keys()
@@ -103,7 +103,7 @@ def gradients(faults: str | None) -> dict[str, torch.Tensor]:
 def test_harmless_faults_change_no_bit_of_any_gradient() -> None:
     expected = gradients(None)
     assert len(expected) == len(list(Model().parameters()))
-    for seed in range(5):
+    for seed in range(3):
         found = gradients(HARMLESS.format(seed))
         assert found.keys() == expected.keys()
         for name, gradient in expected.items():
@@ -136,5 +136,5 @@ def test_harmful_faults_end_the_step_on_every_rank_with_the_peer_named(harm: str
 def test_faults_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="'loss=1' is not a fault|\"loss=1\" is not a fault"):
         _core.Node.in_process(2, "loss=1")
-    with pytest.raises(ValueError, match="drop is \"2\"; it has to be a share from 0 to 1"):
+    with pytest.raises(ValueError, match='drop is "2"; it has to be a share from 0 to 1'):
         _core.Node.in_process(2, faults="drop=2")
