@@ -1,4 +1,4 @@
-"""Training steps while what the ranks send goes wrong on its way: put right where it can be, an error in time if not."""
+"""Training steps while messages go wrong on their way: put right where that can be, an error in time where not."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_harmful_faults_end_the_step_on_every_rank_with_the_peer_named(harm: str
 
 
 def test_faults_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match="'loss=1' is not a fault|\"loss=1\" is not a fault"):
+    with pytest.raises(ValueError, match="is not a fault; there are seed, "):
         _core.Node.in_process(2, "loss=1")
-    with pytest.raises(ValueError, match='drop is "2"; it has to be a share from 0 to 1'):
+    with pytest.raises(ValueError, match="it has to be a share from 0 to 1"):
         _core.Node.in_process(2, faults="drop=2")

@@ -21,6 +21,9 @@ pub(crate) enum Kind {
     Tcp,
 }
 
+/// A rank, and the receiver that writes down what it is told.
+pub(crate) type Recorded = (Arc<dyn Transport>, Arc<Recorder>);
+
 /// A rank that will die.
 pub(crate) trait Doomed: Send {
     fn send(&self, to: Rank, message: Message);
@@ -120,17 +123,14 @@ impl Kind {
     }
 
     /// A job whose receivers write down what they are told.
-    pub(crate) fn recorded(self, world: usize) -> Vec<(Arc<dyn Transport>, Arc<Recorder>)> {
+    pub(crate) fn recorded(self, world: usize) -> Vec<Recorded> {
         let recorders = Recorder::several(world);
         let receivers = recorders.iter().map(Recorder::receiver).collect();
         self.connect(receivers).into_iter().zip(recorders).collect()
     }
 
     /// The survivors of a job of `world` ranks, and the last rank, which will die.
-    pub(crate) fn doomed(
-        self,
-        world: usize,
-    ) -> (Vec<(Arc<dyn Transport>, Arc<Recorder>)>, Box<dyn Doomed>) {
+    pub(crate) fn doomed(self, world: usize) -> (Vec<Recorded>, Box<dyn Doomed>) {
         let recorders = Recorder::several(world - 1);
         let receivers = recorders.iter().map(Recorder::receiver).collect();
         let (survivors, doomed) = self.connect_doomed(receivers);

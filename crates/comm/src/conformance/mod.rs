@@ -132,8 +132,8 @@ pub(crate) fn only_loss(told: &[Told], of: Rank) -> Loss {
     let mut of_peer = told.iter().filter(|event| match event {
         Told::Message(from, _) | Told::Lost(from, _) | Told::Beat(from, _) => *from == of,
     });
-    let lost = |event: &&Told| matches!(event, Told::Lost(..));
-    let Some(Told::Lost(_, loss)) = of_peer.find(lost) else {
+    let is_loss = |event: &&Told| matches!(event, Told::Lost(..));
+    let Some(Told::Lost(_, loss)) = of_peer.find(is_loss) else {
         panic!("rank {of} was not lost");
     };
     assert_eq!(of_peer.next(), None, "after the loss of rank {of}");

@@ -309,9 +309,9 @@ fn a_death_amid_traffic_is_told_once_by_every_survivor(kind: Kind) {
     for (transport, recorder) in &survivors {
         let peers: Vec<Rank> = others(transport.rank(), 3).collect();
         let told = recorder.wait("all messages and the loss", |told| {
-            let lost = told.iter().any(|event| matches!(event, Told::Lost(..)));
+            let any_lost = told.iter().any(|event| matches!(event, Told::Lost(..)));
             let last = |from: &Rank| told.contains(&Told::Message(*from, numbered(COUNT - 1)));
-            lost && peers.iter().all(last)
+            any_lost && peers.iter().all(last)
         });
         assert_eq!(only_loss(&told, dead), Loss::Died);
         assert_prefix(&numbers_from(&told, dead), 1);

@@ -250,7 +250,7 @@ impl<'a> Delivery<'a> {
             if let Some(gap) = peer.sequencer.overdue(now, deadline) {
                 given_up.push((*from, gap.loss(deadline)));
             } else if now.saturating_sub(peer.heard) >= deadline {
-                let seconds = deadline.as_secs_f64().ceil() as u64;
+                let seconds = deadline.as_millis().div_ceil(1000) as u64;
                 given_up.push((*from, Loss::Silent { seconds }));
             }
         }

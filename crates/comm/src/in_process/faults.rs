@@ -98,11 +98,11 @@ impl Faults {
     /// What happens to a pair's message with this number.
     pub(super) fn fate(&self, from: Rank, to: Rank, number: u64) -> Fate {
         let pair = derive_seed(self.seed, u64::from(from.0) << 32 | u64::from(to.0));
-        let draws = derive_seed(pair, number);
-        let mut drawn = 0;
+        let own = derive_seed(pair, number);
+        let mut count = 0;
         let mut draw = || {
-            drawn += 1;
-            derive_seed(draws, drawn)
+            count += 1;
+            derive_seed(own, count)
         };
         // As many draws for every message, so that one share does not change what another chooses.
         let mut happens = |share: f64| {
@@ -123,7 +123,7 @@ impl Faults {
         let arrives = !(harmed && drop.is_some());
         Fate {
             delay: delay.map_or(Duration::ZERO, |detail| {
-                LONGEST_DELAY.mul_f64((detail % 1000) as f64 / 1000.0)
+                LONGEST_DELAY * (detail % 1000) as u32 / 1000
             }),
             copies: [
                 arrives.then_some(reorder.map_or(0, overtaking)),
