@@ -206,9 +206,10 @@ class Node:
         The name of a rank's host.
         """
     @staticmethod
-    def in_process(world: SupportsIndex) -> list[Node]:
+    def in_process(world: SupportsIndex, faults: str | None = None) -> list[Node]:
         """
-        Nodes of ranks that share this process.
+        Nodes of ranks that share this process. With `faults`, for tests only, what they send goes wrong on
+        its way, in the same way each time: `"seed=7 delay=0.1 reorder=0.2 drop=0.01 after=30 from=1 deadline=2"`.
         """
     def publish(self, /, spec: Spec, parts: TensorParts, peers: SupportsGetItem[int, SupportsIndex]) -> int:
         """

@@ -78,14 +78,14 @@ class _TakingTurns:
 class Job:
     """A pipeline of several ranks; one program after another runs on it."""
 
-    def __init__(self, num_ranks: int) -> None:
-        """Connect the ranks."""
+    def __init__(self, num_ranks: int, faults: str | None = None) -> None:
+        """Connect the ranks, with ``faults`` in the form of ``Node.in_process``."""
         self.num_ranks = num_ranks
         self.turn = Turn()
         topology = _core.Topology(num_ranks, num_ranks, 1, "cluster")
         self.runtimes = []
         cfg = load_config({"pipeline_parallel_degree": num_ranks, "ddp": False}, {}, {})
-        for rank, node in enumerate(_core.Node.in_process(num_ranks)):
+        for rank, node in enumerate(_core.Node.in_process(num_ranks, faults)):
             server = _core.Server.attach(
                 node,
                 rank=rank,

@@ -4,6 +4,7 @@
 pub mod buffers;
 #[cfg(test)]
 mod conformance;
+pub mod envelope;
 pub mod error;
 pub mod in_process;
 pub mod objects;
@@ -13,6 +14,7 @@ pub mod published;
 pub mod router;
 pub mod routing;
 pub mod secret;
+pub mod sequence;
 pub mod start_error;
 pub mod tcp;
 pub mod transport;
@@ -21,14 +23,17 @@ pub mod ucx;
 use std::time::Duration;
 
 pub use buffers::{Exchange, Pool, SHARED_BYTES};
+pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};
-pub use in_process::{InProcess, in_process};
+pub use in_process::faults::{Cut, Faults, FaultsError};
+pub use in_process::{InProcess, in_process, in_process_with};
 pub use objects::{ObjectPlane, barrier};
 pub use owner::Owner;
 pub use patience::{Patience, SLICE};
 pub use published::Published;
 pub use router::Router;
 pub use secret::Secret;
+pub use sequence::{Gap, Sequencer, TooFarAhead};
 pub use shardwright_wire::Beat;
 pub use start_error::{Agreement, StartError};
 pub use tcp::{JobOptions, Listener, Tcp, connect};

@@ -8,8 +8,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
-    CommError, JobOptions, Owner, Patience, Pool, Receiver, Router, SLICE, Secret, Transport,
-    in_process, published,
+    CommError, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, SLICE, Secret,
+    Transport, in_process_with, published,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
@@ -120,19 +120,23 @@ impl Node {
     /// The node of a job of one rank.
     #[staticmethod]
     fn single() -> PyResult<Self> {
-        let mut nodes = Self::in_process(1)?;
+        let mut nodes = Self::in_process(1, None)?;
         Ok(nodes.pop().expect("as many nodes as asked for"))
     }
 
-    /// Nodes of ranks that share this process.
+    /// Nodes of ranks that share this process. With `faults`, for tests only, what they send goes wrong on
+    /// its way, in the same way each time: `"seed=7 delay=0.1 reorder=0.2 drop=0.01 after=30 from=1 deadline=2"`.
     #[staticmethod]
-    fn in_process(world: usize) -> PyResult<Vec<Self>> {
+    #[pyo3(signature = (world, faults=None))]
+    fn in_process(world: usize, faults: Option<&str>) -> PyResult<Vec<Self>> {
+        let faults = faults.map(str::parse::<Faults>).transpose();
+        let faults = faults.map_err(|error| PyValueError::new_err(error.to_string()))?;
         let routers: Vec<Arc<Router>> = (0..world).map(|_| Arc::default()).collect();
         let receivers = routers
             .iter()
             .map(|router| Arc::<Router>::clone(router) as Arc<dyn Receiver>)
             .collect();
-        let ranks = in_process(receivers)?;
+        let ranks = in_process_with(receivers, faults.as_ref())?;
         Ok(ranks
             .into_iter()
             .zip(routers)

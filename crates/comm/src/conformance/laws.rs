@@ -10,18 +10,7 @@ use super::{Kind, Recorder, Told, WATCHDOG, heavy, number_of, numbered};
 use crate::error::CommError;
 use crate::transport::{Loss, Receiver};
 
-macro_rules! for_every_transport {
-    ($($law:ident)*) => {
-        mod in_process {
-            $(#[test] fn $law() { super::$law(super::Kind::InProcess); })*
-        }
-        mod tcp {
-            $(#[test] fn $law() { super::$law(super::Kind::Tcp); })*
-        }
-    };
-}
-
-for_every_transport! {
+for_every_kind! { laws_of_kind {
     messages_of_a_pair_arrive_in_the_order_of_sending
     no_send_waits_for_its_receiver
     a_receiver_may_send_while_it_is_delivered_to
@@ -33,7 +22,7 @@ for_every_transport! {
     a_closed_rank_is_told_nothing_and_sends_nothing
     beats_carry_the_state_of_their_sender
     sending_to_nobody_is_refused
-}
+}}
 
 fn messages_of_a_pair_arrive_in_the_order_of_sending(kind: Kind) {
     let job = kind.recorded(3);
@@ -258,7 +247,9 @@ fn everybody_may_leave_at_once(kind: Kind) {
 }
 
 fn a_death_is_seen_once_and_sending_then_fails(kind: Kind) {
-    let (survivor, recorder) = kind.survivor();
+    let (mut survivors, doomed) = kind.doomed(2);
+    let (survivor, recorder) = survivors.pop().unwrap();
+    doomed.die();
     assert_eq!(recorder.wait_loss(Rank(1)), Loss::Died);
     let found = survivor.send(Rank(1), numbered(0)).unwrap_err();
     assert!(

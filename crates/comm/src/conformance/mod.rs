@@ -1,8 +1,34 @@
 //! One set of laws for every transport, and what holds for one only.
 
+/// The transports under test: a line for each. Hands `$laws` to `$instantiate` for every one.
+macro_rules! for_every_kind {
+    ($instantiate:ident $laws:tt) => {
+        $instantiate!(in_process Kind::InProcess, $laws);
+        $instantiate!(in_process_with_faults_1 Kind::Faulty(1), $laws);
+        $instantiate!(in_process_with_faults_2 Kind::Faulty(2), $laws);
+        $instantiate!(in_process_with_faults_3 Kind::Faulty(3), $laws);
+        $instantiate!(tcp Kind::Tcp, $laws);
+    };
+}
+
+/// Makes a module of tests of a list of laws, for one kind of transport.
+macro_rules! laws_of_kind {
+    ($module:ident $kind:expr, { $($law:ident)* }) => {
+        mod $module {
+            use crate::conformance::Kind;
+            $(#[test] fn $law() { super::$law($kind); })*
+        }
+    };
+}
+
+mod faults;
+mod kinds;
 mod laws;
 mod objects;
 mod tcp;
+mod traffic;
+
+pub(crate) use kinds::Kind;
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -12,9 +38,7 @@ use shardwright_wire::{
     Beat, Body, Buffer, Message, ObjectMessage, StepBegin, TensorMeta, TensorPart, Value,
 };
 
-use crate::in_process::in_process;
-use crate::tcp::testing;
-use crate::transport::{Loss, Receiver, Transport};
+use crate::transport::{Loss, Receiver};
 
 /// Longer than anything here takes, so that a failure is not a hang.
 pub(crate) const WATCHDOG: Duration = Duration::from_mins(1);
@@ -35,6 +59,21 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
+    /// As many as there are ranks.
+    pub(crate) fn several(count: usize) -> Vec<Arc<Self>> {
+        (0..count).map(|_| Arc::default()).collect()
+    }
+
+    /// This one, as a transport takes it.
+    pub(crate) fn receiver(self: &Arc<Self>) -> Arc<dyn Receiver> {
+        Arc::<Self>::clone(self)
+    }
+
+    /// All that was told so far.
+    pub(crate) fn told(&self) -> Vec<Told> {
+        self.told.lock().unwrap().clone()
+    }
+
     fn note(&self, told: Told) {
         self.told.lock().unwrap().push(told);
         self.changed.notify_all();
@@ -79,6 +118,28 @@ impl Recorder {
     }
 }
 
+/// The numbers of a peer's messages, in the order in which they came.
+pub(crate) fn numbers_from(told: &[Told], from: Rank) -> Vec<u64> {
+    let number = |event: &Told| match event {
+        Told::Message(rank, message) if *rank == from => Some(number_of(message)),
+        _ => None,
+    };
+    told.iter().filter_map(number).collect()
+}
+
+/// A peer's loss, which was told once and last of all that was told of it.
+pub(crate) fn only_loss(told: &[Told], of: Rank) -> Loss {
+    let mut of_peer = told.iter().filter(|event| match event {
+        Told::Message(from, _) | Told::Lost(from, _) | Told::Beat(from, _) => *from == of,
+    });
+    let is_loss = |event: &&Told| matches!(event, Told::Lost(..));
+    let Some(Told::Lost(_, loss)) = of_peer.find(is_loss) else {
+        panic!("rank {of} was not lost");
+    };
+    assert_eq!(of_peer.next(), None, "after the loss of rank {of}");
+    loss.clone()
+}
+
 impl Receiver for Recorder {
     fn deliver(&self, from: Rank, message: Message) {
         self.note(Told::Message(from, message));
@@ -90,68 +151,6 @@ impl Receiver for Recorder {
 
     fn beat(&self, from: Rank, beat: Beat) {
         self.note(Told::Beat(from, beat));
-    }
-}
-
-/// A kind of transport, as the laws see it.
-#[derive(Clone, Copy)]
-pub(crate) enum Kind {
-    InProcess,
-    Tcp,
-}
-
-impl Kind {
-    /// A job of as many ranks as there are receivers.
-    pub(crate) fn connect(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<dyn Transport>> {
-        match self {
-            Self::InProcess => in_process(receivers)
-                .unwrap()
-                .into_iter()
-                .map(|rank| rank as Arc<dyn Transport>)
-                .collect(),
-            Self::Tcp => {
-                let world = u32::try_from(receivers.len()).unwrap();
-                let threads: Vec<_> = testing::all_options(world)
-                    .into_iter()
-                    .zip(receivers)
-                    .map(|(options, receiver)| testing::join(options, receiver))
-                    .collect();
-                threads
-                    .into_iter()
-                    .map(|thread| thread.join().unwrap().unwrap() as Arc<dyn Transport>)
-                    .collect()
-            }
-        }
-    }
-
-    /// A job whose receivers write down what they are told.
-    pub(crate) fn recorded(self, world: usize) -> Vec<(Arc<dyn Transport>, Arc<Recorder>)> {
-        let recorders: Vec<Arc<Recorder>> = (0..world).map(|_| Arc::default()).collect();
-        let receivers = recorders
-            .iter()
-            .map(|recorder| Arc::clone(recorder) as Arc<dyn Receiver>)
-            .collect();
-        self.connect(receivers).into_iter().zip(recorders).collect()
-    }
-
-    /// Rank 0 of a job of two, whose rank 1 dies at once.
-    pub(crate) fn survivor(self) -> (Arc<dyn Transport>, Arc<Recorder>) {
-        let recorder = Arc::new(Recorder::default());
-        let receiver = Arc::clone(&recorder) as Arc<dyn Receiver>;
-        match self {
-            Self::InProcess => {
-                let mut ranks = in_process(vec![receiver, Arc::new(Recorder::default())]).unwrap();
-                ranks.pop().unwrap().vanish();
-                (ranks.pop().unwrap(), recorder)
-            }
-            Self::Tcp => {
-                let mut all = testing::all_options(2);
-                let dying = testing::join_frozen(all.pop().unwrap());
-                let survivor = testing::join(all.pop().unwrap(), receiver);
-                drop(dying.join().unwrap().unwrap());
-                (survivor.join().unwrap().unwrap(), recorder)
-            }
-        }
     }
 }
 
@@ -172,19 +171,24 @@ pub(crate) fn number_of(message: &Message) -> u64 {
     }
 }
 
+/// A tensor of so many bytes, described.
+pub(crate) fn meta_of_bytes(bytes: u64) -> TensorMeta {
+    TensorMeta {
+        dtype: "uint8".to_owned(),
+        shape: vec![bytes],
+        strides: vec![1],
+        device: "cpu".to_owned(),
+        requires_grad: false,
+    }
+}
+
 /// A message with one tensor of so many bytes.
 pub(crate) fn heavy(bytes: usize, fill: u8) -> Message {
     let data = Buffer::filled_by(bytes, |into| {
         into.fill(fill);
         Ok::<_, ()>(())
     });
-    let meta = TensorMeta {
-        dtype: "uint8".to_owned(),
-        shape: vec![bytes as u64],
-        strides: vec![1],
-        device: "cpu".to_owned(),
-        requires_grad: false,
-    };
+    let meta = meta_of_bytes(bytes as u64);
     let body = Body {
         value: Value::Tensor(0),
         tensors: vec![TensorPart {

@@ -13,6 +13,15 @@ use crate::patience::Patience;
 use crate::router::Router;
 use crate::transport::{Loss, Receiver, Transport};
 
+for_every_kind! { laws_of_kind {
+    channels_are_independent_queues
+    waiting_ends_by_time_by_cancelling_and_by_an_interrupt
+    what_a_lost_peer_had_sent_is_received_then_the_loss_is_told
+    nobody_passes_a_barrier_before_all_have_come
+    a_barrier_that_a_rank_cannot_reach_fails_for_all
+    what_comes_before_the_handler_is_kept_in_order
+}}
+
 type Node = (Arc<dyn Transport>, Arc<Router>);
 
 fn nodes(kind: Kind, world: usize) -> Vec<Node> {
@@ -43,9 +52,8 @@ fn receive(node: &Node, from: u32, channel: &str, limit: Duration) -> Result<Bod
     )
 }
 
-#[test]
-fn channels_are_independent_queues() {
-    let nodes = nodes(Kind::Tcp, 3);
+fn channels_are_independent_queues(kind: Kind) {
+    let nodes = nodes(kind, 3);
     for number in 0..3 {
         nodes[0].0.send(Rank(1), object("a", number)).unwrap();
         nodes[0].0.send(Rank(1), object("b", 10 + number)).unwrap();
@@ -62,9 +70,8 @@ fn channels_are_independent_queues() {
     assert_eq!(nodes[1].1.objects().waiting(), 0);
 }
 
-#[test]
-fn waiting_ends_by_time_by_cancelling_and_by_an_interrupt() {
-    let nodes = nodes(Kind::InProcess, 2);
+fn waiting_ends_by_time_by_cancelling_and_by_an_interrupt(kind: Kind) {
+    let nodes = nodes(kind, 2);
     let found = receive(&nodes[0], 1, "a", Duration::from_millis(30)).unwrap_err();
     assert!(
         matches!(found, CommError::Timeout { rank: Rank(1), .. }),
@@ -102,9 +109,8 @@ fn waiting_ends_by_time_by_cancelling_and_by_an_interrupt() {
     );
 }
 
-#[test]
-fn what_a_lost_peer_had_sent_is_received_then_the_loss_is_told() {
-    let nodes = nodes(Kind::Tcp, 2);
+fn what_a_lost_peer_had_sent_is_received_then_the_loss_is_told(kind: Kind) {
+    let nodes = nodes(kind, 2);
     nodes[1].0.send(Rank(0), object("a", 4)).unwrap();
     nodes[1].0.close(None);
     assert_eq!(
@@ -124,9 +130,8 @@ fn what_a_lost_peer_had_sent_is_received_then_the_loss_is_told() {
     );
 }
 
-#[test]
-fn nobody_passes_a_barrier_before_all_have_come() {
-    for kind in [Kind::InProcess, Kind::Tcp] {
+fn nobody_passes_a_barrier_before_all_have_come(kind: Kind) {
+    {
         let nodes = nodes(kind, 3);
         let group: Vec<Rank> = (0..3).map(Rank).collect();
         let count = std::sync::atomic::AtomicU32::new(0);
@@ -155,9 +160,8 @@ fn nobody_passes_a_barrier_before_all_have_come() {
     }
 }
 
-#[test]
-fn a_barrier_that_a_rank_cannot_reach_fails_for_all() {
-    let nodes = nodes(Kind::Tcp, 3);
+fn a_barrier_that_a_rank_cannot_reach_fails_for_all(kind: Kind) {
+    let nodes = nodes(kind, 3);
     let group: Vec<Rank> = (0..3).map(Rank).collect();
     std::thread::scope(|scope| {
         let waiters: Vec<_> = nodes[..2]
@@ -190,9 +194,8 @@ fn a_barrier_that_a_rank_cannot_reach_fails_for_all() {
     });
 }
 
-#[test]
-fn what_comes_before_the_handler_is_kept_in_order() {
-    let nodes = nodes(Kind::Tcp, 2);
+fn what_comes_before_the_handler_is_kept_in_order(kind: Kind) {
+    let nodes = nodes(kind, 2);
     for number in 0..5 {
         nodes[0].0.send(Rank(1), numbered(number)).unwrap();
         nodes[0].0.send(Rank(1), object("a", 1)).unwrap();

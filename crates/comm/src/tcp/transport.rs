@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use shardwright_core::Rank;
@@ -174,9 +174,11 @@ impl Tcp {
 
     fn say_goodbye(&self, farewell: Option<ErrorReport>) {
         let goodbye = encode(&Message::Goodbye(farewell.map(Box::new)), &self.hub.limits);
+        // Behind what is queued, for which there may be no room left amid traffic.
+        let deadline = Instant::now() + CLOSE_DEADLINE;
         for link in self.links.values() {
             if let (Ok(goodbye), Some(queue)) = (&goodbye, link.queue())
-                && queue.try_send(goodbye.clone()).is_err()
+                && queue.send_deadline(goodbye.clone(), deadline).is_err()
             {
                 tracing::debug!(peer = %link.peer, "no room for a goodbye");
             }
@@ -204,7 +206,11 @@ impl Transport for Tcp {
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
         self.owner.check()?;
         let link = self.link(to)?;
-        let Some(queue) = link.queue() else {
+        // A rank that is leaving sends nothing more but its goodbye.
+        let queue = link
+            .queue()
+            .filter(|_| !self.hub.closing.load(Ordering::SeqCst));
+        let Some(queue) = queue else {
             return Err(self.lost(link));
         };
         let frame = self.encode(to, &message)?;

@@ -1,4 +1,12 @@
 //! Ranks that share a process: for tests, and for several ranks in a notebook.
+//!
+//! Messages pass as they are. With [`Faults`], for tests only, they are encoded, go wrong on
+//! their way, and are put right or found out by the receiver.
+
+mod delivery;
+pub mod faults;
+mod frame;
+mod line;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +16,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport, Message};
+use shardwright_wire::codec::encode;
+use shardwright_wire::{Beat, ErrorReport, Frame, Limits, Message};
+
+use self::delivery::{Delivery, Wire};
+use self::faults::Faults;
 
 use crate::error::CommError;
 use crate::owner::Owner;
@@ -20,8 +32,11 @@ const BEAT_INTERVAL: Duration = Duration::from_millis(250);
 
 enum Event {
     Message(Message),
+    /// An encoded message with its number, where there are faults.
+    Frame(u64, Vec<u8>),
     Lost(Loss),
-    Beat(Beat),
+    /// With the number of messages sent before it, where there are faults.
+    Beat(Beat, u64),
     Stop,
 }
 
@@ -33,6 +48,7 @@ pub struct InProcess {
     peers: Vec<PeerInfo>,
     inboxes: Vec<Inbox>,
     shared: Arc<Shared>,
+    wire: Option<Arc<Wire>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     owner: Owner,
 }
@@ -44,10 +60,20 @@ struct Shared {
     lost: Mutex<BTreeMap<Rank, Loss>>,
     sent: AtomicU64,
     received: AtomicU64,
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
 }
 
 /// Connects as many ranks as there are receivers.
 pub fn in_process(receivers: Vec<Arc<dyn Receiver>>) -> std::io::Result<Vec<Arc<InProcess>>> {
+    in_process_with(receivers, None)
+}
+
+/// The same with faults between the ranks, for tests.
+pub fn in_process_with(
+    receivers: Vec<Arc<dyn Receiver>>,
+    faults: Option<&Faults>,
+) -> std::io::Result<Vec<Arc<InProcess>>> {
     let world = u32::try_from(receivers.len()).unwrap_or(u32::MAX);
     let peers: Vec<PeerInfo> = (0..world)
         .map(|rank| PeerInfo {
@@ -58,16 +84,22 @@ pub fn in_process(receivers: Vec<Arc<dyn Receiver>>) -> std::io::Result<Vec<Arc<
         .collect();
     let (inboxes, outlets): (Vec<Inbox>, Vec<_>) =
         receivers.iter().map(|_| bounded(QUEUE_CAPACITY)).unzip();
+    let wire = faults.map(|faults| Arc::new(Wire::new(faults.clone(), world)));
     let mut ranks = Vec::new();
     for ((peer, receiver), outlet) in peers.iter().zip(receivers).zip(outlets) {
         let shared = Arc::new(Shared::default());
-        let loop_shared = Arc::clone(&shared);
-        let loop_inboxes = inboxes.clone();
         let rank = peer.rank;
+        let (loop_shared, loop_inboxes, loop_wire) =
+            (Arc::clone(&shared), inboxes.clone(), wire.clone());
         let spawn = || {
-            std::thread::Builder::new()
-                .name(format!("sw-inproc-{rank}"))
-                .spawn(move || deliver_all(rank, &outlet, &*receiver, &loop_shared, &loop_inboxes))
+            let thread = std::thread::Builder::new().name(format!("sw-inproc-{rank}"));
+            thread.spawn(move || match loop_wire {
+                None => deliver_all(rank, &outlet, &*receiver, &loop_shared, &loop_inboxes),
+                Some(wire) => {
+                    Delivery::new(rank, &*receiver, &loop_shared, &loop_inboxes, &wire)
+                        .run(&outlet);
+                }
+            })
         };
         // A job of one rank has nothing to deliver.
         let thread = (world > 1).then(spawn).transpose()?;
@@ -76,6 +108,7 @@ pub fn in_process(receivers: Vec<Arc<dyn Receiver>>) -> std::io::Result<Vec<Arc<
             peers: peers.clone(),
             inboxes: inboxes.clone(),
             shared,
+            wire: wire.clone(),
             thread: Mutex::new(thread),
             owner: Owner::this_process(),
         }));
@@ -103,8 +136,8 @@ fn deliver_all(
                     shared.lose(from, loss.clone());
                     receiver.peer_lost(from, loss);
                 }
-                Event::Beat(beat) => receiver.beat(from, beat),
-                Event::Stop => {}
+                Event::Beat(beat, _) => receiver.beat(from, beat),
+                Event::Frame(..) | Event::Stop => {}
             },
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => {
@@ -112,7 +145,7 @@ fn deliver_all(
                 let beat = shared.pulse.beat(false);
                 for (index, inbox) in inboxes.iter().enumerate() {
                     if index != rank.0 as usize
-                        && inbox.try_send((rank, Event::Beat(beat))).is_err()
+                        && inbox.try_send((rank, Event::Beat(beat, 0))).is_err()
                     {
                         // A full inbox shows that its owner is alive; a closed one needs no beat.
                     }
@@ -150,9 +183,9 @@ impl InProcess {
             return;
         }
         for peer in self.others() {
-            let event = (self.rank, Event::Lost(loss.clone()));
+            let event = self.farewell(peer, loss);
             if self.inboxes[peer.0 as usize]
-                .send_timeout(event, BACKLOG_DEADLINE)
+                .send_timeout((self.rank, event), BACKLOG_DEADLINE)
                 .is_err()
             {
                 tracing::debug!(%peer, "a rank that had ended was not told goodbye");
@@ -176,6 +209,25 @@ impl InProcess {
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!(rank = %self.rank, "the delivery thread panicked");
         }
+    }
+
+    fn farewell(&self, to: Rank, loss: &Loss) -> Event {
+        let (Some(wire), Loss::Left(report)) = (&self.wire, loss) else {
+            return Event::Lost(loss.clone());
+        };
+        encode(&Message::Goodbye(report.clone()), &Limits::default()).map_or_else(
+            |_| Event::Lost(loss.clone()),
+            |frame| self.numbered(wire, to, &frame),
+        )
+    }
+
+    fn numbered(&self, wire: &Wire, to: Rank, frame: &Frame) -> Event {
+        let number = wire.next_number(self.rank, to);
+        let bytes = frame::pack(number, frame);
+        self.shared
+            .bytes_sent
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Event::Frame(number, bytes)
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> {
@@ -217,7 +269,18 @@ impl Transport for InProcess {
         if let Some(loss) = lost {
             return Err(CommError::PeerLost { rank: to, loss });
         }
-        match inbox.send_timeout((self.rank, Event::Message(message)), BACKLOG_DEADLINE) {
+        let event = match &self.wire {
+            None => Event::Message(message),
+            Some(wire) => {
+                let frame = encode(&message, &Limits::default());
+                let frame = frame.map_err(|error| CommError::Unsendable {
+                    rank: to,
+                    reason: error.to_string(),
+                })?;
+                self.numbered(wire, to, &frame)
+            }
+        };
+        match inbox.send_timeout((self.rank, event), BACKLOG_DEADLINE) {
             Ok(()) => {
                 self.shared.sent.fetch_add(1, Ordering::Relaxed);
                 Ok(())
@@ -250,6 +313,8 @@ impl Transport for InProcess {
         CommStats {
             messages_sent: self.shared.sent.load(Ordering::Relaxed),
             messages_received: self.shared.received.load(Ordering::Relaxed),
+            bytes_sent: self.shared.bytes_sent.load(Ordering::Relaxed),
+            bytes_received: self.shared.bytes_received.load(Ordering::Relaxed),
             ..CommStats::default()
         }
     }

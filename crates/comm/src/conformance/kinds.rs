@@ -1,0 +1,139 @@
+//! The kinds of transports, and how a job of each is made.
+
+use std::sync::Arc;
+
+use shardwright_core::Rank;
+use shardwright_wire::codec::encode;
+use shardwright_wire::{Limits, Message};
+
+use super::{Recorder, WATCHDOG};
+use crate::in_process::faults::Faults;
+use crate::in_process::{InProcess, in_process_with};
+use crate::tcp::testing;
+use crate::transport::{Receiver, Transport};
+
+/// A kind of transport, as the laws see it.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    InProcess,
+    /// In one process with harmless faults of this seed.
+    Faulty(u64),
+    Tcp,
+}
+
+/// A rank, and the receiver that writes down what it is told.
+pub(crate) type Recorded = (Arc<dyn Transport>, Arc<Recorder>);
+
+/// A rank that will die.
+pub(crate) trait Doomed: Send {
+    fn send(&self, to: Rank, message: Message);
+
+    /// Ends without a goodbye.
+    fn die(self: Box<Self>);
+}
+
+impl Doomed for Arc<InProcess> {
+    fn send(&self, to: Rank, message: Message) {
+        Transport::send(&**self, to, message).unwrap();
+    }
+
+    fn die(self: Box<Self>) {
+        self.vanish();
+    }
+}
+
+impl Doomed for testing::Frozen {
+    fn send(&self, to: Rank, message: Message) {
+        let frame = encode(&message, &Limits::default()).unwrap();
+        self.write(to, &frame.head);
+        for tensor in &frame.tensors {
+            self.write(to, tensor.as_bytes());
+        }
+    }
+
+    fn die(self: Box<Self>) {}
+}
+
+impl Kind {
+    /// A job of as many ranks as there are receivers.
+    pub(crate) fn connect(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<dyn Transport>> {
+        match self {
+            Self::InProcess | Self::Faulty(_) => self
+                .in_process(receivers)
+                .into_iter()
+                .map(|rank| rank as Arc<dyn Transport>)
+                .collect(),
+            Self::Tcp => {
+                let world = u32::try_from(receivers.len()).unwrap();
+                let threads: Vec<_> = testing::all_options(world)
+                    .into_iter()
+                    .zip(receivers)
+                    .map(|(options, receiver)| testing::join(options, receiver))
+                    .collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap().unwrap() as Arc<dyn Transport>)
+                    .collect()
+            }
+        }
+    }
+
+    /// A job with one rank more than there are receivers: the last, which will die.
+    fn connect_doomed(
+        self,
+        mut receivers: Vec<Arc<dyn Receiver>>,
+    ) -> (Vec<Arc<dyn Transport>>, Box<dyn Doomed>) {
+        match self {
+            Self::InProcess | Self::Faulty(_) => {
+                receivers.push(Arc::new(Recorder::default()));
+                let mut ranks = self.in_process(receivers);
+                let doomed = ranks.pop().unwrap();
+                let survivors = ranks.into_iter().map(|rank| rank as Arc<dyn Transport>);
+                (survivors.collect(), Box::new(doomed))
+            }
+            Self::Tcp => {
+                let world = u32::try_from(receivers.len() + 1).unwrap();
+                let mut all = testing::all_options(world);
+                let doomed = testing::join_frozen(all.pop().unwrap());
+                let threads: Vec<_> = all
+                    .into_iter()
+                    .zip(receivers)
+                    .map(|(options, receiver)| testing::join(options, receiver))
+                    .collect();
+                let survivors = threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap().unwrap() as Arc<dyn Transport>);
+                (
+                    survivors.collect(),
+                    Box::new(doomed.join().unwrap().unwrap()),
+                )
+            }
+        }
+    }
+
+    fn in_process(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<InProcess>> {
+        let faults = match self {
+            Self::Faulty(seed) => Some(Faults {
+                deadline: WATCHDOG / 4,
+                ..Faults::harmless(seed)
+            }),
+            _ => None,
+        };
+        in_process_with(receivers, faults.as_ref()).unwrap()
+    }
+
+    /// A job whose receivers write down what they are told.
+    pub(crate) fn recorded(self, world: usize) -> Vec<Recorded> {
+        let recorders = Recorder::several(world);
+        let receivers = recorders.iter().map(Recorder::receiver).collect();
+        self.connect(receivers).into_iter().zip(recorders).collect()
+    }
+
+    /// The survivors of a job of `world` ranks, and the last rank, which will die.
+    pub(crate) fn doomed(self, world: usize) -> (Vec<Recorded>, Box<dyn Doomed>) {
+        let recorders = Recorder::several(world - 1);
+        let receivers = recorders.iter().map(Recorder::receiver).collect();
+        let (survivors, doomed) = self.connect_doomed(receivers);
+        (survivors.into_iter().zip(recorders).collect(), doomed)
+    }
+}
