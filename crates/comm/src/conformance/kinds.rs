@@ -1,16 +1,19 @@
 //! The kinds of transports, and how a job of each is made.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode;
 use shardwright_wire::{Limits, Message};
 
 use super::{Recorder, WATCHDOG};
+use crate::buffers::Pool;
 use crate::in_process::faults::Faults;
 use crate::in_process::{InProcess, in_process_with};
-use crate::tcp::testing;
+use crate::tcp::{JobOptions, testing};
 use crate::transport::{Receiver, Transport};
+use crate::ucx::{self, Ucx};
 
 /// A kind of transport, as the laws see it.
 #[derive(Clone, Copy)]
@@ -19,6 +22,12 @@ pub(crate) enum Kind {
     /// In one process with harmless faults of this seed.
     Faulty(u64),
     Tcp,
+    /// TCP, with tensors in persistent buffers that the ranks share.
+    Shared,
+    /// UCX over shared memory, with persistent buffers.
+    UcxShared,
+    /// UCX over TCP, without.
+    UcxTcp,
 }
 
 /// A rank, and the receiver that writes down what it is told.
@@ -33,6 +42,16 @@ pub(crate) trait Doomed: Send {
 }
 
 impl Doomed for Arc<InProcess> {
+    fn send(&self, to: Rank, message: Message) {
+        Transport::send(&**self, to, message).unwrap();
+    }
+
+    fn die(self: Box<Self>) {
+        self.vanish();
+    }
+}
+
+impl Doomed for Arc<Ucx> {
     fn send(&self, to: Rank, message: Message) {
         Transport::send(&**self, to, message).unwrap();
     }
@@ -63,9 +82,14 @@ impl Kind {
                 .into_iter()
                 .map(|rank| rank as Arc<dyn Transport>)
                 .collect(),
-            Self::Tcp => {
-                let world = u32::try_from(receivers.len()).unwrap();
-                let threads: Vec<_> = testing::all_options(world)
+            Self::UcxShared | Self::UcxTcp => self
+                .ucx(receivers)
+                .into_iter()
+                .map(|rank| rank as Arc<dyn Transport>)
+                .collect(),
+            Self::Tcp | Self::Shared => {
+                let threads: Vec<_> = self
+                    .options(receivers.len())
                     .into_iter()
                     .zip(receivers)
                     .map(|(options, receiver)| testing::join(options, receiver))
@@ -91,9 +115,15 @@ impl Kind {
                 let survivors = ranks.into_iter().map(|rank| rank as Arc<dyn Transport>);
                 (survivors.collect(), Box::new(doomed))
             }
-            Self::Tcp => {
-                let world = u32::try_from(receivers.len() + 1).unwrap();
-                let mut all = testing::all_options(world);
+            Self::UcxShared | Self::UcxTcp => {
+                receivers.push(Arc::new(Recorder::default()));
+                let mut ranks = self.ucx(receivers);
+                let doomed = ranks.pop().unwrap();
+                let survivors = ranks.into_iter().map(|rank| rank as Arc<dyn Transport>);
+                (survivors.collect(), Box::new(doomed))
+            }
+            Self::Tcp | Self::Shared => {
+                let mut all = self.options(receivers.len() + 1);
                 let doomed = testing::join_frozen(all.pop().unwrap());
                 let threads: Vec<_> = all
                     .into_iter()
@@ -120,6 +150,50 @@ impl Kind {
             _ => None,
         };
         in_process_with(receivers, faults.as_ref()).unwrap()
+    }
+
+    /// The options of a job on one host, with persistent buffers where the kind has them.
+    fn options(self, world: usize) -> Vec<JobOptions> {
+        let mut all = testing::all_options(u32::try_from(world).unwrap());
+        if matches!(self, Self::Shared | Self::UcxShared) {
+            for options in &mut all {
+                "localhost".clone_into(&mut options.host_name);
+                options.pool = Some(Pool::new(64 << 20).unwrap());
+            }
+        }
+        all
+    }
+
+    fn ucx(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<Ucx>> {
+        let library = ucx::testing::library();
+        let transports = match self {
+            Self::UcxTcp => "tcp,self",
+            _ => "posix,tcp,self",
+        };
+        let ranks: Vec<_> = self
+            .options(receivers.len())
+            .into_iter()
+            .zip(receivers)
+            .map(|(options, receiver)| {
+                let worker_options = ucx::Options {
+                    transports: transports.to_owned(),
+                    ..ucx::Options::default()
+                };
+                let worker = ucx::Worker::create(&library, options.rank, &worker_options).unwrap();
+                let name = format!("test-rank-{}", options.rank);
+                std::thread::Builder::new()
+                    .name(name)
+                    .spawn(move || {
+                        let spin = Duration::from_micros(50);
+                        ucx::connect_ucx(options, worker, spin, receiver, &mut || true)
+                    })
+                    .unwrap()
+            })
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().unwrap().unwrap())
+            .collect()
     }
 
     /// A job whose receivers write down what they are told.

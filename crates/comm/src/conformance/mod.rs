@@ -8,6 +8,9 @@ macro_rules! for_every_kind {
         $instantiate!(in_process_with_faults_2 Kind::Faulty(2), $laws);
         $instantiate!(in_process_with_faults_3 Kind::Faulty(3), $laws);
         $instantiate!(tcp Kind::Tcp, $laws);
+        $instantiate!(tcp_with_shared_memory Kind::Shared, $laws);
+        $instantiate!(ucx_over_shared_memory Kind::UcxShared, $laws);
+        $instantiate!(ucx_over_tcp Kind::UcxTcp, $laws);
     };
 }
 

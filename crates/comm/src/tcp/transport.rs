@@ -77,6 +77,15 @@ impl Tcp {
         })
     }
 
+    /// Breaks all connections, as the end of the process would.
+    #[cfg(test)]
+    pub(crate) fn vanish(&self) {
+        self.hub.closing.store(true, Ordering::SeqCst);
+        for link in self.links.values() {
+            shut(&link.stream);
+        }
+    }
+
     fn link(&self, to: Rank) -> Result<&Link, CommError> {
         let link = self.links.get(&to).map(|link| &**link);
         link.ok_or(CommError::NotAPeer {

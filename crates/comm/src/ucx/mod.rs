@@ -22,6 +22,8 @@ mod raw;
 mod sending;
 mod spare;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 pub mod transport;
 pub mod transports;

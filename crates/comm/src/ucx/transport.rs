@@ -191,6 +191,17 @@ impl Transport for Ucx {
 }
 
 impl Ucx {
+    /// Disappears as if the process had died.
+    #[cfg(test)]
+    pub(crate) fn vanish(&self) {
+        self.engine.stop();
+        self.tcp.vanish();
+        if let Some(thread) = self.thread.lock().unwrap().take() {
+            thread.join().unwrap();
+        }
+        self.engine.close(Duration::ZERO);
+    }
+
     fn say_count(&self, rank: Rank) {
         let count = self.engine.sent_to(rank);
         let object = ObjectMessage {

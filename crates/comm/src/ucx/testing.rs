@@ -1,0 +1,30 @@
+//! UCX for tests.
+
+use std::path::{Path, PathBuf};
+
+use super::{Candidates, Library};
+
+/// The variable that says where UCX is; without it, it is looked for in the project's environment.
+const LIBRARY_VARIABLE: &str = "SHARDWRIGHT_UCX_LIBRARY";
+
+/// The UCX of the tests. A machine without one cannot test the transports over it, and says so.
+pub(crate) fn library() -> Library {
+    let configured = std::env::var_os(LIBRARY_VARIABLE).map_or_else(of_the_project, PathBuf::from);
+    let candidates = Candidates {
+        configured: Some(configured),
+        ..Candidates::default()
+    };
+    Library::find(&candidates).unwrap_or_else(|error| {
+        panic!("no UCX for the tests: set {LIBRARY_VARIABLE}, or run `make setup`: {error}")
+    })
+}
+
+fn of_the_project() -> PathBuf {
+    let libraries = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/lib");
+    let pythons = std::fs::read_dir(&libraries).into_iter().flatten();
+    pythons
+        .filter_map(Result::ok)
+        .map(|python| python.path().join("site-packages/libucx/lib"))
+        .find(|path| path.is_dir())
+        .unwrap_or(libraries)
+}
