@@ -25,7 +25,7 @@ WIDTH = 6
 MICROBATCHES = 4
 HARMLESS = "seed={} delay=0.3 reorder=0.3 duplicate=0.3"
 #: Longer than the deadline of the harmful faults, and far from the timeouts of anything else.
-SECONDS = 15.0
+SECONDS = 40.0
 
 
 class Model(nn.Module):
@@ -100,28 +100,32 @@ def gradients(faults: str | None) -> dict[str, torch.Tensor]:
     return together
 
 
-def test_harmless_faults_change_no_bit_of_any_gradient() -> None:
-    expected = gradients(None)
+@pytest.fixture(scope="module")
+def expected() -> dict[str, torch.Tensor]:
+    return gradients(None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_harmless_faults_change_no_bit_of_any_gradient(seed: int, expected: dict[str, torch.Tensor]) -> None:
     assert len(expected) == len(list(Model().parameters()))
-    for seed in range(3):
-        found = gradients(HARMLESS.format(seed))
-        assert found.keys() == expected.keys()
-        for name, gradient in expected.items():
-            assert torch.equal(found[name], gradient), (seed, name)
+    found = gradients(HARMLESS.format(seed))
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
 
 
 @pytest.mark.parametrize("after", [0, 12])
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        ("drop=1", "did not arrive within 1 s"),
+        ("drop=1", "did not arrive within 3 s"),
         ("corrupt=1", "it was damaged on its way"),
         ("cut=noticed", "died: its connection ended without a goodbye"),
-        ("cut=silent", "has been silent for 1 s"),
+        ("cut=silent", "has been silent for 3 s"),
     ],
 )
 def test_harmful_faults_end_the_step_on_every_rank_with_the_peer_named(harm: str, reason: str, after: int) -> None:
-    with job_with(f"{HARMLESS.format(1)} {harm} after={after} from=1 deadline=1") as job:
+    with job_with(f"{HARMLESS.format(1)} {harm} after={after} from=1 deadline=3") as job:
         began = time.monotonic()
         found = train(job, steps=50)
         assert time.monotonic() - began < SECONDS
