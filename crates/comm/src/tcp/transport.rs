@@ -1,5 +1,6 @@
 //! The connected job.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpStream;
@@ -17,6 +18,7 @@ use super::acceptor::{Acceptor, shut};
 use super::link::{Hub, Link, read_all, write_all};
 use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
 use crate::buffers::Exchange;
+use crate::counters::Counters;
 use crate::error::CommError;
 use crate::owner::Owner;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
@@ -108,6 +110,7 @@ impl Tcp {
             messages_received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
+            counters: Counters::default(),
         });
         let (writer_alive, writers_ended) = bounded(0);
         let (reader_alive, readers_ended) = bounded(0);
@@ -263,6 +266,10 @@ impl Transport for Tcp {
         }
     }
 
+    fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
+        Cow::Borrowed("tcp")
+    }
+
     fn stats(&self) -> CommStats {
         CommStats {
             messages_sent: self.hub.messages_sent.load(Ordering::Relaxed),
@@ -270,6 +277,8 @@ impl Transport for Tcp {
             bytes_sent: self.hub.bytes_sent.load(Ordering::Relaxed),
             bytes_received: self.hub.bytes_received.load(Ordering::Relaxed),
             strangers_dropped: self.acceptor.strangers(),
+            by_route: self.hub.counters.by_route(),
+            by_reason: self.hub.counters.by_reason(),
         }
     }
 }
