@@ -2,6 +2,7 @@
 
 mod alone;
 mod comm;
+mod command;
 mod config;
 mod error;
 mod listener;
@@ -27,6 +28,8 @@ mod _core {
     use crate::alone::AloneRecorder;
     #[pymodule_export]
     use crate::comm::PyCommOptions;
+    #[pymodule_export]
+    use crate::command::command;
     #[pymodule_export]
     use crate::config::Config;
     #[pymodule_export]
