@@ -21,6 +21,7 @@ __all__ = [
     "Task",
     "TensorParts",
     "Topology",
+    "command",
     "derive_seed",
     "flatten",
     "owned_tensors",
@@ -667,6 +668,13 @@ class Topology:
         """
         Ranks in the job.
         """
+
+def command(arguments: SupportsGetItem[int, str], facts: str) -> tuple[int, str, str]:
+    """
+    Run the command: its exit status, what to write to the standard output, and what to the standard error.
+
+    `facts` is a JSON object of what only Python knows about itself.
+    """
 
 def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:
     """

@@ -39,7 +39,6 @@ from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
 
 _STORE_PREFIX = "shardwright"
-_BUFFER_BYTES = 1 << 30
 _TRACE_CAPACITY = 1 << 16
 _SECRET_BYTES = 32
 #: Counts the calls of ``init``, which are the same on every rank, so that a second job finds nothing of the first.
@@ -204,7 +203,7 @@ def _connect(launch: LaunchInfo, cfg: Any, options: _core.CommOptions, store: St
         liveness_timeout=cfg.liveness_timeout_seconds,
         bind_address=bind,
         host_name=socket.gethostname(),
-        buffer_bytes=_BUFFER_BYTES,
+        buffer_bytes=0 if cfg.transport == "tcp" else cfg.comm_buffer_bytes,
         listener=listener,
         options=options,
     )

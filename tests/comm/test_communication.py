@@ -65,7 +65,7 @@ def test_the_counters_of_a_job_of_one_rank_are_there_and_zero() -> None:
     assert (stats["transport"], stats["fallbacks"], stats["peers"]) == ("auto", {}, {})
 
 
-def connect(rank: int, listener: Any) -> Any:
+def connect(rank: int, listener: Any, transport: str, buffer_bytes: int, host_names: tuple[str, str]) -> Any:
     return _core.Node.connect(
         rank=rank,
         world=2,
@@ -77,31 +77,44 @@ def connect(rank: int, listener: Any) -> Any:
         connect_timeout=WAIT,
         liveness_timeout=WAIT,
         bind_address="127.0.0.1",
-        host_name=f"host-{rank}",
+        host_name=host_names[rank],
+        buffer_bytes=0 if transport == "tcp" else buffer_bytes,
         listener=listener if rank == 0 else None,
-        options=comm_options(load_config({"transport": "tcp"}, {}, {}), {}),
+        options=comm_options(load_config({"transport": transport}, {}, {}), {}),
     )
 
 
-def test_tensors_are_counted_by_the_route_they_took() -> None:
+@pytest.mark.parametrize(
+    ("transport", "buffer_bytes", "host_names", "route", "reason"),
+    [
+        ("tcp", 64 << 20, ("a", "a"), "tcp", "configured"),
+        ("auto", 1 << 20, ("a", "a"), "tcp", "source_host_full"),
+        ("auto", 64 << 20, ("a", "b"), "tcp", "no_ucx"),
+    ],
+)
+def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
+    transport: str, buffer_bytes: int, host_names: tuple[str, str], route: str, reason: str
+) -> None:
     listener = _core.Listener.bind("127.0.0.1", 0)
     with ThreadPoolExecutor(2) as pool:
-        nodes = list(pool.map(lambda rank: connect(rank, listener), range(2)))
+        nodes = list(pool.map(lambda rank: connect(rank, listener, transport, buffer_bytes, host_names), range(2)))
     try:
         value = [torch.zeros(10), torch.zeros(20), torch.zeros(1 << 20)]
         spec, tensors = _core.flatten(value, registry)
         nodes[0].send_object(1, "c", spec, pack(tensors, [False] * 3))
         assert nodes[1].recv_object(0, "c", WAIT) is not None
         sent, received = (node.comm_stats() for node in nodes)
+        totals = nodes[0].stats()
     finally:
         for node in nodes:
             node.close()
-    assert sent["transport"] == "tcp"
-    for route, number, size in (("in_message", 2, 120), ("tcp", 1, 4 << 20)):
+    assert sent["transport"] == transport
+    for name, number, size in (("in_message", 2, 120), (route, 1, 4 << 20)):
         counts = {"tensors_sent": number, "tensors_received": 0, "bytes_sent": size, "bytes_received": 0}
-        assert sent["routes"][route] == counts
+        assert sent["routes"][name] == counts
         counts = {"tensors_sent": 0, "tensors_received": number, "bytes_sent": 0, "bytes_received": size}
-        assert received["routes"][route] == counts
-    assert sent["peers"] == {1: {"host": "host-1", "reached_by": "tcp"}}
-    assert sent["bytes_sent"] > (4 << 20)
-    assert {name: sent[name] for name in nodes[0].stats() if name in sent}.keys() >= {"messages_sent", "bytes_sent"}
+        assert received["routes"][name] == counts
+    assert {name: fallback["tensors"] for name, fallback in sent["fallbacks"].items()} == {reason: 1}
+    assert received["fallbacks"] == {}
+    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": "tcp"}}
+    assert (totals["messages_sent"], sent["messages_sent"]) == (1, 1)

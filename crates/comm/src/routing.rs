@@ -30,10 +30,6 @@ use std::fmt;
 
 pub use facts::{Between, Choice, Devices, End, Facts, Memory, Rdma};
 
-/// The size under which a tensor travels inside its message: to copy it once
-/// more costs less than to agree on anything.
-pub const IN_MESSAGE_BELOW: u64 = 8 << 10;
-
 /// A way for a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Route {

@@ -14,8 +14,6 @@ use shardwright_wire::{Frame, Limits, Message};
 use super::acceptor::shut;
 use super::stream::{Counted, ReadError, Received, read_frame, write_frame};
 use crate::buffers::Exchange;
-use crate::counters::Counters;
-use crate::routing::{IN_MESSAGE_BELOW, Route};
 use crate::transport::{Loss, Pulse, Receiver};
 
 /// What the links of a rank share.
@@ -30,7 +28,6 @@ pub(super) struct Hub {
     pub(super) messages_received: AtomicU64,
     pub(super) bytes_sent: AtomicU64,
     pub(super) bytes_received: AtomicU64,
-    pub(super) counters: Counters,
 }
 
 /// A connection to one peer.
@@ -80,10 +77,6 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
             Ok(Received::Message(Message::Goodbye(report))) => break Loss::Left(report),
             Ok(Received::Message(message)) => {
                 hub.messages_received.fetch_add(1, Ordering::Relaxed);
-                for tensor in message.body().map_or(&[][..], |body| &body.tensors) {
-                    let bytes = tensor.data.len() as u64;
-                    hub.counters.received(route_of(bytes), bytes);
-                }
                 if !hub.closing.load(Ordering::SeqCst) {
                     hub.receiver.deliver(link.peer, message);
                 }
@@ -101,15 +94,6 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
     shut(&link.stream);
     if !hub.closing.load(Ordering::SeqCst) {
         hub.receiver.peer_lost(link.peer, loss);
-    }
-}
-
-/// Every transport counts a small tensor as part of its message.
-fn route_of(bytes: u64) -> Route {
-    if bytes < IN_MESSAGE_BELOW {
-        Route::InMessage
-    } else {
-        Route::Tcp
     }
 }
 
@@ -139,10 +123,6 @@ pub(super) fn write_all(hub: &Hub, link: &Link, queue: &crossbeam_channel::Recei
         let written = match queue.recv_deadline(next_beat) {
             Ok(frame) => {
                 hub.messages_sent.fetch_add(1, Ordering::Relaxed);
-                for tensor in &frame.tensors {
-                    let bytes = tensor.as_bytes().len() as u64;
-                    hub.counters.sent(route_of(bytes), bytes);
-                }
                 write_frame(&link.stream, &frame, &hub.bytes_sent)
             }
             Err(RecvTimeoutError::Timeout) => {

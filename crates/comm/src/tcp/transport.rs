@@ -18,7 +18,6 @@ use super::acceptor::{Acceptor, shut};
 use super::link::{Hub, Link, read_all, write_all};
 use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
 use crate::buffers::Exchange;
-use crate::counters::Counters;
 use crate::error::CommError;
 use crate::owner::Owner;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
@@ -110,7 +109,6 @@ impl Tcp {
             messages_received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
-            counters: Counters::default(),
         });
         let (writer_alive, writers_ended) = bounded(0);
         let (reader_alive, readers_ended) = bounded(0);
@@ -277,8 +275,8 @@ impl Transport for Tcp {
             bytes_sent: self.hub.bytes_sent.load(Ordering::Relaxed),
             bytes_received: self.hub.bytes_received.load(Ordering::Relaxed),
             strangers_dropped: self.acceptor.strangers(),
-            by_route: self.hub.counters.by_route(),
-            by_reason: self.hub.counters.by_reason(),
+            by_route: self.hub.exchange.counters().by_route(),
+            by_reason: self.hub.exchange.counters().by_reason(),
         }
     }
 }

@@ -309,17 +309,15 @@ fn check_without_data_parallelism(
     Ok(())
 }
 
-/// Transports that have a name already, for what is being built.
+/// Refuses the transport that has a name already but is being built.
 fn check_transport(values: &BTreeMap<&'static str, Value>) -> Result<(), ConfigError> {
     match values.get("transport") {
-        Some(value) if *value != json!("auto") && *value != json!("tcp") => {
-            Err(ConfigError::NotBuilt {
-                key: "transport",
-                value: value.to_string(),
-                reason: "transport by UCX and by shared memory is not built yet",
-                default: json!("auto").to_string(),
-            })
-        }
+        Some(value) if *value == json!("ucx") => Err(ConfigError::NotBuilt {
+            key: "transport",
+            value: value.to_string(),
+            reason: "transport by UCX is not built yet",
+            default: json!("auto").to_string(),
+        }),
         _ => Ok(()),
     }
 }

@@ -154,7 +154,7 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
         ),
         (
             json!({"transport": "ucx"}),
-            "\"transport\" is \"ucx\", but transport by UCX and by shared memory is not built yet",
+            "\"transport\" is \"ucx\", but transport by UCX is not built yet",
         ),
         (
             json!({"transport": "mpi"}),
@@ -173,9 +173,11 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
 }
 
 #[test]
-fn tcp_alone_may_be_asked_for() {
-    let config = parse(&json!({"transport": "tcp"})).expect("built");
-    assert_eq!(config.transport, "tcp");
+fn transports_that_are_built_may_be_asked_for() {
+    for transport in ["auto", "tcp", "shared_memory"] {
+        let config = parse(&json!({"transport": transport})).expect("built");
+        assert_eq!(config.transport, transport);
+    }
 }
 
 #[test]
