@@ -13,6 +13,7 @@ tools/uv.sh pip install --quiet --python "$environment/bin/python" --constraint 
     "$wheel[hf]" >&2
 unset PYTHONPATH
 export OMP_NUM_THREADS=1 SM_HP_MP_PARAMETERS='{"pipeline_parallel_degree": 2}'
+"$environment/bin/shardwright" doctor >&2
 script=$PWD/examples/train_gpt.py
 cd "$environment"
 report=$(bin/python -m torch.distributed.run --standalone --nproc-per-node 2 "$script" --steps 40 | tail -n 1)

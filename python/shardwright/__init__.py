@@ -6,6 +6,7 @@ too slow for one device.
 
 from shardwright import model
 from shardwright._core import __version__
+from shardwright.communication import comm_stats
 from shardwright.errors import (
     ConfigError,
     FrameError,
@@ -97,6 +98,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "clip_grad_norm_",
+    "comm_stats",
     "dp_barrier",
     "dp_rank",
     "dp_size",

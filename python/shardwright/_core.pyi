@@ -9,6 +9,7 @@ from _typeshed import SupportsGetItem
 __all__ = [
     "__version__",
     "AloneRecorder",
+    "CommOptions",
     "Config",
     "Event",
     "Listener",
@@ -20,6 +21,7 @@ __all__ = [
     "Task",
     "TensorParts",
     "Topology",
+    "command",
     "derive_seed",
     "flatten",
     "owned_tensors",
@@ -64,6 +66,24 @@ class AloneRecorder:
         """
         The records since the last call, oldest first, as those of global rank `rank`.
         """
+
+@final
+class CommOptions:
+    """
+    How a rank moves tensors: what the configuration and the environment say about it.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        transport: str,
+        spin_microseconds: SupportsIndex,
+        ucx_library: str | None,
+        host_buffer_bytes: SupportsIndex,
+        device_to_device: bool,
+        device_buffer_bytes: SupportsIndex,
+    ) -> CommOptions: ...
+    def __repr__(self, /) -> str: ...
 
 @final
 class Config:
@@ -172,6 +192,10 @@ class Node:
         Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
         when an error is the reason. Takes a few seconds at most; further calls do nothing.
         """
+    def comm_stats(self, /) -> dict[str, Any]:
+        """
+        What each route carried, why tensors took others than the best, and how each rank is reached.
+        """
     @staticmethod
     def connect(
         *,
@@ -188,6 +212,7 @@ class Node:
         host_name: str,
         buffer_bytes: SupportsIndex,
         listener: Listener | None = None,
+        options: CommOptions | None = None,
     ) -> Node:
         """
         Join the job, and return when every rank has.
@@ -643,6 +668,13 @@ class Topology:
         """
         Ranks in the job.
         """
+
+def command(arguments: SupportsGetItem[int, str], facts: str) -> tuple[int, str, str]:
+    """
+    Run the command: its exit status, what to write to the standard output, and what to the standard error.
+
+    `facts` is a JSON object of what only Python knows about itself.
+    """
 
 def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:
     """

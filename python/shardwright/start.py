@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shardwright import _core, logs
+from shardwright.communication import comm_options
 from shardwright.config import load_config
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
@@ -38,7 +39,6 @@ from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
 
 _STORE_PREFIX = "shardwright"
-_BUFFER_BYTES = 1 << 30
 _TRACE_CAPACITY = 1 << 16
 _SECRET_BYTES = 32
 #: Counts the calls of ``init``, which are the same on every rank, so that a second job finds nothing of the first.
@@ -65,6 +65,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         raise ShardwrightError("smp.init was called already; call smp.shutdown() first to start anew")
     launch = detect(os.environ)
     cfg = load_config(config, keys, os.environ)
+    options = comm_options(cfg, os.environ)
     cfg.core.check_world(launch.world_size)
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
@@ -73,7 +74,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if launch.world_size > 1:
         secret = _given_secret(launch, cfg)
         store = _open_store(launch, cfg)
-        node = _connect(launch, cfg, store, secret)
+        node = _connect(launch, cfg, options, store, secret)
     else:
         node = _core.Node.single()
     server = _core.Server.attach(
@@ -171,7 +172,7 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
     return PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
 
 
-def _connect(launch: LaunchInfo, cfg: Any, store: Store, secret: bytes | None) -> Any:
+def _connect(launch: LaunchInfo, cfg: Any, options: _core.CommOptions, store: Store, secret: bytes | None) -> Any:
     began = time.monotonic()
     bind = cfg.bind_interface_address or ("127.0.0.1" if launch.single_host else _own_address(launch))
     listener = None
@@ -202,8 +203,9 @@ def _connect(launch: LaunchInfo, cfg: Any, store: Store, secret: bytes | None) -
         liveness_timeout=cfg.liveness_timeout_seconds,
         bind_address=bind,
         host_name=socket.gethostname(),
-        buffer_bytes=_BUFFER_BYTES,
+        buffer_bytes=0 if cfg.transport == "tcp" else cfg.comm_buffer_bytes,
         listener=listener,
+        options=options,
     )
 
 

@@ -4,10 +4,12 @@
 pub mod buffers;
 #[cfg(test)]
 mod conformance;
+pub mod counters;
 pub mod envelope;
 pub mod error;
 pub mod in_process;
 pub mod objects;
+pub mod options;
 pub mod owner;
 pub mod patience;
 pub mod published;
@@ -23,11 +25,13 @@ pub mod ucx;
 use std::time::Duration;
 
 pub use buffers::{Exchange, Pool, SHARED_BYTES};
+pub use counters::{Carried, Counters};
 pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};
 pub use in_process::faults::{Cut, Faults, FaultsError};
 pub use in_process::{InProcess, in_process, in_process_with};
 pub use objects::{ObjectPlane, barrier};
+pub use options::CommOptions;
 pub use owner::Owner;
 pub use patience::{Patience, SLICE};
 pub use published::Published;

@@ -6,12 +6,14 @@
 //! - CM-3: every lost peer is reported once, and nothing of it is delivered afterwards.
 //! - CM-4: after `close` has returned, the receiver is not called again.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, ErrorReport, Message};
 
+use crate::counters::{ByReason, ByRoute};
 use crate::error::CommError;
 
 /// How a peer was lost.
@@ -57,6 +59,10 @@ pub struct CommStats {
     pub bytes_received: u64,
     /// Connections dropped because they did not prove the job's secret.
     pub strangers_dropped: u64,
+    /// What each route carried.
+    pub by_route: ByRoute,
+    /// Why tensors were sent by the routes they took.
+    pub by_reason: ByReason,
 }
 
 /// A rank's connection to the other ranks of its job.
@@ -90,6 +96,11 @@ pub trait Transport: Send + Sync {
     /// Says goodbye to everybody, sends what is queued, and ends all threads,
     /// within a few seconds. A second call does nothing.
     fn close(&self, farewell: Option<ErrorReport>);
+
+    /// By what a rank is reached, in a word or two for people.
+    fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
+        Cow::Borrowed("memory of this process")
+    }
 
     /// The counters.
     fn stats(&self) -> CommStats;

@@ -1,8 +1,11 @@
 //! The extension module `shardwright._core`; the only crate that names pyo3.
 
 mod alone;
+mod comm;
+mod command;
 mod config;
 mod error;
+mod listener;
 mod log;
 mod modules;
 mod node;
@@ -24,13 +27,19 @@ mod _core {
     #[pymodule_export]
     use crate::alone::AloneRecorder;
     #[pymodule_export]
+    use crate::comm::PyCommOptions;
+    #[pymodule_export]
+    use crate::command::command;
+    #[pymodule_export]
     use crate::config::Config;
+    #[pymodule_export]
+    use crate::listener::Listener;
     #[pymodule_export]
     use crate::log::take_log;
     #[pymodule_export]
     use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]
-    use crate::node::{Listener, Node};
+    use crate::node::Node;
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
     #[pymodule_export]

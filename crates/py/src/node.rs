@@ -1,50 +1,25 @@
 //! `Node`: this process's connection to the other ranks of its job.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
-    CommError, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, SLICE, Secret,
-    Transport, in_process_with, published,
+    CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, SLICE,
+    Secret, Transport, in_process_with, published,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
 
+use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
+use crate::listener::Listener;
 use crate::log;
 use crate::tensors::{TensorParts, set_process_pool};
 use crate::values::Spec;
-
-/// A bound port of rank 0, to be published before the job is connected.
-#[pyclass(frozen, module = "shardwright._core")]
-pub(crate) struct Listener {
-    port: u16,
-    inner: Mutex<Option<shardwright_comm::Listener>>,
-}
-
-#[pymethods]
-impl Listener {
-    /// Bind a port on one interface; port 0 lets the system choose.
-    #[staticmethod]
-    fn bind(host: &str, port: u16) -> PyResult<Self> {
-        let inner =
-            shardwright_comm::Listener::bind(host, port).map_err(|error| start_error(&error))?;
-        Ok(Self {
-            port: inner.port(),
-            inner: Mutex::new(Some(inner)),
-        })
-    }
-
-    /// The port.
-    #[getter]
-    fn port(&self) -> u16 {
-        self.port
-    }
-}
 
 /// The connection to the job. In a forked child every method raises.
 #[pyclass(frozen, module = "shardwright._core")]
@@ -52,6 +27,7 @@ pub(crate) struct Node {
     transport: Arc<dyn Transport>,
     router: Arc<Router>,
     owner: Owner,
+    options: CommOptions,
 }
 
 #[pymethods]
@@ -64,7 +40,7 @@ impl Node {
     /// buffer for tensors on their way to ranks of the same host; 0 for none.
     #[staticmethod]
     #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, buffer_bytes, listener=None))]
+                        bind_address, host_name, buffer_bytes, listener=None, options=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
@@ -84,8 +60,10 @@ impl Node {
         host_name: String,
         buffer_bytes: u64,
         listener: Option<&Listener>,
+        options: Option<&PyCommOptions>,
     ) -> PyResult<Self> {
-        let listener = listener.and_then(|listener| lock(&listener.inner).take());
+        let comm_options = options.map(|options| options.0.clone());
+        let listener = listener.and_then(Listener::take);
         let pool = (buffer_bytes > 0)
             .then(|| Pool::new(buffer_bytes))
             .transpose()?;
@@ -114,7 +92,11 @@ impl Node {
         })?;
         let transport = outcome.map_err(|error| start_error(&error))?;
         set_process_pool(pool);
-        Ok(Self::new(transport, router))
+        let node = Self::new(transport, router);
+        Ok(Self {
+            options: comm_options.unwrap_or_default(),
+            ..node
+        })
     }
 
     /// The node of a job of one rank.
@@ -270,14 +252,16 @@ impl Node {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.transport.stats();
         let dict = PyDict::new(py);
-        dict.set_item("messages_sent", stats.messages_sent)?;
-        dict.set_item("messages_received", stats.messages_received)?;
-        dict.set_item("bytes_sent", stats.bytes_sent)?;
-        dict.set_item("bytes_received", stats.bytes_received)?;
-        dict.set_item("strangers_dropped", stats.strangers_dropped)?;
+        set_totals(&dict, &stats)?;
         dict.set_item("objects_waiting", self.router.objects().waiting())?;
         dict.set_item("objects_kept_for_others", self.router.published().len())?;
         Ok(dict)
+    }
+
+    /// What each route carried, why tensors took others than the best, and how each rank is reached.
+    #[pyo3(signature = () -> "dict[str, Any]")]
+    fn comm_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        comm_stats(py, &self.options, &*self.transport)
     }
 
     /// Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
@@ -302,6 +286,7 @@ impl Node {
             transport,
             router,
             owner: Owner::this_process(),
+            options: CommOptions::default(),
         }
     }
 
@@ -352,10 +337,6 @@ impl Node {
             traceback: text("traceback")?,
         })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn parse_address(text: &str) -> PyResult<IpAddr> {

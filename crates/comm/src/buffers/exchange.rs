@@ -1,8 +1,7 @@
 //! What a transport asks: can this tensor stay where it is, and where is one that came?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode_placed;
@@ -11,14 +10,16 @@ use shardwright_wire::{Buffer, CodecError, Frame, Limits, Message, SharedPlace};
 use super::SHARED_BYTES;
 use super::import::{Import, ImportError};
 use super::pool::{Offer, Pool};
+use crate::counters::Counters;
+use crate::routing::{Decision, Reason, Route};
 
 /// A rank's persistent buffer, and those of the other ranks of its host.
 #[derive(Default)]
 pub struct Exchange {
     pool: Option<Arc<Pool>>,
     imports: BTreeMap<Rank, Arc<Import>>,
-    lent: AtomicU64,
-    lent_bytes: AtomicU64,
+    neighbours: BTreeSet<Rank>,
+    counters: Counters,
 }
 
 impl Exchange {
@@ -38,6 +39,7 @@ impl Exchange {
         Self {
             pool,
             imports,
+            neighbours: offers.keys().copied().collect(),
             ..Self::default()
         }
     }
@@ -51,22 +53,38 @@ impl Exchange {
         limits: &Limits,
     ) -> Result<Frame, CodecError> {
         let pool = self.pool.as_ref().filter(|pool| pool.is_mapped_by(to));
-        let (mut places, mut bytes) = (Vec::new(), 0);
+        let mut places = Vec::new();
+        let mut decisions = Vec::new();
         let frame = encode_placed(message, limits, &mut |buffer| {
-            let place = lend(pool?, buffer)?;
-            places.push(place);
-            bytes += buffer.len() as u64;
-            Some(place)
+            let place = pool.and_then(|pool| lend(pool, buffer));
+            decisions.push((self.decision(to, buffer, place), buffer.len() as u64));
+            places.extend(place);
+            place
         });
         if frame.is_err() {
             for place in places {
                 pool.inspect(|pool| pool.revoke(place));
             }
-        } else if !places.is_empty() {
-            self.lent.fetch_add(places.len() as u64, Ordering::Relaxed);
-            self.lent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        } else {
+            for (decision, bytes) in decisions {
+                self.counters.sent(decision.route, bytes);
+                self.counters.decided(decision);
+            }
         }
         frame
+    }
+
+    /// By which route a tensor travels that got this place, and why.
+    fn decision(&self, to: Rank, buffer: &Buffer, place: Option<SharedPlace>) -> Decision {
+        let (route, because) = match (place, &self.pool) {
+            _ if buffer.len() < SHARED_BYTES => (Route::InMessage, Reason::Small),
+            (Some(_), _) => (Route::SharedMemory, Reason::Best),
+            (None, None) => (Route::Tcp, Reason::Configured),
+            (None, Some(pool)) if pool.is_mapped_by(to) => (Route::Tcp, Reason::SourceHostFull),
+            _ if self.neighbours.contains(&to) => (Route::Tcp, Reason::NoSharedMemory),
+            _ => (Route::Tcp, Reason::NoUcx),
+        };
+        Decision { route, because }
     }
 
     /// The bytes that a message of a rank names.
@@ -81,7 +99,9 @@ impl Exchange {
             offset: place.offset,
             slot: place.slot,
         })?;
-        import.receive(place, bytes)
+        let received = import.receive(place, bytes)?;
+        self.counters.received(Route::SharedMemory, bytes as u64);
+        Ok(received)
     }
 
     /// Memory for bytes that follow in a frame: of this rank's buffer where there is room, so
@@ -91,18 +111,19 @@ impl Exchange {
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Buffer, E> {
-        match &self.pool {
+        let filled = match &self.pool {
             Some(pool) if bytes >= SHARED_BYTES => pool.filled_by(bytes, fill),
             _ => Buffer::filled_by(bytes, fill),
-        }
+        }?;
+        let small = bytes < SHARED_BYTES;
+        let route = if small { Route::InMessage } else { Route::Tcp };
+        self.counters.received(route, bytes as u64);
+        Ok(filled)
     }
 
-    /// Tensors lent so far, and their bytes.
-    pub fn lent(&self) -> (u64, u64) {
-        (
-            self.lent.load(Ordering::Relaxed),
-            self.lent_bytes.load(Ordering::Relaxed),
-        )
+    /// What travelled by which route.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// Bytes of this rank's buffer that are in use, here or at peers.

@@ -73,6 +73,21 @@ pub enum Choice {
     SharedMemory,
 }
 
+impl Choice {
+    /// All choices.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Tcp, Self::Ucx, Self::SharedMemory];
+
+    /// Its word in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Ucx => "ucx",
+            Self::SharedMemory => "shared_memory",
+        }
+    }
+}
+
 /// All that a route depends on; the same at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {

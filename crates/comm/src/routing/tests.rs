@@ -9,8 +9,6 @@ use super::{
 const IN_MESSAGE_BELOW: u64 = 1000;
 const BYTES: [u64; 4] = [0, 999, 1000, 1 << 40];
 
-const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Tcp, Choice::Ucx, Choice::SharedMemory];
-
 fn betweens() -> Vec<Between> {
     let networks = [Rdma::Unavailable, Rdma::HostMemory, Rdma::DeviceMemory]
         .map(|rdma| Between::Network { rdma });
@@ -49,7 +47,7 @@ fn every(mut check: impl FnMut(Facts)) -> usize {
         for source in ends(bytes) {
             for destination in ends(bytes) {
                 for between in betweens() {
-                    for choice in CHOICES {
+                    for choice in Choice::ALL {
                         for switches in 0..4 {
                             count += 1;
                             check(Facts {

@@ -1,5 +1,6 @@
 //! The connected job.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpStream;
@@ -272,6 +273,10 @@ impl Transport for Tcp {
         }
     }
 
+    fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
+        Cow::Borrowed("tcp")
+    }
+
     fn stats(&self) -> CommStats {
         CommStats {
             messages_sent: self.hub.messages_sent.load(Ordering::Relaxed),
@@ -279,6 +284,8 @@ impl Transport for Tcp {
             bytes_sent: self.hub.bytes_sent.load(Ordering::Relaxed),
             bytes_received: self.hub.bytes_received.load(Ordering::Relaxed),
             strangers_dropped: self.acceptor.strangers(),
+            by_route: self.hub.exchange.counters().by_route(),
+            by_reason: self.hub.exchange.counters().by_reason(),
         }
     }
 }

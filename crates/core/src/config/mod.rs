@@ -100,6 +100,10 @@ pub struct Config {
     pub secret_file: Option<String>,
     pub allow_insecure_hosts: bool,
     pub bind_interface_address: Option<String>,
+    pub transport: String,
+    pub comm_spin_microseconds: u32,
+    pub ucx_library: Option<String>,
+    pub comm_buffer_bytes: u64,
 }
 
 impl Config {
@@ -139,6 +143,7 @@ impl Config {
             }
             _ => {}
         }
+        check_transport(&values)?;
         if values.get("ddp") != Some(&json!(true)) {
             check_without_data_parallelism(&values)?;
         }
@@ -302,6 +307,19 @@ fn check_without_data_parallelism(
         }
     }
     Ok(())
+}
+
+/// Refuses the transport that has a name already but is being built.
+fn check_transport(values: &BTreeMap<&'static str, Value>) -> Result<(), ConfigError> {
+    match values.get("transport") {
+        Some(value) if *value == json!("ucx") => Err(ConfigError::NotBuilt {
+            key: "transport",
+            value: value.to_string(),
+            reason: "transport by UCX is not built yet",
+            default: json!("auto").to_string(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn as_u32(value: &Value) -> Option<u32> {

@@ -27,7 +27,8 @@ fn the_defaults_are_those_of_the_interface() {
         "overlapping_allreduce": null, "_match_weights": false, "_fp32_grad_accumulation": false,
         "seed": 0, "reproducible_rng": false, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
-        "allow_insecure_hosts": false, "bind_interface_address": null
+        "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto",
+        "comm_spin_microseconds": 50, "ucx_library": null, "comm_buffer_bytes": 1073741824
     }"#;
     assert_eq!(effective, object_of(expected));
 }
@@ -151,10 +152,31 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
             json!({"partition_file": "partition.json"}),
             "loading a saved partition is not built yet",
         ),
+        (
+            json!({"transport": "ucx"}),
+            "\"transport\" is \"ucx\", but transport by UCX is not built yet",
+        ),
+        (
+            json!({"transport": "mpi"}),
+            "allowed: \"auto\" or \"tcp\" or \"ucx\" or \"shared_memory\"",
+        ),
+        (
+            json!({"comm_spin_microseconds": 10}),
+            "UCX is not built yet",
+        ),
+        (json!({"comm_buffer_bytes": -1}), "an integer of 0 or more"),
     ];
     for (given, expected) in cases {
         let text = refused(&given);
         assert!(text.contains(expected), "{text}\n{expected}");
+    }
+}
+
+#[test]
+fn transports_that_are_built_may_be_asked_for() {
+    for transport in ["auto", "tcp", "shared_memory"] {
+        let config = parse(&json!({"transport": transport})).expect("built");
+        assert_eq!(config.transport, transport);
     }
 }
 

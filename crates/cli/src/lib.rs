@@ -1,0 +1,119 @@
+//! The `shardwright` command, as a library: the Python package has the entry
+//! point, so one build serves both.
+//!
+//! Nothing here prints: [`run`] returns what is to be written.
+
+pub mod doctor;
+pub mod facts;
+pub mod report;
+pub mod ucx;
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser, Subcommand};
+
+pub use facts::PythonFacts;
+pub use ucx::UcxReport;
+
+/// What a run of the command wants written, and its exit status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished {
+    /// 0 for success, 1 for a finding, 2 for a misuse.
+    pub status: u8,
+    /// For the standard output.
+    pub output: String,
+    /// For the standard error.
+    pub complaint: String,
+}
+
+/// Model parallelism for PyTorch with a Rust core.
+#[derive(Debug, Parser)]
+#[command(name = "shardwright", version, arg_required_else_help = true)]
+struct Command {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Look at what this machine has of what a job needs, and say what to do.
+    Doctor(DoctorArguments),
+}
+
+/// What `doctor` looks at.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DoctorArguments {
+    /// Also look up this host's address, such as those of the job's other hosts.
+    #[arg(long = "host", value_name = "NAME")]
+    pub hosts: Vec<String>,
+    /// Write one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the command with its arguments, the program's name not among them.
+pub fn run<A: Into<OsString> + Clone>(
+    arguments: impl IntoIterator<Item = A>,
+    python: &PythonFacts,
+    ucx: Option<&UcxReport>,
+) -> Finished {
+    let name = OsString::from("shardwright");
+    let arguments = std::iter::once(name).chain(arguments.into_iter().map(Into::into));
+    match Command::try_parse_from(arguments) {
+        Ok(Command {
+            verb: Verb::Doctor(arguments),
+        }) => {
+            let report = doctor::examine(&arguments, python, ucx);
+            let output = if arguments.json {
+                report.to_json()
+            } else {
+                report.to_text()
+            };
+            Finished {
+                status: u8::from(!report.is_well()),
+                output,
+                complaint: String::new(),
+            }
+        }
+        // Help and version come as errors too.
+        Err(error) if error.use_stderr() => Finished {
+            status: 2,
+            output: String::new(),
+            complaint: error.to_string(),
+        },
+        Err(told) => Finished {
+            output: told.to_string(),
+            ..Finished::default()
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Finished, PythonFacts, run};
+
+    fn run_with(arguments: &[&str]) -> Finished {
+        run(arguments, &PythonFacts::default(), None)
+    }
+
+    #[test]
+    fn the_version_is_that_of_the_library() {
+        let finished = run_with(&["--version"]);
+        let expected = concat!("shardwright ", env!("CARGO_PKG_VERSION"), "\n");
+        assert_eq!((finished.status, finished.output.as_str()), (0, expected));
+    }
+
+    #[test]
+    fn help_names_the_verbs() {
+        let finished = run_with(&["--help"]);
+        assert!(finished.output.contains("doctor") && finished.complaint.is_empty());
+    }
+
+    #[test]
+    fn a_misuse_is_told_as_such() {
+        let finished = run_with(&["docter"]);
+        assert_eq!((finished.status, finished.output.as_str()), (2, ""));
+        assert!(finished.complaint.contains("doctor"), "{finished:?}");
+        assert_eq!(run_with(&[]).status, 2);
+    }
+}

@@ -1,0 +1,51 @@
+"""The ``shardwright`` command; ``python -m shardwright.command`` is the same."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardwright import _core
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: Those of the command line; those of this process if None.
+
+    Returns:
+        The exit status: 0 for success, 1 for a finding, 2 for a misuse.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    status, output, complaint = _core.command(given, json.dumps(_facts()))
+    sys.stdout.write(output)
+    sys.stderr.write(complaint)
+    return status
+
+
+def _facts() -> dict[str, Any]:
+    """What only Python knows about itself."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    # torch says by a warning why it cannot use a device that is there, such as a driver that is too old.
+    problem = next((str(warning.message).partition("\n")[0] for warning in caught), None)
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "devices": devices,
+        "cuda_problem": None if devices else problem,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

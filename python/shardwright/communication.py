@@ -1,0 +1,84 @@
+"""How tensors move between ranks: what is asked for, and ``smp.comm_stats``, what was done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright import _core
+from shardwright.errors import ConfigError
+from shardwright.runtime import current_runtime
+
+#: Switches copies from device to device off.
+DISABLE_VARIABLE = "SMP_DISABLE_D2D"
+#: The size of the device buffer that receives (and between hosts also sends) tensors.
+BUFFER_VARIABLE = "SMP_D2D_GPU_BUFFER_SIZE_BYTES"
+
+_DEFAULT_BUFFER_BYTES = 256 << 20
+#: What a signed size can hold; no device has as much.
+_LARGEST_BUFFER_BYTES = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceToDevice:
+    """What the environment says about copies from device to device.
+
+    Attributes:
+        enabled: Whether there may be any.
+        buffer_bytes: The size of a rank's persistent device buffer; tensors that find no room in it go through host
+            memory.
+    """
+
+    enabled: bool = True
+    buffer_bytes: int = _DEFAULT_BUFFER_BYTES
+
+
+def read_device_to_device(environ: Mapping[str, str]) -> DeviceToDevice:
+    """Read ``SMP_DISABLE_D2D`` and ``SMP_D2D_GPU_BUFFER_SIZE_BYTES``; a variable that is empty counts as not set.
+
+    Raises:
+        ConfigError: Names the variable, its value, and what is allowed.
+    """
+    disabled = environ.get(DISABLE_VARIABLE, "").strip()
+    if disabled not in ("", "0", "1"):
+        raise ConfigError(f"the environment variable {DISABLE_VARIABLE} is {disabled!r}; allowed: 0 or 1")
+    size = environ.get(BUFFER_VARIABLE, "").strip()
+    if size and (not re.fullmatch(r"[0-9]{1,19}", size) or int(size) > _LARGEST_BUFFER_BYTES):
+        raise ConfigError(
+            f"the environment variable {BUFFER_VARIABLE} is {size!r}; allowed: an integer from 0 to "
+            f"{_LARGEST_BUFFER_BYTES} (bytes)"
+        )
+    return DeviceToDevice(
+        enabled=disabled != "1",
+        buffer_bytes=int(size) if size else _DEFAULT_BUFFER_BYTES,
+    )
+
+
+def comm_options(cfg: Any, environ: Mapping[str, str]) -> _core.CommOptions:
+    """What the configuration and the environment say, for the core."""
+    device_to_device = read_device_to_device(environ)
+    return _core.CommOptions(
+        transport=cfg.transport,
+        spin_microseconds=cfg.comm_spin_microseconds,
+        ucx_library=cfg.ucx_library,
+        host_buffer_bytes=cfg.comm_buffer_bytes,
+        device_to_device=device_to_device.enabled,
+        device_buffer_bytes=device_to_device.buffer_bytes,
+    )
+
+
+def comm_stats() -> dict[str, Any]:
+    """How this rank's tensors have travelled since ``smp.init``; sizes are in bytes.
+
+    Returns:
+        ``transport``: what the configuration asked for. ``messages_sent``, ``messages_received``, ``bytes_sent``,
+        ``bytes_received``: all that went over the network, heartbeats included (in the bytes). ``strangers_dropped``:
+        connections that did not prove the job's secret. ``routes``: for each route ``tensors_sent``,
+        ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason for which tensors
+        took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in words. ``peers``: for
+        each other rank its ``host``, and what it is ``reached_by``.
+    """
+    stats: dict[str, Any] = current_runtime().node.comm_stats()
+    return stats

@@ -1,0 +1,120 @@
+"""What is read from the environment about routes, and what ``smp.comm_stats`` tells."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from shardwright import _core
+from shardwright.communication import DeviceToDevice, comm_options, read_device_to_device
+from shardwright.config import load_config
+from shardwright.errors import ConfigError
+from shardwright.values import pack, registry
+
+WAIT = 30.0
+ROUTES = ["in_message", "peer_copy", "device_rdma", "shared_memory", "host_staged", "tcp"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, DeviceToDevice()),
+        ({"SMP_DISABLE_D2D": "", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": " "}, DeviceToDevice()),
+        ({"SMP_DISABLE_D2D": "0"}, DeviceToDevice()),
+        ({"SMP_DISABLE_D2D": "1"}, DeviceToDevice(enabled=False)),
+        ({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": "1"}, DeviceToDevice(buffer_bytes=1)),
+        ({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": "0"}, DeviceToDevice(buffer_bytes=0)),
+    ],
+)
+def test_device_to_device_is_as_the_environment_says(environ: dict[str, str], expected: DeviceToDevice) -> None:
+    assert read_device_to_device(environ) == expected
+
+
+@pytest.mark.parametrize("value", ["2", "yes", "true", "-1"])
+def test_a_switch_that_is_neither_0_nor_1_is_refused_by_name(value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"SMP_DISABLE_D2D is '{value}'; allowed: 0 or 1"):
+        read_device_to_device({"SMP_DISABLE_D2D": value})
+
+
+@pytest.mark.parametrize("value", ["-1", "1e6", "64MB", str(1 << 63), "9" * 5000])
+def test_a_buffer_size_that_is_no_size_is_refused_by_name(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"SMP_D2D_GPU_BUFFER_SIZE_BYTES is '.*'; allowed: an integer from 0 to"):
+        read_device_to_device({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": value})
+
+
+def test_the_core_gets_every_option() -> None:
+    cfg = load_config({"transport": "tcp"}, {}, {})
+    environ = {"SMP_DISABLE_D2D": "1", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": "4096"}
+    assert repr(comm_options(cfg, environ)) == (
+        "CommOptions { transport: Tcp, spin: 50µs, ucx_library: None, host_buffer_bytes: 1073741824, "
+        "device_to_device: false, device_buffer_bytes: 4096 }"
+    )
+
+
+def test_a_transport_that_is_not_built_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'"transport" is "ucx", but .* not built yet'):
+        load_config({"transport": "ucx"}, {}, {})
+
+
+def test_the_counters_of_a_job_of_one_rank_are_there_and_zero() -> None:
+    stats = _core.Node.single().comm_stats()
+    assert list(stats["routes"]) == ROUTES
+    assert not any(count for route in stats["routes"].values() for count in route.values())
+    assert (stats["transport"], stats["fallbacks"], stats["peers"]) == ("auto", {}, {})
+
+
+def connect(rank: int, listener: Any, transport: str, buffer_bytes: int, host_names: tuple[str, str]) -> Any:
+    return _core.Node.connect(
+        rank=rank,
+        world=2,
+        host="127.0.0.1",
+        port=listener.port,
+        secret=b"secret",
+        fingerprint="",
+        version="1",
+        connect_timeout=WAIT,
+        liveness_timeout=WAIT,
+        bind_address="127.0.0.1",
+        host_name=host_names[rank],
+        buffer_bytes=0 if transport == "tcp" else buffer_bytes,
+        listener=listener if rank == 0 else None,
+        options=comm_options(load_config({"transport": transport}, {}, {}), {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("transport", "buffer_bytes", "host_names", "route", "reason"),
+    [
+        ("tcp", 64 << 20, ("a", "a"), "tcp", "configured"),
+        ("auto", 1 << 20, ("a", "a"), "tcp", "source_host_full"),
+        ("auto", 64 << 20, ("a", "b"), "tcp", "no_ucx"),
+    ],
+)
+def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
+    transport: str, buffer_bytes: int, host_names: tuple[str, str], route: str, reason: str
+) -> None:
+    listener = _core.Listener.bind("127.0.0.1", 0)
+    with ThreadPoolExecutor(2) as pool:
+        nodes = list(pool.map(lambda rank: connect(rank, listener, transport, buffer_bytes, host_names), range(2)))
+    try:
+        value = [torch.zeros(10), torch.zeros(20), torch.zeros(1 << 20)]
+        spec, tensors = _core.flatten(value, registry)
+        nodes[0].send_object(1, "c", spec, pack(tensors, [False] * 3))
+        assert nodes[1].recv_object(0, "c", WAIT) is not None
+        sent, received = (node.comm_stats() for node in nodes)
+        totals = nodes[0].stats()
+    finally:
+        for node in nodes:
+            node.close()
+    assert sent["transport"] == transport
+    for name, number, size in (("in_message", 2, 120), (route, 1, 4 << 20)):
+        counts = {"tensors_sent": number, "tensors_received": 0, "bytes_sent": size, "bytes_received": 0}
+        assert sent["routes"][name] == counts
+        counts = {"tensors_sent": 0, "tensors_received": number, "bytes_sent": 0, "bytes_received": size}
+        assert received["routes"][name] == counts
+    assert {name: fallback["tensors"] for name, fallback in sent["fallbacks"].items()} == {reason: 1}
+    assert received["fallbacks"] == {}
+    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": "tcp"}}
+    assert (totals["messages_sent"], sent["messages_sent"]) == (1, 1)
