@@ -123,8 +123,8 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any], *, in_regis
     Args:
         value: Any value.
         function: Makes what replaces a tensor.
-        in_registered: Whether tensors in objects of registered types are replaced too; :func:`merge_microbatches` leaves
-            such objects as they are.
+        in_registered: Whether tensors in objects of registered types are replaced too, which
+            :func:`merge_microbatches` leaves as they are.
     """
     if isinstance(value, torch.Tensor):
         return function(value)

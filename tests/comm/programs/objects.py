@@ -339,8 +339,11 @@ def objects_pass_through_remote_modules_and_out_of_steps() -> None:
     torch.testing.assert_close(results["sample"].inputs.reduce_mean(), loss.detach())
 
 
-def no_pickle(*args: Any, **kwargs: Any) -> Any:
-    raise AssertionError("objects between ranks are not pickled")
+class NoPickle:
+    """In place of everything that pickles."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("objects between ranks are not pickled")
 
 
 SCENARIOS = [
@@ -364,7 +367,8 @@ SCENARIOS = [
 
 def main() -> None:
     smp.init({"pipeline_parallel_degree": 2, "ddp": True, "microbatches": 2, "stall_timeout_seconds": 20})
-    pickle.dumps = pickle.loads = pickle.Pickler = pickle.Unpickler = no_pickle  # type: ignore[assignment,misc]
+    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+        setattr(pickle, name, NoPickle)
     for scenario in SCENARIOS:
         scenario()
         smp.barrier()
