@@ -25,7 +25,7 @@ def scenarios() -> list[str]:
 @pytest.fixture(scope="module")
 def passed() -> list[list[str]]:
     """By rank, the scenarios that hold."""
-    return [output.split() for output in outputs_of_ranks(PROGRAM, ranks=4)]
+    return [output.split() for output in outputs_of_ranks(PROGRAM, ranks=4, seconds=300)]
 
 
 @pytest.mark.parametrize("scenario", scenarios())

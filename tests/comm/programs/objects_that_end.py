@@ -51,13 +51,16 @@ def lost() -> None:
     if smp.rank() == 2:
         for rank in range(2):
             smp.send("last words", rank, BY)
+        smp.barrier()  # they have arrived
         smp.recv_from(0, BY)
         os.kill(os.getpid(), signal.SIGKILL)
+    smp.barrier()
     if smp.rank() == 0:
         smp.send("end", 2, BY)
         say(f"waiting: {failure(lambda: [smp.recv_from(2, BY) for _ in range(2)])}")
         smp.send("it is gone", 1, BY)
         say(f"sending: {failure(lambda: smp.send(1, 2, BY))}")
+        assert smp.recv_from(1, BY) == 1  # the broadcast reached who was before the dead rank
         assert smp.recv_from(1, BY) == "all said"
     else:
         assert smp.recv_from(0, BY) == "it is gone"
