@@ -280,7 +280,7 @@ mod tests {
         };
         let take = || {
             let mut go_on = || true;
-            let mut patience = Patience::new(Some(Duration::from_secs(60)), &mut go_on);
+            let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
             plane.receive(Rank(1), "a", &mut patience)
         };
         let capacity = i64::try_from(CHANNEL_CAPACITY).unwrap();
