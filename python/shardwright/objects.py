@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
 from shardwright.runtime import Runtime, current_runtime
-from shardwright.values import decode, encode
+from shardwright.values import decode_from, encode
 
 _CHANNEL = "objects"
 _GATHER_CHANNEL = "allgather"
@@ -19,7 +19,7 @@ def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
 
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
     """Wait for what a global rank sent by :func:`send_on`; raises ``TimeoutError`` at a deadline (monotonic time)."""
-    return decode(*runtime.receive_object(rank, channel, deadline))
+    return decode_from(runtime, rank, *runtime.receive_object(rank, channel, deadline))
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:

@@ -22,7 +22,7 @@ from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.start import _given_secret
 from shardwright.step.split import Splitter
-from shardwright.values import registry
+from shardwright.values import ValueRegistry, build, registry
 from shardwright.verify.report import Departure, Report, Row
 from torch import nn
 
@@ -73,6 +73,13 @@ def placed_beyond_the_last_rank() -> None:
 
 def value_of_an_unknown_type() -> None:
     _core.flatten((torch.ones(1), {"cache": object()}), registry, ["args", "kwargs"])
+
+
+def object_of_a_class_that_was_not_registered_here() -> None:
+    sender = ValueRegistry()
+    sender.add(Exception, "script:Sample", str, Exception)
+    spec, _ = _core.flatten(Exception(), sender)
+    build(SimpleNamespace(rank=0, node=SimpleNamespace(host=lambda rank: f"node-{rank}")), 1, spec, [])  # type: ignore[arg-type]
 
 
 def write_to_a_tensor_that_a_module_kept() -> None:
@@ -173,7 +180,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.ConfigError: (unknown_key, value_not_allowed, batch_that_does_not_divide),
     errors.JobStartError: (no_secret_on_several_hosts,),
     errors.PartitionError: (another_model_on_another_rank, placed_beyond_the_last_rank),
-    errors.UnsupportedValueError: (value_of_an_unknown_type,),
+    errors.UnsupportedValueError: (value_of_an_unknown_type, object_of_a_class_that_was_not_registered_here),
     errors.FrameError: (write_to_a_tensor_that_a_module_kept, trained_tensor_outside_the_model),
     errors.NotOwnedError: (computing_with_a_weight_elsewhere, hook_on_a_parameter_elsewhere_in_a_step),
     errors.StallError: (nothing_moves,),

@@ -38,7 +38,8 @@ impl ObjectPlane {
         let waiting = state.queues.get(&key).map_or(0, VecDeque::len);
         if waiting >= CHANNEL_CAPACITY {
             state.overflown.insert(key);
-        } else {
+        } else if !state.overflown.contains(&key) {
+            // What follows a lost object is not received either: nobody would see the gap.
             state.queues.entry(key).or_default().push_back(object.body);
         }
         drop(state);
@@ -258,4 +259,41 @@ fn read_verdict(value: &Value) -> Result<(), CommError> {
             traceback: String::new(),
         }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_received_past_an_object_that_found_no_room() {
+        let plane = ObjectPlane::default();
+        let push = |number| {
+            let body = Body {
+                value: Value::Int(number),
+                tensors: vec![],
+            };
+            let channel = "a".to_owned();
+            plane.push(Rank(1), ObjectMessage { channel, body });
+        };
+        let take = || {
+            let mut go_on = || true;
+            let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
+            plane.receive(Rank(1), "a", &mut patience)
+        };
+        let capacity = i64::try_from(CHANNEL_CAPACITY).unwrap();
+        (0..=capacity).for_each(push);
+        assert_eq!(take().unwrap().value, Value::Int(0));
+        push(capacity + 1);
+        for number in 1..capacity {
+            assert_eq!(take().unwrap().value, Value::Int(number));
+        }
+        let found = take().unwrap_err();
+        assert!(
+            matches!(found, CommError::Overflow { rank: Rank(1), .. }),
+            "{found}"
+        );
+    }
 }

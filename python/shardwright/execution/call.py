@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -19,7 +19,10 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, current_frame, edge_of
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import refuse_cache
-from shardwright.values import decode, encode, pack, registry, unpack
+from shardwright.values import build, decode, encode, pack, registry, unpack
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def call_remote(
         [(spec, parts)] = task.runtime.server.wait(task.worker, [request], "forward")
     reproducible.pass_calls(seed, 1 if target.draws is None else target.draws)
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
-    return _receive(frame, call, spec, parts, given)
+    return _receive(task.runtime, frame, call, spec, parts, given)
 
 
 def _arguments(
@@ -150,7 +153,7 @@ def refuse_transforms(what: str) -> None:
         )
 
 
-def _receive(frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.Tensor]) -> Any:
+def _receive(runtime: Runtime, frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.Tensor]) -> Any:
     received = unpack(parts)
     needs = [bool(parts.meta(index)[4]) for index in range(len(received))]
     result_spec, returned_spec = spec.split()
@@ -158,7 +161,7 @@ def _receive(frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.
     if returned.get("open"):
         frame.calls.append(call)
     tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
-    result, additions = result_spec.build(tensors, registry)
+    result, additions = build(runtime, call.rank, result_spec, tensors)
     if additions is not None:
         collector.incoming(additions)
     return result

@@ -22,7 +22,7 @@ from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, cut, edge_of, in_frame, run_backward
 from shardwright.frames.watch import Memory, Watched
 from shardwright.huggingface import collector
-from shardwright.values import decode, encode, pack, registry, unpack
+from shardwright.values import build, decode, encode, pack, registry, unpack
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -109,7 +109,7 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     name = placement.name_of(request.module)
     frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime.leaves)
     frame.spanning = placement.is_divided(module)
-    spec, parts, returned, sent = _forward(module, name, frame, request)
+    spec, parts, returned, sent = _forward(runtime, module, name, frame, request)
     # The tensors are gone now, unless autograd or the module keeps them.
     for one in sent:
         if one.memory.lives or frame.elsewhere.keeps(one.memory.id):
@@ -127,11 +127,13 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
 
 
-def _forward(module: nn.Module, name: str, frame: Frame, request: Any) -> tuple[Any, Any, dict[str, Any], list[_Sent]]:
+def _forward(
+    runtime: Runtime, module: nn.Module, name: str, frame: Frame, request: Any
+) -> tuple[Any, Any, dict[str, Any], list[_Sent]]:
     tree_spec, extras_spec = request.spec.split()
     extras: dict[str, Any] = extras_spec.build([], registry)
     given = _cut_arguments(frame, request, name, extras.get("strides", {}))
-    args, kwargs = tree_spec.build(given, registry)
+    args, kwargs = build(runtime, request.requester, tree_spec, given)
     arguments = Arguments(name, given, (args, kwargs), extras)
     frame.place = extras["seed"]
     process.seed(frame.place)

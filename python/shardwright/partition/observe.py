@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardwright.partition.tree import ModelTree
+from shardwright.values.registry import registry
 
 
 @dataclass(eq=False)
@@ -215,6 +216,8 @@ def tensors_in(value: object) -> list[torch.Tensor]:
             for item in tree_leaves(list(vars(leaf).values())):
                 if isinstance(item, torch.Tensor):
                     found[id(item)] = item
+        elif (fields := registry.fields_of(leaf)) is not None:
+            found.update((id(tensor), tensor) for tensor in tensors_in(fields))
     return list(found.values())
 
 

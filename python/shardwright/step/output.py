@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from shardwright.errors import ShardwrightError
 from shardwright.step.deferred import DeferredTensor
+from shardwright.values import registry
+from shardwright.values.state import dict_functions
 
 
 class StepOutput:
@@ -85,7 +89,7 @@ def merge_microbatches(results: list[Any]) -> Any:
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     if same_type and is_dataclass(first) and not isinstance(first, type):
         values = {f.name: merge_microbatches([getattr(r, f.name) for r in results]) for f in fields(first)}
-        return type(first)(**values)
+        return _with(first, values)
     return first if same_type and all(_equal(result, first) for result in results) else results
 
 
@@ -94,8 +98,15 @@ def _like(original: dict[Any, Any], items: dict[Any, Any]) -> Any:
         return items
     if is_dataclass(original):  # transformers' ModelOutput
         return type(original)(**items)
-    copied = original.copy()
-    copied.update(items)
+    flatten, unflatten = dict_functions(type(original))
+    return unflatten({**flatten(original), "items": items})
+
+
+def _with(original: Any, values: dict[str, Any]) -> Any:
+    """A dataclass's object with other values, without its ``__init__``, which may not take them."""
+    copied = copy.copy(original)
+    for name, value in values.items():
+        object.__setattr__(copied, name, value)
     return copied
 
 
@@ -106,15 +117,27 @@ def _equal(left: Any, right: Any) -> bool:
         return False
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The value with every tensor in its dicts, lists, tuples and dataclasses replaced."""
+def map_tensors(value: Any, function: Callable[[torch.Tensor], Any], *, in_registered: bool = False) -> Any:
+    """The value with every tensor in its dicts, lists, tuples and dataclasses replaced.
+
+    Args:
+        value: Any value.
+        function: Makes what replaces a tensor.
+        in_registered: Whether tensors in objects of registered types are replaced too, which
+            :func:`merge_microbatches` leaves as they are.
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
+    inner = partial(map_tensors, function=function, in_registered=in_registered)
     if isinstance(value, dict):
-        return _like(value, {key: map_tensors(item, function) for key, item in value.items()})
+        return _like(value, {key: inner(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, function) for item in value]
+        items = [inner(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{f.name: map_tensors(getattr(value, f.name), function) for f in fields(value)})
+        return _with(value, {f.name: inner(getattr(value, f.name)) for f in fields(value)})
+    entry = registry.encoders.get(type(value)) if in_registered else None
+    if entry is not None:
+        name, flatten = entry
+        return registry.decoders[name](inner(flatten(value)))
     return value

@@ -18,7 +18,7 @@ from shardwright.step.deferred import deferring_large
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
-from shardwright.values import decode, encode
+from shardwright.values import decode_from, encode
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -69,7 +69,9 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
 def _finished(step: StepFunction[..., Any], result: Any) -> Any:
     if not step.detach_outputs:
         return result
-    return result.detach() if isinstance(result, torch.Tensor) else map_tensors(result, torch.Tensor.detach)
+    if isinstance(result, torch.Tensor):
+        return result.detach()
+    return map_tensors(result, torch.Tensor.detach, in_registered=True)
 
 
 def _run_alone(
@@ -163,7 +165,7 @@ class _Pipeline:
                 runtime.server.end_step(*encode(sent))
                 return self.results
             elif event.kind == "step_end":
-                results = decode(*event.body)
+                results = decode_from(runtime, runtime.pp_ranks[0], *event.body)
                 assert isinstance(results, list), "the root sends one result per microbatch"
                 return results
             elif event.kind == "aborted_locally":

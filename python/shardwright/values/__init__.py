@@ -1,7 +1,18 @@
 """Values that cross ranks: registered types, and tensors' bytes."""
 
-from shardwright.values.registry import ValueRegistry, register_type, registry
+from shardwright.values.register import register_type
+from shardwright.values.registry import ValueRegistry, registry
 from shardwright.values.tensors import pack, unpack
-from shardwright.values.whole import decode, encode
+from shardwright.values.whole import build, decode, decode_from, encode
 
-__all__ = ["ValueRegistry", "decode", "encode", "pack", "register_type", "registry", "unpack"]
+__all__ = [
+    "ValueRegistry",
+    "build",
+    "decode",
+    "decode_from",
+    "encode",
+    "pack",
+    "register_type",
+    "registry",
+    "unpack",
+]

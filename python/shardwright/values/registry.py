@@ -1,123 +1,118 @@
-"""Which types cross ranks besides the built-in ones, and how they are taken apart and built again."""
+"""Which types cross ranks besides the built-in ones: containers and records by themselves, others once registered."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from shardwright.errors import ConfigError, UnsupportedValueError
+from shardwright.values.state import crosses_by_itself, dict_functions
 
-T = TypeVar("T")
-ToFields = Callable[[Any], Any]
-FromFields = Callable[[Any], Any]
+Flatten = Callable[[Any], Any]
+Unflatten = Callable[[Any], Any]
 
 
-class _Decoders(dict[str, FromFields]):
-    """Decoders by name; types that need no registration are found among the modules already imported."""
+class UnknownNameError(UnsupportedValueError):
+    """A value arrived under a name that means no type on this rank."""
 
-    def __missing__(self, name: str) -> FromFields:
-        module, _, qualified = name.partition(":")
-        found: Any = sys.modules.get(module)
-        for part in qualified.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, type):
-            entry = automatic_entry(found)
+
+class _Decoders(dict[str, Unflatten]):
+    """Functions by name; types that need no registration are found among the modules already imported."""
+
+    def __init__(self, owner: ValueRegistry) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def __missing__(self, name: str) -> Unflatten:
+        found = _type_named(name)
+        if found is not None:
+            entry = self._owner.fallback(found)
             if entry is not None and entry[0] == name:
                 return self[name]
-        raise UnsupportedValueError(
-            f"a value of the registered type {name!r} arrived, but this rank has no such registration; call "
-            "smp.register_type on every rank before the first step"
+        raise UnknownNameError(
+            f"a value of the type registered as {name!r}, which this rank has not registered; call "
+            f"smp.register_type for that class, under that name, on every rank before it is sent"
         )
 
 
 class ValueRegistry:
-    """The registered types of this process.
+    """The types of this process whose values cross ranks as what ``flatten`` makes of them.
 
     Attributes:
-        encoders: By type, its registered name and the function to its fields.
-        decoders: By registered name, the function from fields.
+        encoders: By type, the name it travels under and the function that takes a value apart.
+        decoders: By name, the function that builds the value again.
     """
 
     def __init__(self) -> None:
         """Start with the standard library's containers."""
-        self.encoders: dict[type, tuple[str, ToFields]] = {}
-        self.decoders: dict[str, FromFields] = _Decoders()
+        self.encoders: dict[type, tuple[str, Flatten]] = {}
+        self.decoders: dict[str, Unflatten] = _Decoders(self)
+        self._kinds: dict[str, type] = {}
         self.add(OrderedDict, "collections:OrderedDict", lambda value: list(value.items()), OrderedDict)
 
-    def add(self, kind: type, name: str, to_fields: ToFields, from_fields: FromFields) -> None:
-        """Make a type known under a name."""
-        self.encoders[kind] = (name, to_fields)
-        self.decoders[name] = from_fields
+    def add(self, kind: type, name: str, flatten: Flatten, unflatten: Unflatten) -> None:
+        """Make a type known under a name.
 
-    def fallback(self, kind: type) -> tuple[str, ToFields] | None:
+        Raises:
+            ConfigError: The name belongs to another type, or the type has another name.
+        """
+        owner = self._kinds.get(name, kind)
+        if owner is not kind and type_name(owner) != type_name(kind):
+            raise ConfigError(
+                f"{type_name(kind)} cannot be registered as {name!r}: {type_name(owner)} has that name; give another "
+                "one as register_type(..., name=...)"
+            )
+        known = self.encoders.get(kind)
+        if known is not None and known[0] != name:
+            raise ConfigError(f"{type_name(kind)} cannot be registered as {name!r}: it is registered as {known[0]!r}")
+        # A class that was defined anew; values of the former one would arrive as values of this one.
+        self.encoders.pop(owner, None)
+        self._kinds[name] = kind
+        self.encoders[kind] = (name, flatten)
+        self.decoders[name] = unflatten
+
+    def fallback(self, kind: type) -> tuple[str, Flatten] | None:
         """The entry of a type that was not registered; None when it may not cross ranks."""
-        return automatic_entry(kind)
+        if kind in self.encoders:
+            return self.encoders[kind]
+        functions = _functions_without_registration(kind)
+        # Another rank could not find a class that this one does not find under its name.
+        if functions is None or _type_named(type_name(kind)) is not kind:
+            return None
+        self.add(kind, type_name(kind), *functions)
+        return self.encoders[kind]
+
+    def fields_of(self, value: object) -> Any:
+        """What ``flatten`` makes of a value of a known type; None for any other value."""
+        entry = self.fallback(type(value))
+        return None if entry is None else entry[1](value)
 
 
-registry = ValueRegistry()
-
-
-def _type_name(kind: type) -> str:
+def type_name(kind: type) -> str:
+    """The name of a type that was given none."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def automatic_entry(kind: type) -> tuple[str, ToFields] | None:
-    """Register a type that needs no registration: outputs of ``transformers``, and named tuples."""
-    name = _type_name(kind)
+def _type_named(name: str) -> type | None:
+    module, _, qualified = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
+def _functions_without_registration(kind: type) -> tuple[Flatten, Unflatten] | None:
+    """Those of outputs of ``transformers``, named tuples, and subclasses of ``dict`` without a state of their own."""
     outputs = sys.modules.get("transformers.utils.generic")
     if outputs is not None and issubclass(kind, outputs.ModelOutput):
-        registry.add(kind, name, lambda value: dict(value.items()), lambda fields: kind(**fields))
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
-        registry.add(kind, name, tuple, kind._make)
-    else:
-        return None
-    return registry.encoders[kind]
+        return lambda value: dict(value.items()), lambda fields: kind(**fields)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
+        return tuple, kind._make
+    if issubclass(kind, dict) and crosses_by_itself(kind):
+        return dict_functions(kind)
+    return None
 
 
-def register_type(
-    kind: type[T],
-    name: str | None = None,
-    to_fields: Callable[[T], Any] | None = None,
-    from_fields: Callable[[Any], T] | None = None,
-) -> type[T]:
-    """Let values of a type cross ranks, as arguments and results of modules; call it alike on every rank.
-
-    Args:
-        kind: A dataclass, a subclass of ``dict``, or any class with both functions given. Usable as a decorator.
-        name: The name it travels under; its module and qualified name by default.
-        to_fields: Takes a value apart into values that can cross ranks.
-        from_fields: Builds the value from what ``to_fields`` returned.
-
-    Returns:
-        ``kind`` itself.
-
-    Raises:
-        ConfigError: The type is neither a dataclass nor a dict, and the functions are missing.
-    """
-    if (to_fields is None) != (from_fields is None):
-        raise ConfigError(f"register_type({kind.__qualname__}): give both to_fields and from_fields, or neither")
-    if to_fields is None or from_fields is None:
-        if dataclasses.is_dataclass(kind):
-            names = [field.name for field in dataclasses.fields(kind)]
-            to_fields = lambda value: {field: getattr(value, field) for field in names}  # noqa: E731
-            from_fields = lambda fields: _build_dataclass(kind, fields)  # noqa: E731
-        elif issubclass(kind, dict):
-            to_fields = lambda value: list(value.items())  # type: ignore[attr-defined]  # noqa: E731
-            from_fields = kind
-        else:
-            raise ConfigError(
-                f"register_type({kind.__qualname__}): not a dataclass or a dict; give to_fields and from_fields"
-            )
-    registry.add(kind, name or _type_name(kind), to_fields, from_fields)
-    return kind
-
-
-def _build_dataclass(kind: type[T], fields: dict[str, Any]) -> T:
-    """Build without ``__init__``, which may compute or check what the sender has done already."""
-    value = object.__new__(kind)
-    for name, field in fields.items():
-        object.__setattr__(value, name, field)
-    return value
+registry = ValueRegistry()

@@ -35,7 +35,11 @@ pub fn encode_placed(
     let mut writer = Frame::begin();
     encoder.message(&mut writer, message)?;
     let control = writer.bytes.len() as u64;
-    bounded("bytes of control", control, limits.control_bytes)?;
+    bounded(
+        "bytes of text, bytes, numbers and containers besides the tensors",
+        control,
+        limits.control_bytes,
+    )?;
     Ok(Frame::end(FrameKind::Message, writer, encoder.following))
 }
 

@@ -1,0 +1,54 @@
+"""Objects between the processes of a job: whatever they hold, in whatever order and from whatever thread."""
+
+from __future__ import annotations
+
+import ast
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.failures.job import Job
+from tests.ranks import outputs_of_ranks
+
+PROGRAM = Path(__file__).parent / "programs" / "objects.py"
+ENDING = PROGRAM.with_name("objects_that_end.py")
+
+
+def scenarios() -> list[str]:
+    """The functions that the program lists, without importing it: it registers types."""
+    tree = ast.parse(PROGRAM.read_text())
+    listed = [node for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "SCENARIOS"]
+    return [element.id for element in listed[0].value.elts]
+
+
+@pytest.fixture(scope="module")
+def passed() -> list[list[str]]:
+    """By rank, the scenarios that hold."""
+    return [output.split() for output in outputs_of_ranks(PROGRAM, ranks=4, seconds=300)]
+
+
+@pytest.mark.parametrize("scenario", scenarios())
+def test_objects(passed: list[list[str]], scenario: str) -> None:
+    assert all(scenario in names for names in passed)
+
+
+def test_who_waits_for_a_dead_rank_or_sends_to_it_is_told() -> None:
+    with Job(str(ENDING.with_suffix("")), 3, ["lost"]) as job:
+        job[2].wait(60.0)
+        assert job.all_end(limit=30.0) == [0, 0, -signal.SIGKILL]
+        said = (job[0].out + job[1].out).splitlines()
+    assert [line.partition(":")[0] for line in said] == ["waiting", "sending", "broadcast", "gather", "barrier"]
+    for line in said:
+        assert "PeerLostError: rank 2 on host " in line, line
+
+
+@pytest.mark.slow  # some ten seconds on a small machine
+def test_more_objects_than_may_wait_are_an_error_after_those_that_had_room() -> None:
+    (text, _) = outputs_of_ranks(ENDING, "overflow")
+    assert 'more than 65536 objects from rank 1 wait on channel "objects" without being received' in text
+
+
+@pytest.mark.slow  # 2 GiB of memory, and half a minute on a small machine
+def test_an_object_of_a_gibibyte_takes_one_copy_at_each_end() -> None:
+    assert outputs_of_ranks(ENDING, "large") == ["done\n", "done\n"]
