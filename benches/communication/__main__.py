@@ -89,6 +89,7 @@ class Bench:
     def _memcpy(self, size: int) -> None:
         source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
         inner = max(1, 64 * KIB // size)
+        np.copyto(target, source)  # warms it up
         taken: list[float] = []
         end = time.perf_counter() + self._seconds / 3
         while not taken or time.perf_counter() < end:
@@ -103,23 +104,29 @@ class Bench:
         pair, asleep = self._pairs[path], PATHS[path][1]
         if not all(pair.ask(do="prepare", size=size)):
             raise PairError(f"{path} delivered a message of {size} bytes that is not what was sent")
-        # The first few warm up, and tell how many fit into the time.
-        once = pair.ask(do="latency", count=5)[0]
-        taken = pair.ask(do="latency", count=self._count(once, 5, 20_000))[0]
-        self.latency.add(path, size, taken / 2)
+        few = 5 if size <= LARGEST_ASLEEP else 2
+        trip = self._last_of_growing(few, lambda count: pair.ask(do="latency", count=count)[0])
+        self.latency.add(path, size, trip / 2)
         if asleep is not None and size <= LARGEST_ASLEEP:
-            count = self._count(2e6 * PAUSE_SECONDS + once, 5, 100)
-            trips, held = pair.ask(do="latency", count=count, pause=PAUSE_SECONDS)
-            halves = [(trip - hold) / 2 for trip, hold in zip(trips, held, strict=True)]
-            self.latency.add(asleep, size, statistics.median(halves))
+            trip = self._last_of_growing(few, lambda count: _asleep(pair, count))
+            self.latency.add(asleep, size, trip / 2)
         window = WINDOWS[size]
-        once = pair.ask(do="stream", count=2, window=window)[0]
-        taken = pair.ask(do="stream", count=self._count(once, 3, 2_000), window=window)[0]
+        taken = self._last_of_growing(1, lambda count: pair.ask(do="stream", count=count, window=window)[0])
         self.bandwidth.add(path, size, 1e-3 * size * window / taken)
 
-    def _count(self, microseconds: float, least: int, most: int) -> int:
-        """How many of what takes so long fit into the time of one quantity."""
-        return max(least, min(most, int(1e6 * self._seconds / max(microseconds, 0.1))))
+    def _last_of_growing(self, count: int, measure: Callable[[int], float]) -> float:
+        """What the last of several measurements gives, each twice as long, until the time of one quantity is over.
+
+        The first ones warm up. Nobody can know beforehand how much fits into the time: on a busy machine a message may
+        take a thousand times as long as the one before it.
+        """
+        end = time.monotonic() + self._seconds
+        measure(count)
+        while True:
+            count *= 2
+            measured = measure(count)
+            if time.monotonic() >= end:
+                return measured
 
     def _ucx(self, setting: str, size: int) -> None:
         scale = min(1.0, self._seconds / 0.15)
@@ -137,6 +144,12 @@ class Bench:
         microseconds = ucx_perftest.spinning_in_rust(self._example, self._libucx, size)
         if microseconds is not None:
             self.latency.add(figures.IN_RUST, size, microseconds)
+
+
+def _asleep(pair: Pair, count: int) -> float:
+    """The median of round trips in microseconds, without the pauses in them."""
+    trips, held = pair.ask(do="latency", count=count, pause=PAUSE_SECONDS)
+    return float(statistics.median(trip - hold for trip, hold in zip(trips, held, strict=True)))
 
 
 def _build_example() -> Path | None:
