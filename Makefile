@@ -9,6 +9,7 @@ PYTHON := $(VENV)/bin/python
 EXTENSION := python/shardwright/_core.abi3.so
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock rust-toolchain.toml
 LOCK := requirements/development.txt
+BENCH_VENV := $(CURDIR)/.cache/bench-communication
 
 # The extension is built against the environment's own Python; tests and lints use the same one, so nothing builds twice.
 export PYO3_PYTHON := $(PYTHON)
@@ -19,7 +20,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +83,16 @@ test-all: test ## everything `test` runs, the slow tests and the compatibility r
 
 bench-overhead: setup ## what one rank costs over plain PyTorch
 	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+
+bench-comm: setup $(BENCH_VENV)/.complete ## messages between two processes, beside Gloo, Open MPI and UCX's own test
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.communication --environment $(BENCH_VENV) $(ARGS)
+
+bench-comm-idle: setup ## what communication takes from a rank that computes
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.communication.idle $(ARGS)
+
+$(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
+	@tools/environment.sh $(BENCH_VENV) $<
+	@touch $@
 
 gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
