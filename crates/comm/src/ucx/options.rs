@@ -50,6 +50,9 @@ const CHOSEN: &[(&str, &str)] = &[
     ("TCP_CONN_NB", "y"),
     // UCX would leave TCP out of a job of more ranks than 256.
     ("TCP_MAX_NUM_EPS", "inf"),
+    // Over the loopback half again to twice as fast as with UCX's 8 and 64 KiB.
+    ("TCP_TX_SEG_SIZE", "256k"),
+    ("TCP_RX_SEG_SIZE", "256k"),
 ];
 
 impl Options {
