@@ -230,15 +230,12 @@ impl Worker {
             if raw.progress() {
                 continue;
             }
-            let slept = match raw.arm() {
-                // Not longer than this: some of UCX's own timers do not wake.
-                Ok(true) => handle.wait(left.min(LONGEST_SLEEP)),
-                _ => {
-                    std::thread::yield_now();
-                    Ok(true)
-                }
-            };
-            if let Err(error) = slept {
+            if raw.arm() != Ok(true) {
+                std::thread::yield_now();
+                continue;
+            }
+            // Not longer than this: some of UCX's own timers do not wake.
+            if let Err(error) = handle.wait(left.min(LONGEST_SLEEP)) {
                 tracing::warn!(%error, "waiting for UCX's events failed");
                 break;
             }
