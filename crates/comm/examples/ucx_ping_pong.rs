@@ -23,9 +23,8 @@ const ECHO: u8 = 1;
 const COUNT: u8 = 2;
 const ACKNOWLEDGE: u8 = 3;
 const END: u8 = 4;
-/// Header bytes that say whether the other side sleeps from now on.
+/// Header byte: the payload says for how many microseconds to spin from now on.
 const SPIN: u8 = 5;
-const SLEEP: u8 = 6;
 
 /// Messages in flight while streaming: few enough to stay in a cache, as `ucx_perftest`'s one buffer does.
 const WINDOW: usize = 4;
@@ -37,7 +36,7 @@ struct Side {
     worker: Worker,
     events: EventHandle,
     peer: EndpointId,
-    asleep: bool,
+    spin: Duration,
 }
 
 impl Side {
@@ -64,25 +63,37 @@ impl Side {
             peer: worker.connect(Rank(1 - rank), &address)?,
             events: worker.event_handle()?,
             worker,
-            asleep: false,
+            spin: Duration::ZERO,
         })
     }
 
-    /// Waits until something has happened.
+    /// Waits until something has happened: spins for a while, then sleeps.
     fn events(&mut self) -> Outcome<Vec<Event>> {
+        let mut idle_since = Instant::now();
         loop {
-            let mut idle = true;
-            while self.worker.progress()? {
-                idle = false;
-            }
+            let progressed = self.worker.progress()?;
             let events = self.worker.take_events()?;
             if !events.is_empty() {
                 return Ok(events);
             }
-            if self.asleep && idle && self.worker.arm()? == Armed::Ready {
-                assert!(self.events.wait(LONGEST_SLEEP)?, "nothing came");
+            if progressed {
+                idle_since = Instant::now();
+            } else if idle_since.elapsed() >= self.spin {
+                match self.worker.arm()? {
+                    Armed::Ready => {
+                        assert!(self.events.wait(LONGEST_SLEEP)?, "nothing came");
+                        idle_since = Instant::now();
+                    }
+                    Armed::Busy => std::thread::yield_now(),
+                }
             }
         }
+    }
+
+    /// Sets for how long both sides spin before they sleep.
+    fn set_spin(&mut self, microseconds: u32) -> Outcome<()> {
+        self.spin = Duration::from_micros(microseconds.into());
+        self.send(SPIN, vec![Buffer::copy_of(&microseconds.to_le_bytes())])
     }
 
     fn send(&mut self, kind: u8, payload: Vec<Buffer>) -> Outcome<()> {
@@ -121,8 +132,10 @@ impl Side {
                         continue;
                     }
                     ACKNOWLEDGE => self.send(ACKNOWLEDGE, Vec::new())?,
-                    SPIN => self.asleep = false,
-                    SLEEP => self.asleep = true,
+                    SPIN => {
+                        let microseconds = u32::from_le_bytes(payload.as_bytes().try_into()?);
+                        self.spin = Duration::from_micros(microseconds.into());
+                    }
                     END => return Ok(()),
                     _ => {}
                 }
@@ -194,9 +207,8 @@ fn main() -> Outcome<()> {
     })?;
     let only = std::env::args().nth(3).unwrap_or_default();
     if only != "bandwidth" {
-        for (asleep, name, rounds) in [(false, "spinning", 1000), (true, "asleep", 200)] {
-            side.asleep = asleep;
-            side.send(if asleep { SLEEP } else { SPIN }, Vec::new())?;
+        for (spin, name, rounds) in [(1_000_000, "spinning", 1000), (0, "asleep", 200)] {
+            side.set_spin(spin)?;
             for bytes in [64, 4096] {
                 let figures = repeat(20, || side.latency(bytes, rounds))?;
                 let (best, median) = (figures[0], figures[figures.len() / 2]);
@@ -205,14 +217,13 @@ fn main() -> Outcome<()> {
                 );
             }
         }
-        side.asleep = false;
-        side.send(SPIN, Vec::new())?;
     }
     println!(
         "          transports: {}",
         side.worker.transports(side.peer)?.join(" ")
     );
     if only != "latency" {
+        side.set_spin(50)?;
         for (bytes, count) in [(256 << 10, 400), (4 << 20, 40), (64 << 20, 4)] {
             let figures = repeat(12, || side.bandwidth(bytes, count))?;
             let (best, median) = (figures[figures.len() - 1], figures[figures.len() / 2]);

@@ -181,7 +181,9 @@ impl Library {
 
     fn load(source: Source, path: &Path) -> Result<Self, String> {
         let before = mapped();
-        check_company(path, &before)?;
+        if path.exists() {
+            check_company(path, &before)?;
+        }
         let mut version = OLDEST_VERSION;
         let functions = Functions::load(path.as_os_str(), &load_settings(), |numbers| {
             let (major, minor, release) = numbers;

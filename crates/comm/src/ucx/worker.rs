@@ -22,7 +22,9 @@ pub struct EndpointId(pub u32);
 pub enum Armed {
     /// The descriptor will become readable with the next event.
     Ready,
-    /// Something has happened: call [`Worker::progress`] first.
+    /// Something has happened, or waits for a peer to make room: call [`Worker::progress`] first.
+    /// Where that does nothing, several times in a row, let other threads run in between: a ring
+    /// in shared memory is full, and nobody tells when there is room again.
     Busy,
 }
 
@@ -225,12 +227,17 @@ impl Worker {
             let Some(left) = deadline.checked_sub(start.elapsed()) else {
                 break;
             };
-            if !raw.progress() && matches!(raw.arm(), Ok(true)) {
-                // Not longer than this: some of UCX's own timers do not wake.
-                if let Err(error) = handle.wait(left.min(LONGEST_SLEEP)) {
-                    tracing::warn!(%error, "waiting for UCX's events failed");
-                    break;
-                }
+            if raw.progress() {
+                continue;
+            }
+            if raw.arm() != Ok(true) {
+                std::thread::yield_now();
+                continue;
+            }
+            // Not longer than this: some of UCX's own timers do not wake.
+            if let Err(error) = handle.wait(left.min(LONGEST_SLEEP)) {
+                tracing::warn!(%error, "waiting for UCX's events failed");
+                break;
             }
         }
         for (endpoint, peer) in &self.peers {
