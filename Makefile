@@ -19,7 +19,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint fuzz format test-compat test-all bench-overhead stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint fuzz format test-compat test-all bench-overhead rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test-all: test ## everything `test` runs, the slow tests and the compatibility r
 
 bench-overhead: setup ## what one rank costs over plain PyTorch
 	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+
+rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
+	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
 
 stress: setup ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
