@@ -20,7 +20,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,12 @@ lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licen
 .cache/tools/bin/cargo-deny:
 	@tools/cargo_deny.sh $(CURDIR)/.cache/tools
 
+.cache/tools/bin/cargo-fuzz:
+	@tools/cargo_fuzz.sh $(CURDIR)/.cache/tools
+
+fuzz: .cache/tools/bin/cargo-fuzz ## let the fuzzer try what reads from sockets; ARGS="--seconds 60" for each target
+	@PATH="$(CURDIR)/.cache/tools/bin:$$PATH" python3 tools/fuzz.py $(ARGS)
+
 format: setup ## format Rust and Python
 	cargo fmt --all
 	$(PYTHON) -m ruff check --fix --quiet
@@ -93,6 +99,12 @@ bench-comm-idle: setup ## what communication takes from a rank that computes
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<
 	@touch $@
+
+rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
+	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
+
+stress: setup ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
 
 gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
