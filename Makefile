@@ -20,7 +20,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle fuzz gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,12 @@ lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licen
 
 .cache/tools/bin/cargo-deny:
 	@tools/cargo_deny.sh $(CURDIR)/.cache/tools
+
+.cache/tools/bin/cargo-fuzz:
+	@tools/cargo_fuzz.sh $(CURDIR)/.cache/tools
+
+fuzz: .cache/tools/bin/cargo-fuzz ## let the fuzzer try what reads from sockets; ARGS="--seconds 60" for each target
+	@PATH="$(CURDIR)/.cache/tools/bin:$$PATH" python3 tools/fuzz.py $(ARGS)
 
 format: setup ## format Rust and Python
 	cargo fmt --all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,9 @@ TOLERANCE = 1e-10
 LISTENING = "0A"
 MAGIC = b"SHARDWRT"
 HALF_OPEN = 5
+MANY = 500
+#: Sixty-four threads may serve strangers at once; each touches a few pages of its stack.
+MOST_GROWTH = 32 << 20
 GARBAGE = (
     b"\xff" * 64,
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -110,6 +113,34 @@ def attack(process: Process) -> None:
     expected += HALF_OPEN + len(GARBAGE) + 1
     process.wait_for(f"{expected} strangers", lambda: strangers(process) >= expected, 20)
     assert strangers(process) == expected
+
+
+def resident_bytes(process: Process) -> int:
+    """The memory that a process holds."""
+    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_many_slow_strangers_get_nothing_and_cost_little_memory(training: Job) -> None:
+    process = training.ranks[1]
+    (port,) = [port for port in listening_ports(process) if speaks_the_handshake(port)]
+    process.wait_for("a stranger", lambda: strangers(process) == 1, 20)
+    before = resident_bytes(process)
+    most = before
+    with ExitStack() as stack:
+        streams = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(MANY)]
+        for byte in MAGIC + b"\1\0\1\0" + b"\0" * 36:  # all of a hello but its end, a byte at a time
+            for stream in streams:
+                with suppress(ConnectionError):  # those beyond the number that may prove themselves are dropped
+                    stream.send(bytes([byte]))
+            most = max(most, resident_bytes(process))
+        process.wait_for(f"{MANY} strangers", lambda: strangers(process) >= MANY + 1, 20)
+        for stream in streams:
+            with suppress(ConnectionResetError):
+                assert stream.recv(1) == b""
+    assert strangers(process) == MANY + 1
+    assert most - before < MOST_GROWTH
+    number = len(process.events("step"))
+    assert process.event("step", number=number + 5)["error"] < TOLERANCE
 
 
 def test_strangers_are_dropped_and_counted_and_the_training_goes_on(training: Job) -> None:

@@ -34,13 +34,23 @@ pub enum Owned {
     Lent(Arc<dyn Lent>),
 }
 
+/// This host cannot hold a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory for a tensor of {bytes} bytes")]
+pub struct NoMemory {
+    /// The tensor's size.
+    pub bytes: usize,
+}
+
 impl Buffer {
-    /// An owner of `len` zero bytes, and the way to fill them once.
-    pub fn filled_by<E>(
+    /// An owner of `len` zero bytes, and the way to fill them once. A size that a peer has only
+    /// announced must not end the process, so memory that is not there is an error.
+    pub fn filled_by<E: From<NoMemory>>(
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let mut words = vec![0_u128; len.div_ceil(16)];
+        let mut words = bytemuck::try_zeroed_vec::<u128>(len.div_ceil(16))
+            .map_err(|()| NoMemory { bytes: len })?;
         fill(&mut bytemuck::cast_slice_mut(&mut words)[..len])?;
         Ok(Self::heap(words, len))
     }

@@ -10,7 +10,7 @@ pub mod text;
 pub mod value;
 
 pub use beat::Beat;
-pub use buffer::{Buffer, Lent, Owned};
+pub use buffer::{Buffer, Lent, NoMemory, Owned};
 pub use codec::{
     CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Placed,
     SharedPlace,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode};
 use shardwright_wire::{
     Beat, Body, Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message,
-    ObjectMessage, TensorMeta, TensorPart, Value,
+    NoMemory, ObjectMessage, TensorMeta, TensorPart, Value,
 };
 use support::messages;
 
@@ -35,7 +35,7 @@ fn tensor(dtype: &str, shape: &[u64], strides: &[u64], bytes: usize) -> TensorPa
             device: "cpu".to_owned(),
             requires_grad: false,
         },
-        data: Buffer::filled_by(bytes, |_| Ok::<_, ()>(())).unwrap(),
+        data: Buffer::filled_by(bytes, |_| Ok::<_, NoMemory>(())).unwrap(),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::{
-    Body, Buffer, ErrorReport, Outcome, Phase, Place, Request, Response, SequentialRange,
+    Body, Buffer, ErrorReport, NoMemory, Outcome, Phase, Place, Request, Response, SequentialRange,
     TaskContext, TensorMeta, TensorPart, Value, Work, text,
 };
 
@@ -16,7 +16,11 @@ fn stub(shape: [u64; 2], requires_grad: bool) -> TensorPart {
             device: "cpu".to_owned(),
             requires_grad,
         },
-        data: Buffer::filled_by((shape[0] * shape[1] * 4) as usize, |_| Ok::<_, ()>(())).unwrap(),
+        data: Buffer::filled_by(
+            (shape[0] * shape[1] * 4) as usize,
+            |_| Ok::<_, NoMemory>(()),
+        )
+        .unwrap(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode_placed;
-use shardwright_wire::{Buffer, CodecError, Frame, Limits, Message, SharedPlace};
+use shardwright_wire::{Buffer, CodecError, Frame, Limits, Message, NoMemory, SharedPlace};
 
 use super::SHARED_BYTES;
 use super::import::{Import, ImportError};
@@ -106,7 +106,7 @@ impl Exchange {
 
     /// Memory for bytes that follow in a frame: of this rank's buffer where there is room, so
     /// that its pages are warm.
-    pub fn filled_by<E>(
+    pub fn filled_by<E: From<NoMemory>>(
         &self,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shardwright_core::Rank;
-use shardwright_wire::{Buffer, Lent, SharedPlace};
+use shardwright_wire::{Buffer, Lent, NoMemory, SharedPlace};
 
 use super::allocator::{Allocator, Block};
 use super::layout::{self, slot};
@@ -111,7 +111,7 @@ impl Pool {
     }
 
     /// A buffer of so many bytes, filled once; on the heap where there is no room.
-    pub fn filled_by<E>(
+    pub fn filled_by<E: From<NoMemory>>(
         self: &Arc<Self>,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,

@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use shardwright_core::{Rank, StepEpoch};
 use shardwright_wire::{
-    Beat, Body, Buffer, Message, ObjectMessage, StepBegin, TensorMeta, TensorPart, Value,
+    Beat, Body, Buffer, Message, NoMemory, ObjectMessage, StepBegin, TensorMeta, TensorPart, Value,
 };
 
 use crate::transport::{Loss, Receiver};
@@ -189,7 +189,7 @@ pub(crate) fn meta_of_bytes(bytes: u64) -> TensorMeta {
 pub(crate) fn heavy(bytes: usize, fill: u8) -> Message {
     let data = Buffer::filled_by(bytes, |into| {
         into.fill(fill);
-        Ok::<_, ()>(())
+        Ok::<_, NoMemory>(())
     });
     let meta = meta_of_bytes(bytes as u64);
     let body = Body {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
-use shardwright_wire::Beat;
-use shardwright_wire::codec::beat_frame;
+use shardwright_wire::codec::{beat_frame, encode};
+use shardwright_wire::{Beat, Limits};
 
 use super::{Kind, Recorder, heavy, numbered};
 use crate::secret::Secret;
@@ -79,6 +79,35 @@ fn a_rank_that_sends_nonsense_is_lost_with_the_reason() {
         assert_eq!(recorder.wait_loss(Rank(1)), Loss::Broken { reason });
         rank.close(None);
     }
+}
+
+#[test]
+fn a_tensor_that_no_memory_holds_ends_its_sender_only() {
+    const SIZE: u64 = 12_345;
+    let limits = Limits {
+        tensor_bytes: u64::MAX >> 8,
+        ..Limits::default()
+    };
+    let frame = encode(&heavy(SIZE as usize, 0), &limits).unwrap();
+    // Every mention of the size becomes one beyond any address space.
+    let mut head = frame.head;
+    for at in 0..head.len() - 7 {
+        if head[at..at + 8] == SIZE.to_le_bytes() {
+            head[at..at + 8].copy_from_slice(&(1_u64 << 55).to_le_bytes());
+        }
+    }
+    let recorder = Arc::new(Recorder::default());
+    let mut all = all_options(2);
+    all[0].limits = limits;
+    let frozen = join_frozen(all.pop().unwrap());
+    let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
+        .join()
+        .unwrap()
+        .unwrap();
+    frozen.join().unwrap().unwrap().write(Rank(0), &head);
+    let reason = "there is no memory for a tensor of 36028797018963968 bytes".to_owned();
+    assert_eq!(recorder.wait_loss(Rank(1)), Loss::Broken { reason });
+    rank.close(None);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use shardwright_core::{Rank, derive_seed};
-use shardwright_wire::{Beat, Body, Buffer, Message, ObjectMessage, TensorPart, Value};
+use shardwright_wire::{Beat, Body, Buffer, Message, NoMemory, ObjectMessage, TensorPart, Value};
 
 use super::{Kind, Told, WATCHDOG, heavy, meta_of_bytes, numbered, numbers_from, only_loss};
 use crate::error::CommError;
@@ -41,7 +41,7 @@ fn drawn(stream: u64, from: Rank, to: Rank, number: u64) -> Message {
                 fill = fill.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
                 *byte = (fill >> 56) as u8;
             }
-            Ok::<_, ()>(())
+            Ok::<_, NoMemory>(())
         });
         TensorPart {
             meta: meta_of_bytes(bytes),

@@ -84,14 +84,28 @@ pub(super) fn call(
     limit: Duration,
 ) -> Result<Rank, HandshakeError> {
     let mut stream = Hurried::new(stream, limit.min(HANDSHAKE_DEADLINE));
-    let own_nonce = nonce().map_err(io::Error::other)?;
+    call_over(
+        &mut stream,
+        &nonce().map_err(io::Error::other)?,
+        me,
+        purpose,
+    )
+}
+
+/// The same over any stream, with a nonce from outside.
+pub(super) fn call_over(
+    stream: &mut (impl Read + Write),
+    own_nonce: &[u8; PROOF_BYTES],
+    me: &Identity<'_>,
+    purpose: Purpose,
+) -> Result<Rank, HandshakeError> {
     let mut hello = [0; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC);
     hello[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
     hello[10] = u8::from(purpose == Purpose::Mesh);
     hello[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
     hello[16..20].copy_from_slice(&me.world.to_le_bytes());
-    hello[20..].copy_from_slice(&own_nonce);
+    hello[20..].copy_from_slice(own_nonce);
     stream.write_all(&hello)?;
 
     let mut challenge = [0; CHALLENGE_BYTES];
@@ -132,6 +146,21 @@ pub(super) fn answer(
     started: bool,
 ) -> Result<Caller, HandshakeError> {
     let mut stream = Hurried::new(stream, HANDSHAKE_DEADLINE);
+    answer_over(
+        &mut stream,
+        &nonce().map_err(io::Error::other)?,
+        me,
+        started,
+    )
+}
+
+/// The same over any stream, with a nonce from outside.
+pub(super) fn answer_over(
+    stream: &mut (impl Read + Write),
+    own_nonce: &[u8; PROOF_BYTES],
+    me: &Identity<'_>,
+    started: bool,
+) -> Result<Caller, HandshakeError> {
     let mut hello = [0; HELLO_BYTES];
     // Garbage is refused at its eighth byte, without waiting for more.
     stream.read_exact(&mut hello[..8])?;
@@ -163,7 +192,7 @@ pub(super) fn answer(
             theirs,
         });
     }
-    challenge[16..48].copy_from_slice(&nonce().map_err(io::Error::other)?);
+    challenge[16..48].copy_from_slice(own_nonce);
     let (open, proof) = challenge.split_at_mut(CHALLENGE_BYTES - PROOF_BYTES);
     proof.copy_from_slice(&me.secret.prove(SERVER, &[&hello, open]));
     stream.write_all(&challenge)?;

@@ -105,12 +105,11 @@ fn loss_of(error: ReadError, liveness: Duration) -> Loss {
             },
             _ => Loss::Died,
         },
-        ReadError::Codec(error) => Loss::Broken {
-            reason: error.to_string(),
-        },
-        ReadError::Shared(error) => Loss::Broken {
-            reason: error.to_string(),
-        },
+        error @ (ReadError::Codec(_) | ReadError::Shared(_) | ReadError::NoMemory(_)) => {
+            Loss::Broken {
+                reason: error.to_string(),
+            }
+        }
     }
 }
 

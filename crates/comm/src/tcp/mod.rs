@@ -15,6 +15,8 @@
 mod acceptor;
 mod address;
 mod dial;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod link;
 mod rendezvous;

@@ -9,8 +9,8 @@ use crate::buffers::{Exchange, ImportError};
 use shardwright_core::Rank;
 use shardwright_wire::codec::{decode_beat, decode_control, encode};
 use shardwright_wire::{
-    Beat, Body, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, ObjectMessage,
-    Placed, Value,
+    Beat, Body, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, NoMemory,
+    ObjectMessage, Placed, Value,
 };
 use socket2::SockRef;
 
@@ -35,9 +35,12 @@ pub(super) enum ReadError {
     Codec(#[from] CodecError),
     #[error(transparent)]
     Shared(#[from] ImportError),
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
 }
 
-/// Reads a peer's next frame, tensors straight into their buffers.
+/// Reads a peer's next frame, tensors straight into their buffers. A tensor's memory is asked for when all before it
+/// has arrived, and the system hands it out as its bytes arrive.
 pub(super) fn read_frame(
     from: &mut impl Read,
     peer: Rank,
@@ -62,7 +65,9 @@ pub(super) fn read_frame(
     for Placed { bytes, shared } in incoming.placed() {
         buffers.push(match shared {
             Some(place) => exchange.receive(peer, *place, *bytes)?,
-            None => exchange.filled_by(*bytes, |into| from.read_exact(into))?,
+            None => exchange.filled_by(*bytes, |into| {
+                from.read_exact(into).map_err(ReadError::from)
+            })?,
         });
     }
     Ok(Received::Message(incoming.complete(buffers)))
@@ -202,5 +207,50 @@ pub(super) fn receive_value(
         Received::Message(_) | Received::Beat(_) => {
             Err(ReadError::Io(io::ErrorKind::InvalidData.into()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::heavy;
+
+    /// Hands the head of a frame out, looks at the process's memory when the tensor is due, and ends.
+    struct Announcement {
+        head: io::Cursor<Vec<u8>>,
+        resident_pages: Option<u64>,
+    }
+
+    fn resident_pages() -> u64 {
+        let numbers = std::fs::read_to_string("/proc/self/statm").unwrap();
+        numbers.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    impl Read for Announcement {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let count = self.head.read(into)?;
+            if count == 0 {
+                self.resident_pages = Some(resident_pages());
+            }
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn an_announced_tensor_takes_memory_only_as_its_bytes_arrive() {
+        const BYTES: usize = 256 << 20;
+        let frame = encode(&heavy(BYTES, 0), &Limits::default()).unwrap();
+        let mut from = Announcement {
+            head: io::Cursor::new(frame.head),
+            resident_pages: None,
+        };
+        drop(frame.tensors);
+        let before = resident_pages();
+        assert!(matches!(
+            read_frame(&mut from, Rank(1), &Limits::default(), &Exchange::default()),
+            Err(ReadError::Io(_))
+        ));
+        let grown = from.resident_pages.unwrap().saturating_sub(before) * 4096;
+        assert!(grown < BYTES as u64 / 4, "{grown} bytes");
     }
 }

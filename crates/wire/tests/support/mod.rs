@@ -5,9 +5,9 @@ use proptest::option;
 use proptest::prelude::*;
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::{
-    Abort, Body, Buffer, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request,
-    Response, SequentialRange, StepBegin, StepEnd, TaskContext, TensorMeta, TensorPart, Value,
-    Work,
+    Abort, Body, Buffer, ErrorReport, Message, NoMemory, ObjectMessage, Outcome, Phase, Place,
+    Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TensorMeta, TensorPart,
+    Value, Work,
 };
 
 fn values(tensors: u32) -> BoxedStrategy<Value> {
@@ -63,7 +63,7 @@ fn tensors() -> impl Strategy<Value = TensorPart> {
             let bytes = shape.iter().product::<u64>() * size;
             let data = Buffer::filled_by(usize::try_from(bytes).unwrap(), |into| {
                 into.fill(byte);
-                Ok::<_, ()>(())
+                Ok::<_, NoMemory>(())
             });
             let meta = TensorMeta {
                 dtype: dtype.to_owned(),

@@ -1,0 +1,142 @@
+//! What a stranger's or a peer's bytes reach, for the fuzz targets: the same code as behind a socket, over memory,
+//! with nonces that never change. Behind the feature `fuzzing`; no part of the library's interface.
+
+use std::io::{self, Read, Write};
+
+use shardwright_core::Rank;
+use shardwright_wire::{Limits, Message, Value};
+
+use super::handshake::{Identity, Purpose, answer_over, call_over};
+use super::stream::{Received, read_frame};
+use super::table::{Registration, Row};
+use crate::buffers::Exchange;
+use crate::secret::{PROOF_BYTES, Secret};
+
+const WORLD: u32 = 4;
+const CALLER: Rank = Rank(1);
+const ANSWERER: Rank = Rank(0);
+const CALLER_NONCE: [u8; PROOF_BYTES] = [0x11; PROOF_BYTES];
+const ANSWERER_NONCE: [u8; PROOF_BYTES] = [0x22; PROOF_BYTES];
+
+/// Reads frames as the thread of a connection does, until one cannot be read; how it ended.
+pub fn read_frames(
+    from: &mut impl Read,
+    limits: &Limits,
+    mut each: impl FnMut(Option<Message>),
+) -> String {
+    let exchange = Exchange::default();
+    loop {
+        match read_frame(from, CALLER, limits, &exchange) {
+            Ok(Received::Message(message)) => each(Some(message)),
+            Ok(Received::Beat(_)) => each(None),
+            Err(error) => return error.to_string(),
+        }
+    }
+}
+
+/// What one side of a handshake did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// Whether it took the other side for a rank of the job.
+    pub accepted: bool,
+    /// How many bytes it has read.
+    pub read: usize,
+    /// The bytes it has written.
+    pub written: Vec<u8>,
+}
+
+/// What the answering rank does with these bytes of a visitor.
+pub fn answer(bytes: &[u8], started: bool) -> Side {
+    let mut wire = Wire::new(bytes);
+    let secret = secret();
+    let me = identity(ANSWERER, &secret);
+    let outcome = answer_over(&mut wire, &ANSWERER_NONCE, &me, started);
+    wire.end(outcome.is_ok())
+}
+
+/// What the calling rank does with these bytes of whoever answers.
+pub fn call(bytes: &[u8], register: bool) -> Side {
+    let mut wire = Wire::new(bytes);
+    let secret = secret();
+    let purpose = if register {
+        Purpose::Register
+    } else {
+        Purpose::Mesh
+    };
+    let me = identity(CALLER, &secret);
+    let outcome = call_over(&mut wire, &CALLER_NONCE, &me, purpose);
+    wire.end(outcome.is_ok())
+}
+
+/// All bytes of the genuine caller and of the genuine answerer, in a handshake that succeeds.
+pub fn genuine(register: bool) -> (Vec<u8>, Vec<u8>) {
+    let hello = call(&[], register).written;
+    let challenge = answer(&hello, false).written;
+    let caller = call(&challenge, register).written;
+    let answerer = answer(&caller, false).written;
+    (caller, answerer)
+}
+
+/// A registration as it was understood, sent on.
+pub fn registration(value: &Value) -> Option<Value> {
+    Registration::from_value(value).map(|registration| registration.to_value())
+}
+
+/// A table of all ranks as it was understood, sent on.
+pub fn table(value: &Value, world: u32) -> Option<Value> {
+    let rows = Row::table_from_value(value, world)?;
+    Some(Value::List(rows.iter().map(Row::to_value).collect()))
+}
+
+fn secret() -> Secret {
+    Secret::new(b"the secret of the fuzz targets".to_vec())
+}
+
+fn identity(rank: Rank, secret: &Secret) -> Identity<'_> {
+    Identity {
+        rank,
+        world: WORLD,
+        secret,
+    }
+}
+
+/// One end of a connection whose other end has said everything already.
+struct Wire<'a> {
+    all: usize,
+    incoming: &'a [u8],
+    written: Vec<u8>,
+}
+
+impl<'a> Wire<'a> {
+    fn new(incoming: &'a [u8]) -> Self {
+        Self {
+            all: incoming.len(),
+            incoming,
+            written: Vec::new(),
+        }
+    }
+
+    fn end(self, accepted: bool) -> Side {
+        Side {
+            accepted,
+            read: self.all - self.incoming.len(),
+            written: self.written,
+        }
+    }
+}
+
+impl Read for Wire<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.incoming.read(into)
+    }
+}
+
+impl Write for Wire<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.written.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

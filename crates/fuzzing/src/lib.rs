@@ -1,0 +1,29 @@
+//! What the fuzz targets do with bytes, as plain functions: the fuzzer calls them, and so do the tests, which run its
+//! kept inputs on every change. Each panics when a law is broken.
+//!
+//! - FZ-1: nothing panics, whatever arrives.
+//! - FZ-2: reading holds at most [`PER_BYTE`] bytes of memory for each byte that has arrived, [`CONSTANT`] bytes
+//!   besides, and one tensor of the size that the limits allow.
+//! - FZ-3: what is understood can be sent on, and is understood as the same.
+//! - FZ-4: only the genuine bytes of a rank that knows the secret are accepted, and before that nobody gets more than
+//!   a challenge and a verdict.
+
+mod messages;
+mod raw;
+mod targets;
+
+pub use messages::message;
+pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream, table, value};
+
+/// A target: its name, and what it does with an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 6] = [
+    ("frame", frame),
+    ("value", value),
+    ("message", message_damaged),
+    ("stream", stream),
+    ("handshake", handshake),
+    ("table", table),
+];

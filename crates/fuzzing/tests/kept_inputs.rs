@@ -1,0 +1,35 @@
+//! The fuzzer's kept inputs, run through its targets on every change.
+
+use std::fs;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use shardwright_fuzzing::TARGETS;
+
+#[test]
+fn every_kept_input_keeps_the_laws() {
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    for (name, target) in TARGETS {
+        let folder = corpus.join(name);
+        let mut files: Vec<PathBuf> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        files.sort();
+        assert!(!files.is_empty(), "{} is empty", folder.display());
+        for file in files {
+            let input = fs::read(&file).unwrap();
+            let kept = std::panic::catch_unwind(|| target(&input)).is_ok();
+            assert!(kept, "{} breaks a law of target {name}", file.display());
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn random_inputs_keep_the_laws(input in prop::collection::vec(any::<u8>(), 0..400)) {
+        for (_, target) in TARGETS {
+            target(&input);
+        }
+    }
+}
