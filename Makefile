@@ -20,7 +20,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle fuzz gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle fuzz stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,8 @@ bench-comm-idle: setup ## what communication takes from a rank that computes
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<
 	@touch $@
+stress: setup ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
 
 gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"

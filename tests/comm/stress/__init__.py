@@ -1,0 +1,1 @@
+"""Many messages among four processes, and processes killed in the middle of them: ``make stress``."""
