@@ -20,7 +20,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle fuzz stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint format test-compat test-all bench-overhead bench-comm bench-comm-idle fuzz stress rehearse gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ bench-comm-idle: setup ## what communication takes from a rank that computes
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<
 	@touch $@
+rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
+	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
+
 stress: setup ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
 

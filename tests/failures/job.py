@@ -174,6 +174,7 @@ class Job:
         environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
         launcher: list[str] | None = None,
         launch: Callable[[int, int, int], Mapping[str, str]] = torchrun_environment,
+        prefix: Callable[[int], list[str]] = lambda rank: [],
     ) -> None:
         self._mark = uuid.uuid4().hex
         base = {
@@ -188,7 +189,7 @@ class Job:
         port = free_port()
         for rank in range(ranks):
             own = {**base, **launch(rank, ranks, port), **environment(rank)}
-            self.ranks.append(Process([sys.executable, *script], own))
+            self.ranks.append(Process([*prefix(rank), sys.executable, *script], own))
 
     def __enter__(self) -> Job:
         return self
