@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.slow
 def test_messages_arrive_once_intact_and_in_order_and_survivors_name_the_killed_rank() -> None:
-    command = [sys.executable, "-m", "tests.comm.stress", "--messages", "10000", "--kills", "5"]
+    command = [sys.executable, "-m", "tests.comm.stress", "--messages", "10000", "--minutes", "0", "--kills", "5"]
     path = f"{ROOT / 'python'}:{ROOT}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
