@@ -147,7 +147,10 @@ impl Engine {
         let outcome = sending.send(peer, frame);
         self.read(&mut sending);
         drop(sending);
-        self.deliver();
+        if !lock(&self.inbox).is_empty() {
+            // What came meanwhile is for those who read: a send does not wait for receivers.
+            self.events.signal();
+        }
         match outcome {
             Ok(()) => {
                 self.sent.fetch_add(1, Ordering::Relaxed);
