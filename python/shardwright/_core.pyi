@@ -79,6 +79,7 @@ class CommOptions:
         transport: str,
         spin_microseconds: SupportsIndex,
         ucx_library: str | None,
+        ucx_packages: SupportsGetItem[int, str],
         host_buffer_bytes: SupportsIndex,
         device_to_device: bool,
         device_buffer_bytes: SupportsIndex,
@@ -669,11 +670,14 @@ class Topology:
         Ranks in the job.
         """
 
-def command(arguments: SupportsGetItem[int, str], facts: str) -> tuple[int, str, str]:
+def command(
+    arguments: SupportsGetItem[int, str], facts: str, ucx_packages: SupportsGetItem[int, str]
+) -> tuple[int, str, str]:
     """
     Run the command: its exit status, what to write to the standard output, and what to the standard error.
 
-    `facts` is a JSON object of what only Python knows about itself.
+    `facts` is a JSON object of what only Python knows about itself, `ucx_packages` the directories of
+    Python packages that hold UCX.
     """
 
 def derive_seed(seed: SupportsIndex, number: SupportsIndex, /) -> int:

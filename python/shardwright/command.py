@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from shardwright import _core
+from shardwright.communication import ucx_packages
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for a finding, 2 for a misuse.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    status, output, complaint = _core.command(given, json.dumps(_facts()))
+    status, output, complaint = _core.command(given, json.dumps(_facts()), ucx_packages())
     sys.stdout.write(output)
     sys.stderr.write(complaint)
     return status

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,10 +65,18 @@ def comm_options(cfg: Any, environ: Mapping[str, str]) -> _core.CommOptions:
         transport=cfg.transport,
         spin_microseconds=cfg.comm_spin_microseconds,
         ucx_library=cfg.ucx_library,
+        ucx_packages=ucx_packages(),
         host_buffer_bytes=cfg.comm_buffer_bytes,
         device_to_device=device_to_device.enabled,
         device_buffer_bytes=device_to_device.buffer_bytes,
     )
+
+
+def ucx_packages() -> list[str]:
+    """Directories with the UCX libraries of installed Python packages (``libucx-cu12``, ``libucx-cu13``)."""
+    found = importlib.util.find_spec("libucx")
+    places = (found.submodule_search_locations or []) if found is not None else []
+    return [os.path.join(place, "lib") for place in places]
 
 
 def comm_stats() -> dict[str, Any]:

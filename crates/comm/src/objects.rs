@@ -101,6 +101,10 @@ impl ObjectPlane {
             state.check(&key, watched)?;
             drop(state);
             let slice = patience.next_slice(from, "object")?;
+            if patience.read_until(slice, &mut || !self.lock().is_unmoved(&key, watched)) {
+                state = self.lock();
+                continue;
+            }
             state = self.lock();
             if state.is_unmoved(&key, watched) {
                 let (guard, _) = self

@@ -14,6 +14,8 @@ pub struct CommOptions {
     pub spin: Duration,
     /// The UCX library to load; `None` to look for one.
     pub ucx_library: Option<PathBuf>,
+    /// Directories of Python packages that hold UCX.
+    pub ucx_packages: Vec<PathBuf>,
     /// The most host memory for persistent buffers.
     pub host_buffer_bytes: u64,
     /// Not set by `SMP_DISABLE_D2D`.
@@ -28,6 +30,7 @@ impl Default for CommOptions {
             transport: Choice::Auto,
             spin: Duration::from_micros(50),
             ucx_library: None,
+            ucx_packages: Vec::new(),
             host_buffer_bytes: 1 << 30,
             device_to_device: true,
             device_buffer_bytes: 256 << 20,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use crate::error::CommError;
+use crate::transport::Transport;
 
 /// Waits are cut into slices of at most this, so that signals get through.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -14,6 +15,7 @@ pub struct Patience<'a> {
     started: Instant,
     deadline: Option<Instant>,
     go_on: &'a mut dyn FnMut() -> bool,
+    reads: Option<&'a dyn Transport>,
 }
 
 impl<'a> Patience<'a> {
@@ -24,7 +26,23 @@ impl<'a> Patience<'a> {
             started,
             deadline: limit.and_then(|limit| started.checked_add(limit)),
             go_on,
+            reads: None,
         }
+    }
+
+    /// The waiting thread receives by itself where the transport lets it.
+    #[must_use]
+    pub fn reading(self, transport: &'a dyn Transport) -> Self {
+        Self {
+            reads: Some(transport),
+            ..self
+        }
+    }
+
+    /// Receives until `done` or for a slice; `false`, at once, where it has to sleep instead.
+    pub(crate) fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
+        self.reads
+            .is_some_and(|transport| transport.read_until(slice, done))
     }
 
     /// How long to wait before asking again, or why not to wait.

@@ -88,8 +88,7 @@ pub trait Transport: Send + Sync {
     /// Lets the calling thread, which waits, receive by itself until `done` or for `slice`:
     /// deliveries then happen in this thread, and nobody has to wake it. `false`, at once, where
     /// the transport has no such way or another thread does it already.
-    fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
-        let _ = (slice, done);
+    fn read_until(&self, _slice: Duration, _done: &mut dyn FnMut() -> bool) -> bool {
         false
     }
 

@@ -16,12 +16,13 @@ pub(crate) struct PyCommOptions(pub(crate) CommOptions);
 #[pymethods]
 impl PyCommOptions {
     #[new]
-    #[pyo3(signature = (*, transport, spin_microseconds, ucx_library, host_buffer_bytes, device_to_device,
-                        device_buffer_bytes))]
+    #[pyo3(signature = (*, transport, spin_microseconds, ucx_library, ucx_packages, host_buffer_bytes,
+                        device_to_device, device_buffer_bytes))]
     fn new(
         transport: &str,
         spin_microseconds: u64,
         ucx_library: Option<String>,
+        ucx_packages: Vec<String>,
         host_buffer_bytes: u64,
         device_to_device: bool,
         device_buffer_bytes: u64,
@@ -35,6 +36,7 @@ impl PyCommOptions {
             transport,
             spin: Duration::from_micros(spin_microseconds),
             ucx_library: ucx_library.map(Into::into),
+            ucx_packages: ucx_packages.into_iter().map(Into::into).collect(),
             host_buffer_bytes,
             device_to_device,
             device_buffer_bytes,

@@ -5,6 +5,7 @@ mod comm;
 mod command;
 mod config;
 mod error;
+mod interruptible;
 mod listener;
 mod log;
 mod modules;
@@ -17,6 +18,7 @@ mod server_types;
 mod tensors;
 mod topology;
 mod torch_types;
+mod ucx;
 mod values;
 
 use pyo3::prelude::*;

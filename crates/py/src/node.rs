@@ -8,17 +8,19 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
-    CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, SLICE,
-    Secret, Transport, in_process_with, published,
+    CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, Secret,
+    StartError, Transport, in_process_with, published, ucx::connect_ucx,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
 
 use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
+use crate::interruptible::interruptible;
 use crate::listener::Listener;
 use crate::log;
 use crate::tensors::{TensorParts, set_process_pool};
+use crate::ucx;
 use crate::values::Spec;
 
 /// The connection to the job. In a forked child every method raises.
@@ -87,8 +89,19 @@ impl Node {
         log::collect();
         let router = Arc::new(Router::default());
         let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
-        let outcome = interruptible(py, |go_on| {
-            shardwright_comm::connect(options, receiver, go_on)
+        let worker = comm_options
+            .as_ref()
+            .map(|wanted| ucx::worker(wanted, &options))
+            .transpose()?
+            .flatten();
+        let spin = comm_options
+            .as_ref()
+            .map_or(Duration::ZERO, |wanted| wanted.spin);
+        let outcome = interruptible(py, |go_on| -> Result<Arc<dyn Transport>, StartError> {
+            Ok(match worker {
+                Some(worker) => connect_ucx(options, worker, spin, receiver, go_on)?,
+                None => shardwright_comm::connect(options, receiver, go_on)?,
+            })
         })?;
         let transport = outcome.map_err(|error| start_error(&error))?;
         set_process_pool(pool);
@@ -181,7 +194,7 @@ impl Node {
             self.router.objects().receive(
                 Rank(source),
                 channel,
-                &mut Patience::new(Some(limit), go_on),
+                &mut Patience::new(Some(limit), go_on).reading(&*self.transport),
             )
         })?;
         match received {
@@ -235,7 +248,7 @@ impl Node {
             .map(|timeout| duration("timeout", timeout))
             .transpose()?;
         let outcome = interruptible(py, |go_on| {
-            let mut patience = Patience::new(limit, go_on);
+            let mut patience = Patience::new(limit, go_on).reading(&*self.transport);
             shardwright_comm::barrier(
                 &*self.transport,
                 self.router.objects(),
@@ -353,39 +366,4 @@ fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
             "{name} is {seconds}; it has to be a number of seconds"
         ))
     })
-}
-
-/// Works without the GIL, in slices between which signals get through; the
-/// exception of a signal's handler ends the work and is raised.
-fn interruptible<T: Send>(
-    py: Python<'_>,
-    work: impl FnOnce(&mut dyn FnMut() -> bool) -> T + Send,
-) -> PyResult<T> {
-    let mut raised = None;
-    let mut asked = std::time::Instant::now();
-    let outcome = py.detach(|| {
-        work(&mut || {
-            if asked.elapsed() < SLICE {
-                return true;
-            }
-            asked = std::time::Instant::now();
-            match check_signals() {
-                Ok(()) => true,
-                Err(error) => {
-                    raised = Some(error);
-                    false
-                }
-            }
-        })
-    });
-    raised.map_or(Ok(outcome), Err)
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    clippy::redundant_closure_for_method_calls,
-    reason = "the thread is Python's own, and asks between two slices of its wait; the closure is general over lifetimes"
-)]
-fn check_signals() -> PyResult<()> {
-    Python::attach(|py| py.check_signals())
 }

@@ -20,7 +20,7 @@ use shardwright_wire::{Frame, Limits};
 use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
 use super::raw::EventHandle;
-use super::sending::{Sending, peer_of};
+use super::sending::{KEY_BYTES, Key, Sending, peer_of};
 use super::wakes::Wakes;
 use super::worker::Worker;
 use crate::BACKLOG_DEADLINE;
@@ -36,32 +36,34 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
 pub(super) struct Engine {
     receiver: Arc<dyn Receiver>,
-    events: EventHandle,
-    sending: Mutex<Sending>,
-    inbox: Mutex<VecDeque<Event>>,
-    delivery: Mutex<BTreeMap<Rank, From>>,
+    pub(super) events: EventHandle,
+    pub(super) sending: Mutex<Sending>,
+    key: Key,
+    pub(super) inbox: Mutex<VecDeque<Event>>,
+    pub(super) delivery: Mutex<BTreeMap<Rank, From>>,
     /// Held by the one waiting thread that reads for itself.
     reader: Mutex<()>,
     is_read: AtomicBool,
-    closing: AtomicBool,
+    pub(super) closing: AtomicBool,
     spin: Duration,
     setup: OnceLock<(Limits, Arc<Exchange>)>,
     sent: AtomicU64,
     received: AtomicU64,
     bytes_sent: AtomicU64,
     bytes_received: AtomicU64,
+    strangers: AtomicU64,
 }
 
 /// What is known of one sender.
 #[derive(Default)]
-struct From {
+pub(super) struct From {
     assembly: Assembly,
     lost: Option<Loss>,
     suspected: Option<(Instant, String)>,
 }
 
-/// Counters: messages sent and received, bytes sent and received.
-pub(super) type Counts = [u64; 4];
+/// Counters: messages sent and received, bytes sent and received, messages without the key.
+pub(super) type Counts = [u64; 5];
 
 impl Engine {
     pub(super) fn new(
@@ -69,7 +71,13 @@ impl Engine {
         spin: Duration,
         receiver: Arc<dyn Receiver>,
     ) -> Result<Self, UcxError> {
+        let mut key = [0; KEY_BYTES];
+        getrandom::fill(&mut key).map_err(|error| UcxError::Call {
+            action: "make a key",
+            reason: error.to_string(),
+        })?;
         Ok(Self {
+            key,
             receiver,
             events: worker.event_handle()?,
             sending: Mutex::new(Sending::new(worker)),
@@ -84,6 +92,7 @@ impl Engine {
             received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
+            strangers: AtomicU64::new(0),
         })
     }
 
@@ -102,6 +111,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Where peers reach this rank, and with which key.
+    pub(super) fn place(&self) -> Result<Vec<u8>, UcxError> {
+        lock(&self.sending).place(&self.key)
+    }
+
     pub(super) fn reaches(&self, peer: Rank) -> bool {
         lock(&self.sending).reaches(peer)
     }
@@ -116,6 +130,7 @@ impl Engine {
             &self.received,
             &self.bytes_sent,
             &self.bytes_received,
+            &self.strangers,
         ]
         .map(|count| count.load(Ordering::Relaxed))
     }
@@ -221,6 +236,11 @@ impl Engine {
                 header,
                 payload,
             } => {
+                let Some(name) = header.strip_prefix(&self.key[..]) else {
+                    self.strangers.fetch_add(1, Ordering::Relaxed);
+                    tracing::debug!("a UCX message without this rank's key was dropped");
+                    return;
+                };
                 let state = delivery.entry(from).or_default();
                 if state.lost.is_some() || self.closing.load(Ordering::SeqCst) {
                     return;
@@ -230,7 +250,7 @@ impl Engine {
                 let Some((limits, exchange)) = self.setup.get() else {
                     return;
                 };
-                let assembled = Name::from_bytes(&header).and_then(|name| {
+                let assembled = Name::from_bytes(name).and_then(|name| {
                     state.assembly.take(name, payload, limits, &|place, bytes| {
                         exchange.receive(from, place, bytes)
                     })
@@ -325,7 +345,7 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
-            self.sleep(slice - waited);
+            self.sleep(slice.saturating_sub(waited));
         }
         self.is_read.store(false, Ordering::SeqCst);
         // UE-2: from here on the reading thread is woken.
@@ -337,7 +357,7 @@ impl Engine {
         lock(&self.sending).arm().unwrap_or(true)
     }
 
-    fn sleep(&self, at_most: Duration) {
+    pub(super) fn sleep(&self, at_most: Duration) {
         if self.arm()
             && let Err(error) = self.events.wait(at_most)
         {
@@ -368,39 +388,8 @@ impl Engine {
             }
         }
     }
-
-    /// Waits until what was sent has left.
-    pub(super) fn flush(&self, deadline: Duration) -> bool {
-        let began = Instant::now();
-        loop {
-            let moved = self.advance();
-            if lock(&self.sending).parts_under_way() == 0 {
-                return true;
-            }
-            if began.elapsed() > deadline {
-                return false;
-            }
-            if !moved {
-                self.sleep(Duration::from_millis(5));
-            }
-        }
-    }
-
-    /// Nothing is delivered any more (CM-4); the reading thread ends.
-    pub(super) fn stop(&self) {
-        self.closing.store(true, Ordering::SeqCst);
-        self.events.signal();
-        drop(lock(&self.delivery));
-    }
-
-    /// Frees everything; the reading thread has ended.
-    pub(super) fn close(&self, deadline: Duration) {
-        lock(&self.sending).close(deadline);
-        lock(&self.inbox).clear();
-        lock(&self.delivery).clear();
-    }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -46,6 +46,12 @@ pub enum UcxError {
         /// The endpoint.
         endpoint: EndpointId,
     },
+    /// A rank told a place without the key that its messages must carry.
+    #[error("rank {peer} told no key for its UCX worker")]
+    NoKey {
+        /// The rank.
+        peer: Rank,
+    },
     /// The worker was closed.
     #[error("the UCX worker is closed")]
     Closed,

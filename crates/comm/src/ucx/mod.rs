@@ -14,6 +14,7 @@
 //! - UCX-6: nothing stays in `/dev/shm`, however a process ends.
 
 mod assembly;
+mod closing;
 mod engine;
 pub mod error;
 pub mod library;

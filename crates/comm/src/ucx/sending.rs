@@ -15,6 +15,13 @@ const BYTES_UNDER_WAY: u64 = 256 << 20;
 /// A token names the peer and the bytes that its message keeps.
 const TOKEN_BYTES: u32 = 40;
 
+/// What a message must carry to be taken: UCX itself lets anybody connect. The receiver makes it,
+/// and the ranks of the job learn it over connections that have proved the job's secret.
+pub(super) type Key = [u8; KEY_BYTES];
+
+/// The size of a key.
+pub(super) const KEY_BYTES: usize = 16;
+
 pub(super) struct Sending {
     worker: Worker,
     peers: BTreeMap<Rank, Outgoing>,
@@ -22,6 +29,7 @@ pub(super) struct Sending {
 
 struct Outgoing {
     endpoint: EndpointId,
+    key: Key,
     next_message: u64,
     under_way: u64,
     parts: u64,
@@ -35,16 +43,26 @@ impl Sending {
         }
     }
 
-    pub(super) fn connect(&mut self, peer: Rank, address: &[u8]) -> Result<(), UcxError> {
+    /// Begins to connect to the worker of a peer, which takes only what carries its key.
+    pub(super) fn connect(&mut self, peer: Rank, place: &[u8]) -> Result<(), UcxError> {
+        let Some((key, address)) = place.split_first_chunk::<KEY_BYTES>() else {
+            return Err(UcxError::NoKey { peer });
+        };
         let endpoint = self.worker.connect(peer, address)?;
         let outgoing = Outgoing {
             endpoint,
+            key: *key,
             next_message: 0,
             under_way: 0,
             parts: 0,
         };
         self.peers.insert(peer, outgoing);
         Ok(())
+    }
+
+    /// Where peers reach this worker, and with which key.
+    pub(super) fn place(&mut self, key: &Key) -> Result<Vec<u8>, UcxError> {
+        Ok([&key[..], &self.worker.address()?].concat())
     }
 
     pub(super) fn reaches(&self, peer: Rank) -> bool {
@@ -83,9 +101,9 @@ impl Sending {
             let bytes = pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
             let bytes = bytes.min((1 << TOKEN_BYTES) - 1);
             let token = u64::from(peer.0) << TOKEN_BYTES | bytes;
-            let name = Name { message, part };
+            let header = [&outgoing.key[..], &Name { message, part }.to_bytes()].concat();
             self.worker
-                .send(outgoing.endpoint, &name.to_bytes(), pieces, token)?;
+                .send(outgoing.endpoint, &header, pieces, token)?;
             outgoing.under_way += bytes;
             outgoing.parts += 1;
         }

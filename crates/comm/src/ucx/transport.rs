@@ -3,6 +3,8 @@
 //! TCP keeps what it does best: the rendezvous, the job's secret, liveness and goodbyes. A pair
 //! of ranks uses UCX when both have it; other pairs send through TCP.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -34,7 +36,7 @@ pub struct Ucx {
 struct Relay {
     receiver: Arc<dyn Receiver>,
     engine: Arc<Engine>,
-    announced: Mutex<std::collections::BTreeMap<Rank, u64>>,
+    announced: Mutex<BTreeMap<Rank, u64>>,
 }
 
 /// Joins the job, with a worker of UCX for its messages; see [`connect`].
@@ -42,16 +44,16 @@ struct Relay {
 /// A waiting thread looks for messages without sleeping for `spin`.
 pub fn connect_ucx(
     mut options: JobOptions,
-    mut worker: Worker,
+    worker: Worker,
     spin: Duration,
     receiver: Arc<dyn Receiver>,
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Arc<Ucx>, StartError> {
-    options.ucx_address = worker.address().map_err(|error| system(&error))?;
     let limits = options.limits;
     let engine =
         Engine::new(worker, spin, Arc::clone(&receiver)).map_err(|error| system(&error))?;
     let engine = Arc::new(engine);
+    options.ucx_address = engine.place().map_err(|error| system(&error))?;
     let relay = Arc::new(Relay {
         receiver,
         engine: Arc::clone(&engine),
@@ -145,6 +147,14 @@ impl Transport for Ucx {
         self.tcp.pulse()
     }
 
+    fn reached_by(&self, rank: Rank) -> Cow<'static, str> {
+        if self.engine.reaches(rank) {
+            "UCX".into()
+        } else {
+            self.tcp.reached_by(rank)
+        }
+    }
+
     fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
         self.owner.is_here() && self.engine.read_until(slice, done)
     }
@@ -178,13 +188,14 @@ impl Transport for Ucx {
     }
 
     fn stats(&self) -> CommStats {
-        let [sent, received, bytes_sent, bytes_received] = self.engine.counts();
+        let [sent, received, bytes_sent, bytes_received, strangers] = self.engine.counts();
         let tcp = self.tcp.stats();
         CommStats {
             messages_sent: tcp.messages_sent + sent,
             messages_received: tcp.messages_received + received,
             bytes_sent: tcp.bytes_sent + bytes_sent,
             bytes_received: tcp.bytes_received + bytes_received,
+            strangers_dropped: tcp.strangers_dropped + strangers,
             ..tcp
         }
     }

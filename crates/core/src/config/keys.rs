@@ -15,7 +15,6 @@ const NO_HALF_PRECISION: &str = "half-precision training is not built yet";
 const NO_OFFLOADING: &str = "activation offloading is not built yet";
 const NO_STATIC_MODE: &str = "static and fast mode are not built yet";
 const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
-const NO_UCX: &str = "transport by UCX is not built yet";
 const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
 
 const fn common(
@@ -99,8 +98,8 @@ pub const KEYS: &[Key] = &[
     own("secret_file", Text, Nothing, "path", "file with the job's secret, readable by its owner only; else the environment's SHARDWRIGHT_SECRET, else a random one where all ranks are on one host").per_rank(),
     own("allow_insecure_hosts", FLAG, Boolean(false), "", "allow a job on several hosts without a secret: anybody who reaches its ports can take part"),
     own("bind_interface_address", Address, Nothing, "IP address", "the address of this host that listeners bind to; else the one that reaches the rendezvous").per_rank(),
-    own("transport", Choice(&["auto", "tcp", "ucx", "shared_memory"]), Word("auto"), "", "what carries tensors between ranks: auto takes the best that there is, tcp nothing else, ucx no shared memory of this library, shared_memory nothing of UCX; ucx is not built yet"),
-    own("comm_spin_microseconds", Kind::Integer(0, u32::MAX as u64), Integer(50), "microseconds", "how long a thread that waits for a message looks for it again and again before it sleeps; 0: it sleeps at once").per_rank().not_built(NO_UCX),
-    own("ucx_library", Text, Nothing, "path", "the UCX library (libucp.so.0) to load; else the system's, else that of the Python package libucx").per_rank().not_built(NO_UCX),
+    own("transport", Choice(&["auto", "tcp", "ucx", "shared_memory"]), Word("auto"), "", "what carries tensors between ranks: auto takes the best that there is, tcp nothing else, ucx no shared memory of this library, shared_memory nothing of UCX"),
+    own("comm_spin_microseconds", Kind::Integer(0, u32::MAX as u64), Integer(50), "microseconds", "how long a thread that waits for a message looks for it again and again before it sleeps; 0: it sleeps at once").per_rank(),
+    own("ucx_library", Text, Nothing, "path", "the UCX library (libucp.so.0) to load; else the system's, else that of the Python package libucx").per_rank(),
     own("comm_buffer_bytes", Count(0), Integer(1 << 30), "bytes", "the most host memory that a rank sets aside for the transfer of tensors; what finds no room goes over TCP").per_rank(),
 ];

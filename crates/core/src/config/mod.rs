@@ -143,7 +143,6 @@ impl Config {
             }
             _ => {}
         }
-        check_transport(&values)?;
         if values.get("ddp") != Some(&json!(true)) {
             check_without_data_parallelism(&values)?;
         }
@@ -307,19 +306,6 @@ fn check_without_data_parallelism(
         }
     }
     Ok(())
-}
-
-/// Refuses the transport that has a name already but is being built.
-fn check_transport(values: &BTreeMap<&'static str, Value>) -> Result<(), ConfigError> {
-    match values.get("transport") {
-        Some(value) if *value == json!("ucx") => Err(ConfigError::NotBuilt {
-            key: "transport",
-            value: value.to_string(),
-            reason: "transport by UCX is not built yet",
-            default: json!("auto").to_string(),
-        }),
-        _ => Ok(()),
-    }
 }
 
 fn as_u32(value: &Value) -> Option<u32> {

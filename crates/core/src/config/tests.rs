@@ -153,16 +153,8 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
             "loading a saved partition is not built yet",
         ),
         (
-            json!({"transport": "ucx"}),
-            "\"transport\" is \"ucx\", but transport by UCX is not built yet",
-        ),
-        (
             json!({"transport": "mpi"}),
             "allowed: \"auto\" or \"tcp\" or \"ucx\" or \"shared_memory\"",
-        ),
-        (
-            json!({"comm_spin_microseconds": 10}),
-            "UCX is not built yet",
         ),
         (json!({"comm_buffer_bytes": -1}), "an integer of 0 or more"),
     ];

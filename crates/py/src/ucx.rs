@@ -1,0 +1,59 @@
+//! Finding UCX for a job, and saying what was found.
+
+use pyo3::prelude::*;
+use shardwright_cli::UcxReport;
+use shardwright_comm::routing::Choice;
+use shardwright_comm::ucx::{Candidates, Library, Options, Worker, transports};
+use shardwright_comm::{CommOptions, JobOptions, StartError};
+
+use crate::error::start_error;
+
+/// What a message may hold at most while it is received.
+const MAX_PAYLOAD: usize = 64 << 30;
+
+/// The worker of a job that goes through UCX; none where it does not.
+pub(crate) fn worker(wanted: &CommOptions, job: &JobOptions) -> PyResult<Option<Worker>> {
+    if wanted.transport != Choice::Ucx {
+        return Ok(None);
+    }
+    let refused = |reason: String| {
+        start_error(&StartError::System {
+            what: "cannot use UCX, which \"transport\" asks for",
+            reason,
+        })
+    };
+    let library = Library::find(&candidates(wanted)).map_err(|error| refused(error.to_string()))?;
+    if library.found().newer_than_tested {
+        tracing::warn!(version = %library.found().version, "this UCX is newer than those that were tested");
+    }
+    let options = Options {
+        num_peers: job.world as usize - 1,
+        max_payload: MAX_PAYLOAD,
+        ..Options::default()
+    };
+    let worker = Worker::create(&library, job.rank, &options);
+    worker.map(Some).map_err(|error| refused(error.to_string()))
+}
+
+fn candidates(wanted: &CommOptions) -> Candidates {
+    Candidates {
+        configured: wanted.ucx_library.clone(),
+        without_system: false,
+        packages: wanted.ucx_packages.clone(),
+    }
+}
+
+/// What a job on this machine would find.
+pub(crate) fn report(wanted: &CommOptions) -> UcxReport {
+    match Library::find(&candidates(wanted)) {
+        Err(error) => UcxReport::NotFound {
+            looked_at: error.to_string().lines().map(str::to_owned).collect(),
+        },
+        Ok(library) => UcxReport::Loaded {
+            path: library.found().path.display().to_string(),
+            version: library.found().version.to_string(),
+            tested: !library.found().newer_than_tested,
+            transports: transports(&library),
+        },
+    }
+}
