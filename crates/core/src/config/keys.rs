@@ -62,7 +62,7 @@ pub const KEYS: &[Key] = &[
     torch("memory_weight", Kind::Number(0.0, 1.0), Derived("0.2 with optimize speed, 0.8 with memory"), "", "weight of memory against computation in the cost of a module"),
     torch("ddp", FLAG, Boolean(false), "", "data parallelism over model replicas; required as soon as there is more than one"),
     torch("ddp_port", Kind::Integer(1, 65_535), Nothing, "TCP port", "port of the rendezvous instead of MASTER_PORT; needs ddp"),
-    torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "backend of collectives: auto takes NCCL where there are GPUs, else Gloo; nccl insists; needs ddp"),
+    torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "what carries messages between ranks: auto TCP, with the tensors for ranks of the same host in shared memory; shared_memory the same; tcp nothing else; ucx UCX, and shared memory as auto (new: tried less than the others)"),
     torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2"), "microbatches", "microbatches in flight at once with pipeline interleaved"),
     torch("deterministic_server", FLAG, Boolean(false), "", "runs of one layout give the same bits: gradients are summed in one order, whatever the order in which requests are served; keeps a gradient for each microbatch until the step ends"),
     torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which a module is split").not_built(NO_TENSOR_PARALLELISM),
