@@ -211,7 +211,7 @@ class Node:
         liveness_timeout: SupportsFloat | SupportsIndex,
         bind_address: str | None,
         host_name: str,
-        buffer_bytes: SupportsIndex,
+        buffer_bytes: SupportsIndex = 0,
         listener: Listener | None = None,
         options: CommOptions | None = None,
     ) -> Node:

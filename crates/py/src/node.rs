@@ -42,7 +42,7 @@ impl Node {
     /// buffer for tensors on their way to ranks of the same host; 0 for none.
     #[staticmethod]
     #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, buffer_bytes, listener=None, options=None))]
+                        bind_address, host_name, buffer_bytes=0, listener=None, options=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
