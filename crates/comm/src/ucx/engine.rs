@@ -21,7 +21,6 @@ use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
 use super::raw::EventHandle;
 use super::sending::{KEY_BYTES, Key, Sending, peer_of};
-use super::wakes::Wakes;
 use super::worker::Worker;
 use crate::BACKLOG_DEADLINE;
 use crate::buffers::Exchange;
@@ -29,10 +28,7 @@ use crate::error::CommError;
 use crate::transport::{Loss, Receiver};
 
 /// How long a failed connection may wait for the liveness link to say what became of its peer.
-const VERDICT_DEADLINE: Duration = Duration::from_secs(2);
-
-/// The longest sleep of the reading thread: how late a verdict is noticed at most.
-const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+pub(super) const VERDICT_DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) struct Engine {
     receiver: Arc<dyn Receiver>,
@@ -42,10 +38,10 @@ pub(super) struct Engine {
     pub(super) inbox: Mutex<VecDeque<Event>>,
     pub(super) delivery: Mutex<BTreeMap<Rank, From>>,
     /// Held by the one waiting thread that reads for itself.
-    reader: Mutex<()>,
-    is_read: AtomicBool,
+    pub(super) reader: Mutex<()>,
+    pub(super) is_read: AtomicBool,
     pub(super) closing: AtomicBool,
-    spin: Duration,
+    pub(super) spin: Duration,
     setup: OnceLock<(Limits, Arc<Exchange>)>,
     sent: AtomicU64,
     received: AtomicU64,
@@ -58,8 +54,8 @@ pub(super) struct Engine {
 #[derive(Default)]
 pub(super) struct From {
     assembly: Assembly,
-    lost: Option<Loss>,
-    suspected: Option<(Instant, String)>,
+    pub(super) lost: Option<Loss>,
+    pub(super) suspected: Option<(Instant, String)>,
 }
 
 /// Counters: messages sent and received, bytes sent and received, messages without the key.
@@ -198,6 +194,7 @@ impl Engine {
     fn read(&self, sending: &mut Sending) -> bool {
         match sending.advance(&mut lock(&self.inbox)) {
             Ok(happened) => happened,
+            Err(UcxError::Closed) => false,
             Err(error) => {
                 tracing::error!(%error, "UCX does not go on");
                 false
@@ -310,82 +307,6 @@ impl Engine {
         self.deliver();
         if !known && !self.closing.load(Ordering::SeqCst) {
             self.receiver.peer_lost(peer, loss);
-        }
-    }
-
-    /// Peers whose connection failed a while ago and of whom nothing else was heard.
-    fn condemned(&self) -> Vec<(Rank, String)> {
-        let delivery = lock(&self.delivery);
-        let overdue = delivery.iter().filter(|(_, from)| from.lost.is_none());
-        overdue
-            .filter_map(|(peer, from)| {
-                let (since, reason) = from.suspected.as_ref()?;
-                (since.elapsed() > VERDICT_DEADLINE).then(|| (*peer, reason.clone()))
-            })
-            .collect()
-    }
-
-    /// Reads for a thread that waits, until `done` or for `slice`; `false`, at once, where another reads already.
-    pub(super) fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
-        let Ok(_reader) = self.reader.try_lock() else {
-            return false;
-        };
-        if self.closing.load(Ordering::SeqCst) {
-            return false;
-        }
-        self.is_read.store(true, Ordering::SeqCst);
-        let began = Instant::now();
-        loop {
-            let moved = self.advance();
-            let waited = began.elapsed();
-            if done() || waited >= slice {
-                break;
-            }
-            if moved || waited < self.spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            self.sleep(slice.saturating_sub(waited));
-        }
-        self.is_read.store(false, Ordering::SeqCst);
-        // UE-2: from here on the reading thread is woken.
-        while self.advance() || !self.arm() {}
-        true
-    }
-
-    fn arm(&self) -> bool {
-        lock(&self.sending).arm().unwrap_or(true)
-    }
-
-    pub(super) fn sleep(&self, at_most: Duration) {
-        if self.arm()
-            && let Err(error) = self.events.wait(at_most)
-        {
-            tracing::error!(%error, "cannot sleep on UCX's descriptor");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// The reading thread's loop, while nobody reads for itself.
-    pub(super) fn read_all(&self) {
-        let wakes = match Wakes::of(self.events.descriptor()) {
-            Ok(wakes) => wakes,
-            Err(error) => {
-                tracing::error!(%error, "no second descriptor for UCX's events");
-                return;
-            }
-        };
-        while !self.closing.load(Ordering::SeqCst) {
-            if !self.is_read.load(Ordering::SeqCst) && (self.advance() || !self.arm()) {
-                continue;
-            }
-            for (peer, reason) in self.condemned() {
-                self.lose(peer, Loss::Broken { reason }, None);
-            }
-            if let Err(error) = wakes.wait(LONGEST_SLEEP) {
-                tracing::error!(%error, "cannot sleep on UCX's descriptor");
-                std::thread::sleep(LONGEST_SLEEP);
-            }
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod error;
 pub mod library;
 pub mod options;
 mod raw;
+mod reading;
 mod sending;
 mod spare;
 #[cfg(test)]
