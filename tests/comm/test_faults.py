@@ -131,8 +131,10 @@ def test_harmful_faults_end_the_step_on_every_rank_with_the_peer_named(harm: str
         assert time.monotonic() - began < SECONDS
         for error in found:
             assert isinstance(error, PeerLostError | RemoteError), error
-        # Rank 1 is the one whose messages do not come through; it learns that the others have given it up.
-        assert {error.rank for error in (found[0], found[2])} <= {1}
+        # Rank 1 is the one whose messages do not come through; it learns that the others have given it up. Where its
+        # line to rank 2 still holds, it tells rank 2 so first now and then: then that names the other end.
+        assert found[0].rank == 1
+        assert found[2].rank in (0, 1)
         assert any(reason in str(error) for error in found), found
         assert found[1].rank in (0, 2)
 
