@@ -99,11 +99,6 @@ bench-comm-idle: setup ## what communication takes from a rank that computes
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<
 	@touch $@
-rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
-	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
-
-stress: setup ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
-	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
 
 rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
 	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
