@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -192,11 +191,7 @@ def main() -> int:
     print(figures.table("one-way latency, microseconds", latency, paths, list(SIZES)), end="\n\n")
     print(figures.table("streaming, GB/s", bandwidth, paths, list(SIZES)), end="\n\n")
     compared = figures.compare(latency, bandwidth)
-    missed = figures.missed(compared, figures.BARS)
-    for sentence in missed:
-        print(sentence)
-    print(json.dumps(compared), flush=True)
-    return 1 if missed else 0
+    return figures.conclude(compared, figures.BARS)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +104,15 @@ def missed(figures: Mapping[str, float | None], bars: Mapping[str, Bar]) -> list
             measured = "could not be measured" if figure is None else f"is {figure:.4g}"
             sentences.append(f"missed: {name} {measured}, the bar is {bar.sign} {bar.limit:g}")
     return sentences
+
+
+def conclude(figures: Mapping[str, float | None], bars: Mapping[str, Bar]) -> int:
+    """Print what is missed, and the figures as JSON on the last line; the exit status."""
+    sentences = missed(figures, bars)
+    for sentence in sentences:
+        print(sentence)
+    print(json.dumps(figures), flush=True)
+    return 1 if sentences else 0
 
 
 def in_digits(figure: float | None) -> str:

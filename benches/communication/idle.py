@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 
 from benches.communication.beside import COMMUNICATION_THREADS
-from benches.communication.figures import IDLE_BARS, MIB, missed
+from benches.communication.figures import IDLE_BARS, MIB, conclude
 from benches.communication.pair import Pair
 
 TASK_SECONDS = 0.02
@@ -62,11 +61,7 @@ def main() -> int:
         "idle_core_share": idle_share(shares),
         "overlap_ratio": statistics.median(beside / alone for alone, beside in measured),
     }
-    sentences = missed(figures, IDLE_BARS)
-    for sentence in sentences:
-        print(sentence)
-    print(json.dumps(figures), flush=True)
-    return 1 if sentences else 0
+    return conclude(figures, IDLE_BARS)
 
 
 if __name__ == "__main__":

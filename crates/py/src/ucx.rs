@@ -8,9 +8,6 @@ use shardwright_comm::{CommOptions, JobOptions, StartError};
 
 use crate::error::start_error;
 
-/// What a message may hold at most while it is received.
-const MAX_PAYLOAD: usize = 64 << 30;
-
 /// The worker of a job that goes through UCX; none where it does not.
 pub(crate) fn worker(wanted: &CommOptions, job: &JobOptions) -> PyResult<Option<Worker>> {
     if wanted.transport != Choice::Ucx {
@@ -28,7 +25,7 @@ pub(crate) fn worker(wanted: &CommOptions, job: &JobOptions) -> PyResult<Option<
     }
     let options = Options {
         num_peers: job.world as usize - 1,
-        max_payload: MAX_PAYLOAD,
+        max_payload: job.limits.tensor_bytes as usize,
         ..Options::default()
     };
     let worker = Worker::create(&library, job.rank, &options);

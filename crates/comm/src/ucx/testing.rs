@@ -9,14 +9,18 @@ const LIBRARY_VARIABLE: &str = "SHARDWRIGHT_UCX_LIBRARY";
 
 /// The UCX of the tests. A machine without one cannot test the transports over it, and says so.
 pub(crate) fn library() -> Library {
-    let configured = std::env::var_os(LIBRARY_VARIABLE).map_or_else(of_the_project, PathBuf::from);
     let candidates = Candidates {
-        configured: Some(configured),
+        configured: Some(place()),
         ..Candidates::default()
     };
     Library::find(&candidates).unwrap_or_else(|error| {
         panic!("no UCX for the tests: set {LIBRARY_VARIABLE}, or run `make setup`: {error}")
     })
+}
+
+/// The directory in which the tests look for it.
+pub(crate) fn place() -> PathBuf {
+    std::env::var_os(LIBRARY_VARIABLE).map_or_else(of_the_project, PathBuf::from)
 }
 
 fn of_the_project() -> PathBuf {

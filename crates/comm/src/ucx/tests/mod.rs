@@ -1,41 +1,24 @@
-//! Tests that need UCX. `SHARDWRIGHT_UCX_LIBRARY` says where it is; a value that does not lead to
-//! a UCX that works fails them, and without a value they only say so.
+//! Tests of UCX itself.
 
 mod library;
 mod pairs;
 mod processes;
 mod sleeping;
 
-use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::{Candidates, EndpointId, Event, Library, Options, Worker};
-
-/// The variable that says where UCX is.
-const LIBRARY_VARIABLE: &str = "SHARDWRIGHT_UCX_LIBRARY";
+use super::testing::library;
+use super::{EndpointId, Event, Library, Options, Worker};
 
 /// Far above what any of the tests takes.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 /// Choices of transports that every machine has.
 const TRANSPORTS: [&str; 3] = ["posix,self", "posix,tcp,self", "tcp,self"];
-
-#[expect(clippy::print_stderr, reason = "a test that does nothing says so")]
-fn library() -> Option<Library> {
-    let Some(path) = std::env::var_os(LIBRARY_VARIABLE) else {
-        eprintln!("UCX was not looked for: {LIBRARY_VARIABLE} is not set");
-        return None;
-    };
-    let candidates = Candidates {
-        configured: Some(PathBuf::from(path)),
-        ..Candidates::default()
-    };
-    Some(Library::find(&candidates).unwrap_or_else(|error| panic!("{LIBRARY_VARIABLE}: {error}")))
-}
 
 fn options(transports: &str) -> Options {
     Options {

@@ -27,7 +27,7 @@ const SIZES: [usize; 13] = [
 
 #[test]
 fn every_size_arrives_intact_over_every_transport() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         for report_errors in [true, false] {
             let options = Options {
@@ -54,7 +54,7 @@ fn every_size_arrives_intact_over_every_transport() {
 
 #[test]
 fn the_pieces_of_a_payload_arrive_one_after_another() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         let mut pair = Pair::connected(&library, &options(transports));
         for size in [1, 100, 5_000, 300_000, 3_000_000] {
@@ -83,7 +83,7 @@ fn the_pieces_of_a_payload_arrive_one_after_another() {
 #[test]
 fn many_messages_both_ways_at_once_arrive_once_each() {
     const MESSAGES: u64 = 400;
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         let mut pair = Pair::connected(&library, &options(transports));
         let size = |from: usize, number: u64| {
@@ -123,7 +123,7 @@ fn many_messages_both_ways_at_once_arrive_once_each() {
 
 #[test]
 fn small_messages_arrive_in_the_order_of_sending() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         let mut pair = Pair::connected(&library, &options(transports));
         for number in 0..5_000_u32 {
@@ -143,7 +143,7 @@ fn small_messages_arrive_in_the_order_of_sending() {
 
 #[test]
 fn a_payload_above_the_limit_is_refused_and_its_sender_is_told() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         let options = Options {
             max_payload: 3_000_000,
@@ -172,7 +172,7 @@ fn a_payload_above_the_limit_is_refused_and_its_sender_is_told() {
 
 #[test]
 fn a_small_payload_above_the_limit_is_refused_too() {
-    let Some(library) = library() else { return };
+    let library = library();
     let options = Options {
         max_payload: 1_000,
         ..options("posix,self")
@@ -193,7 +193,7 @@ fn a_small_payload_above_the_limit_is_refused_too() {
 
 #[test]
 fn a_header_that_is_too_long_is_refused_and_the_longest_one_arrives() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         let mut pair = Pair::connected(&library, &options(transports));
         let limit = pair.workers[0].max_header();
@@ -220,7 +220,7 @@ fn a_header_that_is_too_long_is_refused_and_the_longest_one_arrives() {
 
 #[test]
 fn abandoning_an_endpoint_ends_its_sends_at_once_and_silences_its_peer() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         for report_errors in [true, false] {
             let options = Options {
@@ -270,7 +270,7 @@ fn abandoning_an_endpoint_ends_its_sends_at_once_and_silences_its_peer() {
 
 #[test]
 fn closing_completes_what_was_sent_and_a_second_close_does_nothing() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         let mut pair = Pair::connected(&library, &options(transports));
         pair.send(0, b"", vec![pattern(0, 100)], 1);
@@ -313,7 +313,7 @@ fn closing_completes_what_was_sent_and_a_second_close_does_nothing() {
 
 #[test]
 fn workers_are_dropped_in_any_order_with_messages_under_way() {
-    let Some(library) = library() else { return };
+    let library = library();
     for transports in TRANSPORTS {
         for first in 0..2 {
             for report_errors in [true, false] {
