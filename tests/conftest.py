@@ -1,6 +1,19 @@
 """What every test may rely on."""
 
+import faulthandler
 import signal
+import sys
+
+import pytest
 
 # Shells start background jobs with SIGINT ignored, which children inherit; tests need it as a terminal leaves it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: How long the process may take to end once everything is told.
+_ENDING_SECONDS = 60.0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """See to it that a thread that hangs does not keep the process: then all stacks are shown, and it fails."""
+    faulthandler.dump_traceback_later(_ENDING_SECONDS, exit=True, file=sys.__stderr__)

@@ -103,9 +103,14 @@ class Runtime:
         return len(self._models) - 1
 
     @property
+    def models(self) -> list[DistributedModel]:
+        """Each ``DistributedModel`` that is still in use, or that no garbage collection has found yet."""
+        return [model for reference in self._models if (model := reference()) is not None]
+
+    @property
     def placements(self) -> list[Placement]:
-        """Where the modules of each ``DistributedModel`` that is still in use live."""
-        return [model.placement for reference in self._models if (model := reference()) is not None]
+        """Where the modules of each of the models live. A placement's model lives only while somebody holds it."""
+        return [model.placement for model in self.models]
 
     def placement(self, model_id: int) -> Placement:
         """Where the modules of the model with this id live.

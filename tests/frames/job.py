@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -108,7 +108,6 @@ class Job:
             )
             taking_turns = _TakingTurns(server, self.turn)
             self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=taking_turns))
-        self._threads = ThreadPoolExecutor(num_ranks, thread_name_prefix="rank")
 
     def run(self, main: Callable[[Runtime], T], settings: dict[str, Any]) -> list[T | BaseException]:
         """Run ``main`` on every rank.
@@ -121,27 +120,36 @@ class Job:
             What each rank returned or raised.
 
         Raises:
-            TimeoutError: A rank hangs; the job is of no use any more.
+            TimeoutError: A rank hangs; the job is of no use any more. Names what the others raised.
+            AssertionError: A rank took part in fewer steps than another.
         """
         cfg = load_config({"pipeline_parallel_degree": self.num_ranks, "ddp": False, **settings}, {}, {})
-        futures = []
-        for runtime in self.runtimes:
+        results: dict[int, T | BaseException] = {}
+        threads = []
+        for rank, runtime in enumerate(self.runtimes):
             runtime.cfg, runtime.num_microbatches = cfg, cfg.microbatches
-            context = contextvars.copy_context()
-            futures.append(self._threads.submit(context.run, self._main, runtime, main))
-        _, hanging = wait(futures, HANG_SECONDS)
+            run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
+            threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us
+            threads[-1].start()
+        deadline = time.monotonic() + HANG_SECONDS
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        hanging = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
         if hanging:
-            ranks = [rank for rank, future in enumerate(futures) if future in hanging]
-            raise TimeoutError(f"ranks {ranks} did not come to an end within {HANG_SECONDS:.0f} seconds")
-        return [future.result() for future in futures]
+            raised = [f"rank {rank}: {result!r}" for rank, result in results.items() if isinstance(result, Exception)]
+            raise TimeoutError(f"ranks {hanging} did not come to an end within {HANG_SECONDS:.0f} seconds; {raised}")
+        steps = [runtime.step for runtime in self.runtimes]
+        if len(set(steps)) > 1:
+            raise AssertionError(f"the ranks are in steps {steps}: {results}")
+        return [results[rank] for rank in range(self.num_ranks)]
 
-    def _main(self, runtime: Runtime, main: Callable[[Runtime], T]) -> T | BaseException:
+    def _main(self, runtime: Runtime, main: Callable[[Runtime], T], results: dict[int, T | BaseException]) -> None:
         self.turn.take()
         try:
             set_current_runtime(runtime)
-            return main(runtime)
+            results[runtime.rank] = main(runtime)
         except BaseException as error:
-            return error
+            results[runtime.rank] = error
         finally:
             self.turn.give()
 
@@ -168,7 +176,6 @@ class Job:
         for runtime in self.runtimes:
             runtime.workers.join(10.0)
             runtime.node.close()
-        self._threads.shutdown()
 
 
 @contextmanager

@@ -84,8 +84,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         """Whether every model that this optimizer trains is divided, or is just being so."""
         runtime = _runtime()
         return runtime is None or all(
-            placement.model is dividing or placement.partitioned or not self.trains(placement.model)
-            for placement in runtime.placements
+            model is dividing or model.placement.partitioned or not self.trains(model) for model in runtime.models
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -110,10 +110,10 @@ def set_partition(module: nn.Module, i: int) -> None:
     """
     _check_place(i, "smp.set_partition")
     runtime = _runtime()
-    for placement in runtime.placements if runtime is not None and runtime.pp_size > 1 else ():
-        if module is placement.model:
-            module = placement.module
-        if placement.partitioned and any(part is module for part in placement.module.modules()):
+    for model in runtime.models if runtime is not None and runtime.pp_size > 1 else ():
+        if module is model:
+            module = model.module
+        if model.placement.partitioned and any(part is module for part in model.module.modules()):
             raise PartitionError("smp.set_partition came too late: the model was divided in its first step")
     module.__dict__[_SET_TO] = i
 

@@ -29,7 +29,8 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     """Run one step on this rank: as the root, as a peer of the root, or alone."""
     if runtime.in_step or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
-    placements = runtime.placements
+    models = runtime.models  # held, so that none is collected while the step runs
+    placements = [model.placement for model in models]
     # One rank alone has only one order.
     ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
     transaction = StepTransaction(placements, runtime.workers if ordered else None)

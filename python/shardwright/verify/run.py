@@ -78,7 +78,7 @@ def verify(
         raise ShardwrightError("smp.verify was called inside a step function")
     if tolerance is not None and not tolerance > 0:
         raise ConfigError(f"tolerance is {tolerance!r}; allowed: a positive number")
-    models = [placement.model for placement in runtime.placements]
+    models = runtime.models
     if not models:
         raise ConfigError("smp.verify needs a model: wrap it in smp.DistributedModel first")
     steps = runtime.step

@@ -1,0 +1,43 @@
+"""Models that nobody uses any more, until and while the garbage collection finds them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import shardwright as smp
+from shardwright.runtime import Runtime
+from torch import nn
+
+from tests.frames.job import Job, in_process_ranks
+
+
+class Collecting(nn.Module):
+    """A collection strikes whenever somebody looks through its modules."""
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        gc.collect()
+        return super().modules(remove_duplicate)
+
+
+def test_a_place_is_given_by_hand_while_earlier_models_are_collected() -> None:
+    def main(runtime: Runtime) -> Any:
+        used = smp.DistributedModel(Collecting())
+        unused = smp.DistributedModel(nn.Linear(2, 2))
+        unused.itself = [unused]
+        del unused
+        assert len(runtime.models) == 2, "a cycle is kept until a collection"
+        used.placement._placed = True  # as after the first step, when set_partition looks through the model
+        smp.set_partition(nn.Linear(2, 2), 1)
+        used.placement._placed = False
+        gc.collect()
+        return [model is used for model in runtime.models]
+
+    with in_process_ranks():
+        job = Job(2)
+        try:
+            results = job.run(main, {"microbatches": 1})
+        finally:
+            job.close()
+    assert results == [[True], [True]]
