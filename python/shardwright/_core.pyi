@@ -608,13 +608,14 @@ class TensorParts:
 
         The caller keeps the memory alive and unchanged during the call.
         """
-    def buffer(self, /, index: SupportsIndex) -> ReceivedBuffer:
-        """
-        Take a tensor's bytes, as a writable buffer that owns them; they can be taken once.
-        """
     def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
         `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    def take_tensor(self, /, index: SupportsIndex) -> tuple[ReceivedBuffer, str, list[int], list[int], str]:
+        """
+        `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
+        can be taken once.
         """
 
 @final

@@ -51,6 +51,8 @@ def global_rank(rank: int, rank_type: RankType) -> int:
     Raises:
         ConfigError: There is no such rank in the group.
     """
+    if rank_type is RankType.WORLD_RANK and 0 <= rank < current_runtime().launch.world_size:
+        return rank
     ranks = group_ranks(CommGroup(rank_type.value))
     if not 0 <= rank < len(ranks):
         raise ConfigError(f"{rank_type.name} {rank} does not exist; allowed are 0 to {len(ranks) - 1}")

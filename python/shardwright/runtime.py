@@ -231,6 +231,9 @@ class Runtime:
         Raises:
             TimeoutError: It did not come before ``deadline``, on the monotonic clock.
         """
+        received = self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)
+        if received is not None:  # most do: so short a wait is nobody's business
+            return received
         what = f"an object from rank {rank} on channel {channel!r}"
         with Wait(self, what, [rank]) as wait:
             while True:

@@ -62,7 +62,7 @@ def test_the_counters_of_a_job_of_one_rank_are_there_and_zero() -> None:
 
 
 def connect(
-    rank: int, listener: Any, transport: str, buffer_bytes: int, host_names: tuple[str, str], **keys: Any
+    rank: int, listener: Any, host_names: tuple[str, str], buffer_bytes: int, *, transport: str, **keys: Any
 ) -> Any:
     return _core.Node.connect(
         rank=rank,
@@ -82,20 +82,27 @@ def connect(
     )
 
 
+#: Where no UCX is.
+NOWHERE = {"ucx_library": "/nowhere/libucp.so.0"}
+
+
 @pytest.mark.parametrize(
-    ("transport", "buffer_bytes", "host_names", "route", "reason"),
+    ("keys", "buffer_bytes", "host_names", "route", "reason"),
     [
-        ("tcp", 64 << 20, ("a", "a"), "tcp", "configured"),
-        ("auto", 1 << 20, ("a", "a"), "tcp", "source_host_full"),
-        ("auto", 64 << 20, ("a", "b"), "tcp", "no_ucx"),
+        ({"transport": "tcp"}, 64 << 20, ("a", "a"), "tcp", "configured"),
+        ({"transport": "shared_memory"}, 1 << 20, ("a", "a"), "tcp", "source_host_full"),
+        ({"transport": "shared_memory"}, 64 << 20, ("a", "b"), "tcp", "configured"),
+        ({"transport": "auto"}, 1 << 20, ("a", "a"), "host_staged", "source_host_full"),
+        ({"transport": "auto"}, 64 << 20, ("a", "b"), "host_staged", None),
+        ({"transport": "auto", **NOWHERE}, 64 << 20, ("a", "b"), "tcp", "no_ucx"),
     ],
 )
 def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
-    transport: str, buffer_bytes: int, host_names: tuple[str, str], route: str, reason: str
+    keys: dict[str, str], buffer_bytes: int, host_names: tuple[str, str], route: str, reason: str | None
 ) -> None:
     listener = _core.Listener.bind("127.0.0.1", 0)
     with ThreadPoolExecutor(2) as pool:
-        nodes = list(pool.map(lambda rank: connect(rank, listener, transport, buffer_bytes, host_names), range(2)))
+        nodes = list(pool.map(lambda rank: connect(rank, listener, host_names, buffer_bytes, **keys), range(2)))
     try:
         value = [torch.zeros(10), torch.zeros(20), torch.zeros(1 << 20)]
         spec, tensors = _core.flatten(value, registry)
@@ -106,15 +113,17 @@ def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
     finally:
         for node in nodes:
             node.close()
-    assert sent["transport"] == transport
+    assert sent["transport"] == keys["transport"]
     for name, number, size in (("in_message", 2, 120), (route, 1, 4 << 20)):
         counts = {"tensors_sent": number, "tensors_received": 0, "bytes_sent": size, "bytes_received": 0}
         assert sent["routes"][name] == counts
         counts = {"tensors_sent": 0, "tensors_received": number, "bytes_sent": 0, "bytes_received": size}
         assert received["routes"][name] == counts
-    assert {name: fallback["tensors"] for name, fallback in sent["fallbacks"].items()} == {reason: 1}
+    assert {name: fallback["tensors"] for name, fallback in sent["fallbacks"].items()} == (
+        {reason: 1} if reason else {}
+    )
     assert received["fallbacks"] == {}
-    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": "tcp"}}
+    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": "UCX" if route == "host_staged" else "tcp"}}
     assert (totals["messages_sent"], sent["messages_sent"]) == (1, 1)
 
 
@@ -122,7 +131,7 @@ def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
 def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tuple[str, str]) -> None:
     listener = _core.Listener.bind("127.0.0.1", 0)
     with ThreadPoolExecutor(2) as pool:
-        nodes = list(pool.map(lambda rank: connect(rank, listener, "ucx", 64 << 20, host_names), range(2)))
+        nodes = list(pool.map(lambda rank: connect(rank, listener, host_names, 64 << 20, transport="ucx"), range(2)))
         try:
             values = [[index, torch.full((size,), float(index))] for index, size in enumerate([0, 10, 5000, 1 << 20])]
 
@@ -152,4 +161,4 @@ def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tupl
 def test_a_ucx_that_is_not_there_is_told_with_the_place() -> None:
     listener = _core.Listener.bind("127.0.0.1", 0)
     with pytest.raises(JobStartError, match=r"cannot use UCX.*/nowhere/libucp"):
-        connect(0, listener, "ucx", 0, ("a", "a"), ucx_library="/nowhere/libucp.so.0")
+        connect(0, listener, ("a", "a"), 0, transport="ucx", **NOWHERE)

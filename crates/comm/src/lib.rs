@@ -24,7 +24,7 @@ pub mod ucx;
 
 use std::time::Duration;
 
-pub use buffers::{Exchange, Pool, SHARED_BYTES};
+pub use buffers::{Exchange, Pool, Reach, SHARED_BYTES};
 pub use counters::{Carried, Counters};
 pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};

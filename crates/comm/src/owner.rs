@@ -1,5 +1,7 @@
 //! Knowing a forked child from the process that owns a connection.
 
+mod raw;
+
 use crate::error::CommError;
 
 /// The process that made a connection. A forked child inherits the memory but
@@ -7,6 +9,7 @@ use crate::error::CommError;
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     pid: u32,
+    forks: Option<u64>,
 }
 
 impl Owner {
@@ -14,12 +17,17 @@ impl Owner {
     pub fn this_process() -> Self {
         Self {
             pid: std::process::id(),
+            forks: raw::forks(),
         }
     }
 
-    /// Whether this still is the owning process.
+    /// Whether this still is the owning process. It is asked many times for each message, for which a system call
+    /// would be too much.
     pub fn is_here(self) -> bool {
-        std::process::id() == self.pid
+        match self.forks {
+            Some(forks) => raw::forks() == Some(forks),
+            None => std::process::id() == self.pid,
+        }
     }
 
     /// An error in a forked child.

@@ -13,9 +13,9 @@
 //! 4. [`Route::SharedMemory`]: the source writes into its own persistent host
 //!    buffer, which the destination has mapped: one copy, and nothing to ask
 //!    for. Tensors of devices are staged there too, with one copy less than UCX
-//!    between host buffers would need.
-//! 5. [`Route::HostStaged`]: UCX between registered host buffers at both ends;
-//!    by RDMA where the hosts have it, else by what else UCX has.
+//!    between host memories would need.
+//! 5. [`Route::HostStaged`]: UCX from host memory to host memory, which it
+//!    registers itself; by RDMA where the hosts have it, else by what else UCX has.
 //! 6. [`Route::Tcp`]: the link that every pair of ranks has, and needs nothing.
 //!
 //! - RO-1: both ends decide the same, since the facts name source and
@@ -41,7 +41,7 @@ pub enum Route {
     DeviceRdma,
     /// Through host memory that both processes have mapped.
     SharedMemory,
-    /// Through registered host buffers, by UCX.
+    /// From host memory to host memory, by UCX.
     HostStaged,
     /// Over TCP.
     Tcp,
@@ -105,8 +105,6 @@ pub enum Reason {
     DestinationDeviceFull,
     /// No room in the source's host buffer.
     SourceHostFull,
-    /// No room in the destination's host buffer.
-    DestinationHostFull,
     /// One host, but no memory that both processes have mapped.
     NoSharedMemory,
     /// UCX is missing in one of the two.
@@ -115,7 +113,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self::Small,
         Self::Best,
         Self::Configured,
@@ -126,7 +124,6 @@ impl Reason {
         Self::SourceDeviceFull,
         Self::DestinationDeviceFull,
         Self::SourceHostFull,
-        Self::DestinationHostFull,
         Self::NoSharedMemory,
         Self::NoUcx,
     ];
@@ -144,7 +141,6 @@ impl Reason {
             Self::SourceDeviceFull => "source_device_full",
             Self::DestinationDeviceFull => "destination_device_full",
             Self::SourceHostFull => "source_host_full",
-            Self::DestinationHostFull => "destination_host_full",
             Self::NoSharedMemory => "no_shared_memory",
             Self::NoUcx => "no_ucx",
         }
@@ -159,10 +155,7 @@ impl Reason {
     const fn passes(self) -> bool {
         matches!(
             self,
-            Self::SourceDeviceFull
-                | Self::DestinationDeviceFull
-                | Self::SourceHostFull
-                | Self::DestinationHostFull
+            Self::SourceDeviceFull | Self::DestinationDeviceFull | Self::SourceHostFull
         )
     }
 }
@@ -180,7 +173,6 @@ impl fmt::Display for Reason {
             Self::SourceDeviceFull => "no free space in the source's device buffer",
             Self::DestinationDeviceFull => "no free space in the destination's device buffer",
             Self::SourceHostFull => "no free space in the source's host buffer",
-            Self::DestinationHostFull => "no free space in the destination's host buffer",
             Self::NoSharedMemory => "the two processes share no memory",
             Self::NoUcx => "UCX is not loaded in both processes",
         })
@@ -257,9 +249,7 @@ fn obstacle(facts: &Facts, route: Route) -> Option<Reason> {
         Route::SharedMemory => {
             no_shared_memory(facts).or_else(|| room(facts.source.host_room, Reason::SourceHostFull))
         }
-        Route::HostStaged => no_ucx(facts)
-            .or_else(|| room(facts.source.host_room, Reason::SourceHostFull))
-            .or_else(|| room(facts.destination.host_room, Reason::DestinationHostFull)),
+        Route::HostStaged => no_ucx(facts),
     }
 }
 
@@ -287,7 +277,6 @@ fn no_device_rdma(between: Between) -> Option<Reason> {
 
 fn no_shared_memory(facts: &Facts) -> Option<Reason> {
     match facts.between {
-        _ if facts.choice == Choice::Ucx => Some(Reason::Configured),
         Between::SameHost {
             shared_memory: true,
             ..

@@ -92,6 +92,9 @@ pub trait Transport: Send + Sync {
         false
     }
 
+    /// Lets the thread in [`Self::read_until`] look at its `done` again.
+    fn wake_reader(&self) {}
+
     /// Says goodbye to everybody, sends what is queued, and ends all threads,
     /// within a few seconds. A second call does nothing.
     fn close(&self, farewell: Option<ErrorReport>);

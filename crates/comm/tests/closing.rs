@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use shardwright_comm::routing::Choice;
 use shardwright_comm::{JobOptions, Listener, Router, Secret, Tcp, Transport, connect};
 use shardwright_core::Rank;
 use shardwright_wire::Limits;
@@ -30,6 +31,7 @@ fn job(world: u32) -> Vec<Arc<Tcp>> {
                 limits: Limits::default(),
                 pool: None,
                 ucx_address: Vec::new(),
+                transport: Choice::Auto,
             };
             let thread = std::thread::Builder::new();
             thread

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
     CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, Secret,
-    StartError, Transport, in_process_with, published, ucx::connect_ucx,
+    StartError, Transport, in_process_with, published, routing::Choice, ucx::connect_ucx,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
@@ -85,6 +85,9 @@ impl Node {
             limits: Limits::default(),
             pool: pool.clone(),
             ucx_address: Vec::new(),
+            transport: comm_options
+                .as_ref()
+                .map_or(Choice::Auto, |wanted| wanted.transport),
         };
         log::collect();
         let router = Arc::new(Router::default());

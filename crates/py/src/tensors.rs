@@ -12,6 +12,9 @@ use crate::raw::{self, ReceivedBuffer};
 /// `(dtype, shape, strides, device, requires_grad)`.
 type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
 
+/// `(buffer, dtype, shape, strides, device)`.
+type Taken = (ReceivedBuffer, String, Vec<u64>, Vec<u64>, String);
+
 /// Larger copies than this let other Python threads run meanwhile.
 const DETACHED_COPY_BYTES: usize = 1 << 20;
 
@@ -125,10 +128,13 @@ impl TensorParts {
         })
     }
 
-    /// Take a tensor's bytes, as a writable buffer that owns them; they can be taken once.
-    fn buffer(&self, index: usize) -> PyResult<ReceivedBuffer> {
+    /// `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
+    /// can be taken once.
+    fn take_tensor(&self, index: usize) -> PyResult<Taken> {
         self.with(index, |part| {
-            ReceivedBuffer::new(std::mem::take(&mut part.data))
+            let meta = part.meta.clone();
+            let buffer = ReceivedBuffer::new(std::mem::take(&mut part.data));
+            (buffer, meta.dtype, meta.shape, meta.strides, meta.device)
         })
     }
 }

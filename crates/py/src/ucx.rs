@@ -10,26 +10,39 @@ use crate::error::start_error;
 
 /// The worker of a job that goes through UCX; none where it does not.
 pub(crate) fn worker(wanted: &CommOptions, job: &JobOptions) -> PyResult<Option<Worker>> {
-    if wanted.transport != Choice::Ucx {
+    if !matches!(wanted.transport, Choice::Auto | Choice::Ucx) || job.world == 1 {
         return Ok(None);
     }
-    let refused = |reason: String| {
-        start_error(&StartError::System {
+    match (create(wanted, job), wanted.transport) {
+        (Ok(worker), _) => Ok(Some(worker)),
+        (Err(reason), Choice::Ucx) => Err(start_error(&StartError::System {
             what: "cannot use UCX, which \"transport\" asks for",
             reason,
-        })
-    };
-    let library = Library::find(&candidates(wanted)).map_err(|error| refused(error.to_string()))?;
+        })),
+        (Err(reason), _) => {
+            tracing::debug!(rank = %job.rank, %reason, "messages go over TCP, without UCX");
+            Ok(None)
+        }
+    }
+}
+
+fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
+    let library = Library::find(&candidates(wanted)).map_err(|error| error.to_string())?;
     if library.found().newer_than_tested {
-        tracing::warn!(version = %library.found().version, "this UCX is newer than those that were tested");
+        let version = &library.found().version;
+        if wanted.transport == Choice::Auto {
+            return Err(format!(
+                "UCX {version} is newer than those that were tested"
+            ));
+        }
+        tracing::warn!(%version, "this UCX is newer than those that were tested");
     }
     let options = Options {
         num_peers: job.world as usize - 1,
         max_payload: job.limits.tensor_bytes as usize,
         ..Options::default()
     };
-    let worker = Worker::create(&library, job.rank, &options);
-    worker.map(Some).map_err(|error| refused(error.to_string()))
+    Worker::create(&library, job.rank, &options).map_err(|error| error.to_string())
 }
 
 fn candidates(wanted: &CommOptions) -> Candidates {

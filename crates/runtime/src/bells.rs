@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use std::thread::ThreadId;
+
 use shardwright_core::WorkerId;
 
 use crate::machine::Machine;
@@ -10,6 +12,8 @@ use crate::machine::Machine;
 pub(crate) struct State {
     pub(crate) machine: Machine,
     pub(crate) bells: Vec<Arc<Condvar>>,
+    /// The suspended worker whose thread receives messages while it waits: no bell reaches it.
+    pub(crate) reader: Option<(WorkerId, ThreadId)>,
     /// What the heartbeats have been told of the machine's progress.
     pub(crate) pulsed: u64,
 }

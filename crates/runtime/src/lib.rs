@@ -13,6 +13,7 @@ mod failure;
 mod machine;
 mod server;
 mod trace;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

@@ -19,15 +19,11 @@ use crate::machine::{
 };
 use crate::trace::TraceRecord;
 
-/// A suspended worker looks at the clock this often, so that a stall is noticed even while the
-/// main thread is elsewhere.
-const WORKER_SLICE: Duration = Duration::from_secs(1);
-
 /// A rank's execution server.
 pub struct Server {
     state: Mutex<State>,
     main_bell: Condvar,
-    transport: Option<Arc<dyn Transport>>,
+    pub(crate) transport: Option<Arc<dyn Transport>>,
     started: Instant,
     started_at: SystemTime,
 }
@@ -39,6 +35,7 @@ impl Server {
             state: Mutex::new(State {
                 machine: Machine::new(config),
                 bells: Vec::new(),
+                reader: None,
                 pulsed: 0,
             }),
             main_bell: Condvar::new(),
@@ -253,11 +250,11 @@ impl Server {
         self.enter(|machine, _| machine.close());
     }
 
-    fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -269,47 +266,12 @@ impl Server {
         result
     }
 
-    /// Waits for a grant that resumes a suspended worker.
-    fn resumed<'a>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        worker: WorkerId,
-    ) -> Result<MutexGuard<'a, State>, ServerError> {
-        match self.await_grant(state, worker) {
-            (Grant::Resume, state) => Ok(state),
-            (Grant::Aborted | Grant::Closed, _) => Err(ServerError::Aborted),
-            (Grant::Task(_), _) => unreachable!("a suspended worker gets no new task"),
-        }
-    }
-
-    fn await_grant<'a>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        worker: WorkerId,
-    ) -> (Grant, MutexGuard<'a, State>) {
-        let mut state = state;
-        let bell = state.bell(worker);
-        loop {
-            if let Some(grant) = state.machine.take_grant(worker) {
-                // Its own wake-up is no news to this worker.
-                state = self.settle_for(state, Some(worker));
-                return (grant, state);
-            }
-            state = self.settle(state);
-            if let Some(grant) = state.machine.take_grant(worker) {
-                return (grant, state);
-            }
-            state = wait_on(&bell, state, WORKER_SLICE);
-            state.machine.tick(self.now());
-        }
-    }
-
-    fn settle<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    pub(crate) fn settle<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.settle_for(state, None)
     }
 
     /// Does what the machine asked for, outside the lock, until it asks for nothing more.
-    fn settle_for<'a>(
+    pub(crate) fn settle_for<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         caller: Option<WorkerId>,
@@ -334,6 +296,10 @@ impl Server {
                     _ => None,
                 })
                 .collect();
+            let wake_reader = state.reader.is_some_and(|(reader, thread)| {
+                thread != std::thread::current().id()
+                    && actions.contains(&Action::WakeWorker(reader))
+            });
             let wake_main = actions
                 .iter()
                 .any(|action| matches!(action, Action::WakeMain));
@@ -348,6 +314,9 @@ impl Server {
             }
             for bell in bells {
                 bell.notify_one();
+            }
+            if wake_reader && let Some(transport) = &self.transport {
+                transport.wake_reader();
             }
             if wake_main {
                 self.main_bell.notify_one();

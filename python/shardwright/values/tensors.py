@@ -47,7 +47,7 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
     for (tensor, host), need in zip(staged, requires_grad, strict=True):
         parts.append(
             host.data_ptr(),
-            host.numel() * host.element_size(),
+            host.nbytes,
             _NAMES[host.dtype],
             host.shape,
             host.stride(),
@@ -71,7 +71,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values in dense host memory, as a plain tensor without history."""
+    """The tensor's values in dense host memory, for reading its address."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
         raise UnsupportedValueError(
             f"a tensor of the subclass {type(tensor).__qualname__} cannot cross ranks; convert it to a plain tensor"
@@ -82,11 +82,14 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
             f"a {kind} tensor of dtype {tensor.dtype} on device {tensor.device} cannot cross ranks; only strided "
             "tensors with values of whole bytes can: convert it, for example by .to_dense() or .dequantize()"
         )
-    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = tensor
+    if tensor.is_conj() or tensor.is_neg():
+        plain = tensor.detach().resolve_conj().resolve_neg()
     if not is_dense(plain):
-        plain = plain.contiguous()
+        plain = plain.detach().contiguous()
     if not plain.is_cuda:
         return plain
+    plain = plain.detach()
     host = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device="cpu", pin_memory=True)
     return host.copy_(plain, non_blocking=True)
 
@@ -95,12 +98,10 @@ def unpack(parts: Any) -> list[torch.Tensor]:
     """Make the tensors of a received body, each the only owner of its memory; none requires a gradient."""
     tensors = []
     for index in range(len(parts)):
-        dtype, shape, strides, device, _ = parts.meta(index)
-        buffer = parts.buffer(index)
-        tensor = torch.empty(0, dtype=_DTYPES[dtype], device="cpu")
+        buffer, dtype, shape, strides, device = parts.take_tensor(index)
         if len(buffer):
-            # Not a view of the buffer's tensor: views of received tensors must find the tensor itself as their base.
-            tensor.set_(torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage(), 0, shape, strides)
+            # In place: views of received tensors must find the tensor itself as their base.
+            tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype]).as_strided_(shape, strides)
         else:
             tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
         if device == "cuda" and torch.cuda.is_available():

@@ -11,20 +11,36 @@ use super::SHARED_BYTES;
 use super::import::{Import, ImportError};
 use super::pool::{Offer, Pool};
 use crate::counters::Counters;
-use crate::routing::{Decision, Reason, Route};
+use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Rdma, Route};
+
+/// How the other ranks can be reached.
+#[derive(Debug, Default)]
+pub struct Reach {
+    /// The ranks of this host.
+    pub neighbours: BTreeSet<Rank>,
+    /// Those that UCX reaches.
+    pub ucx_peers: BTreeSet<Rank>,
+    /// What the configuration allows.
+    pub choice: Choice,
+}
 
 /// A rank's persistent buffer, and those of the other ranks of its host.
 #[derive(Default)]
 pub struct Exchange {
     pool: Option<Arc<Pool>>,
     imports: BTreeMap<Rank, Arc<Import>>,
-    neighbours: BTreeSet<Rank>,
+    reach: Reach,
     counters: Counters,
 }
 
 impl Exchange {
     /// Maps what the other ranks of this host offer. Ranks whose buffer cannot be mapped send bytes.
-    pub fn new(pool: Option<Arc<Pool>>, own: Rank, offers: &BTreeMap<Rank, Offer>) -> Self {
+    pub fn new(
+        pool: Option<Arc<Pool>>,
+        own: Rank,
+        offers: &BTreeMap<Rank, Offer>,
+        reach: Reach,
+    ) -> Self {
         let mut imports = BTreeMap::new();
         for (rank, offer) in offers {
             match Import::open(offer, own) {
@@ -39,8 +55,8 @@ impl Exchange {
         Self {
             pool,
             imports,
-            neighbours: offers.keys().copied().collect(),
-            ..Self::default()
+            reach,
+            counters: Counters::default(),
         }
     }
 
@@ -52,18 +68,25 @@ impl Exchange {
         message: &Message,
         limits: &Limits,
     ) -> Result<Frame, CodecError> {
-        let pool = self.pool.as_ref().filter(|pool| pool.is_mapped_by(to));
         let mut places = Vec::new();
         let mut decisions = Vec::new();
         let frame = encode_placed(message, limits, &mut |buffer| {
-            let place = pool.and_then(|pool| lend(pool, buffer));
-            decisions.push((self.decision(to, buffer, place), buffer.len() as u64));
+            let bytes = buffer.len() as u64;
+            let mut decision = self.decide(to, bytes, u64::MAX);
+            let mut place = None;
+            if decision.route == Route::SharedMemory {
+                place = self.pool.as_ref().and_then(|pool| pool.lend(buffer));
+                if place.is_none() {
+                    decision = self.decide(to, bytes, 0);
+                }
+            }
+            decisions.push((decision, bytes));
             places.extend(place);
             place
         });
         if frame.is_err() {
             for place in places {
-                pool.inspect(|pool| pool.revoke(place));
+                self.pool.iter().for_each(|pool| pool.revoke(place));
             }
         } else {
             for (decision, bytes) in decisions {
@@ -74,17 +97,34 @@ impl Exchange {
         frame
     }
 
-    /// By which route a tensor travels that got this place, and why.
-    fn decision(&self, to: Rank, buffer: &Buffer, place: Option<SharedPlace>) -> Decision {
-        let (route, because) = match (place, &self.pool) {
-            _ if buffer.len() < SHARED_BYTES => (Route::InMessage, Reason::Small),
-            (Some(_), _) => (Route::SharedMemory, Reason::Best),
-            (None, None) => (Route::Tcp, Reason::Configured),
-            (None, Some(pool)) if pool.is_mapped_by(to) => (Route::Tcp, Reason::SourceHostFull),
-            _ if self.neighbours.contains(&to) => (Route::Tcp, Reason::NoSharedMemory),
-            _ => (Route::Tcp, Reason::NoUcx),
+    /// By which route a tensor travels when this rank's buffer has so much room.
+    fn decide(&self, to: Rank, bytes: u64, host_room: u64) -> Decision {
+        let end = End {
+            memory: Memory::Host,
+            host_room,
+            device_room: 0,
         };
-        Decision { route, because }
+        let between = if self.reach.neighbours.contains(&to) {
+            Between::SameHost {
+                devices: Devices::Apart,
+                shared_memory: self.pool.as_ref().is_some_and(|pool| pool.is_mapped_by(to)),
+            }
+        } else {
+            // What RDMA there is matters to devices only.
+            Between::Network {
+                rdma: Rdma::Unavailable,
+            }
+        };
+        routing::route(&Facts {
+            source: end,
+            destination: end,
+            between,
+            ucx_loaded: self.reach.ucx_peers.contains(&to),
+            device_to_device_disabled: false,
+            choice: self.reach.choice,
+            bytes,
+            in_message_below: SHARED_BYTES as u64,
+        })
     }
 
     /// The bytes that a message of a rank names.
@@ -115,10 +155,15 @@ impl Exchange {
             Some(pool) if bytes >= SHARED_BYTES => pool.filled_by(bytes, fill),
             _ => Buffer::filled_by(bytes, fill),
         }?;
-        let small = bytes < SHARED_BYTES;
-        let route = if small { Route::InMessage } else { Route::Tcp };
-        self.counters.received(route, bytes as u64);
+        self.received(Route::Tcp, bytes);
         Ok(filled)
+    }
+
+    /// Counts a tensor whose bytes came with a message, or by `route` where it is large.
+    pub fn received(&self, route: Route, bytes: usize) {
+        let small = bytes < SHARED_BYTES;
+        let route = if small { Route::InMessage } else { route };
+        self.counters.received(route, bytes as u64);
     }
 
     /// What travelled by which route.
@@ -130,10 +175,4 @@ impl Exchange {
     pub fn used_bytes(&self) -> u64 {
         self.pool.as_ref().map_or(0, |pool| pool.used_bytes())
     }
-}
-
-fn lend(pool: &Arc<Pool>, buffer: &Buffer) -> Option<SharedPlace> {
-    (buffer.len() >= SHARED_BYTES)
-        .then(|| pool.lend(buffer))
-        .flatten()
 }

@@ -23,9 +23,10 @@ mod raw;
 mod tests;
 
 pub use allocator::{Allocator, Block};
-pub use exchange::Exchange;
+pub use exchange::{Exchange, Reach};
 pub use import::{Import, ImportError};
 pub use pool::{Offer, Pool};
 
-/// Smaller tensors travel inside their message: copying them costs less than their slot.
-pub const SHARED_BYTES: usize = 2048;
+/// Smaller tensors travel inside their message: copying them costs less than their slot, which a receiver that has
+/// slept finds in nobody's cache. With its control part such a message fits into one of UCX's segments (8 KiB).
+pub const SHARED_BYTES: usize = 6 * 1024;

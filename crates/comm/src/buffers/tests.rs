@@ -7,7 +7,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{Buffer, SharedPlace};
 
 use super::layout::{ALIGNMENT, HEAD_BYTES};
-use super::{Exchange, Import, ImportError, Offer, Pool};
+use super::{Exchange, Import, ImportError, Offer, Pool, Reach};
 
 const OWN: Rank = Rank(0);
 const PEER: Rank = Rank(1);
@@ -237,7 +237,7 @@ fn ranks_are_lent_to_once_they_have_mapped_the_buffer() {
     let pool = Pool::new(1 << 20).unwrap();
     assert!(!pool.is_mapped_by(PEER));
     let offers = BTreeMap::from([(OWN, pool.offer())]);
-    let exchange = Exchange::new(None, PEER, &offers);
+    let exchange = Exchange::new(None, PEER, &offers, Reach::default());
     assert!(pool.is_mapped_by(PEER));
     assert!(!pool.is_mapped_by(Rank(2)));
     let nowhere = SharedPlace {

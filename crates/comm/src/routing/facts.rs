@@ -67,7 +67,7 @@ pub enum Choice {
     Auto,
     /// TCP alone, for tensors of devices too.
     Tcp,
-    /// No shared memory but UCX's own.
+    /// The same, and no job without UCX.
     Ucx,
     /// Nothing of UCX.
     SharedMemory,

@@ -19,8 +19,9 @@ use super::roll::Roll;
 use super::stream::{receive_value, send_value};
 use super::table::{Registration, Row};
 use super::transport::{Connected, Tcp};
-use crate::buffers::{Exchange, Pool};
+use crate::buffers::{Exchange, Pool, Reach};
 use crate::patience::SLICE;
+use crate::routing::Choice;
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::{PeerInfo, Receiver};
@@ -58,6 +59,8 @@ pub struct JobOptions {
     pub pool: Option<Arc<Pool>>,
     /// The address of this rank's UCX worker; empty without one.
     pub ucx_address: Vec<u8>,
+    /// What may carry tensors.
+    pub transport: Choice,
 }
 
 /// Joins the job, and returns when all ranks have; asks `go_on` many times a second.
@@ -163,16 +166,26 @@ fn connected(
             && !row.ucx_address.is_empty()
             && !options.ucx_address.is_empty()
     });
+    let ucx_addresses: BTreeMap<_, _> = with_ucx
+        .map(|row| (row.peer.rank, row.ucx_address.clone()))
+        .collect();
+    let same_host = table
+        .iter()
+        .filter(|row| row.peer.host == options.host_name);
+    let reach = Reach {
+        neighbours: same_host.map(|row| row.peer.rank).collect(),
+        ucx_peers: ucx_addresses.keys().copied().collect(),
+        choice: options.transport,
+    };
+    let exchange = Exchange::new(options.pool.clone(), options.rank, &offers, reach);
     Ok(Connected {
         rank: options.rank,
-        ucx_addresses: with_ucx
-            .map(|row| (row.peer.rank, row.ucx_address.clone()))
-            .collect(),
+        ucx_addresses,
         peers: table.into_iter().map(|row| row.peer).collect(),
         streams,
         acceptor,
         limits: options.limits,
-        exchange: Exchange::new(options.pool.clone(), options.rank, &offers),
+        exchange,
         liveness: options.liveness_timeout,
     })
 }

@@ -11,6 +11,7 @@ use super::address::Listener;
 use super::dial::Cancel;
 use super::rendezvous::{JobOptions, connect, start};
 use super::transport::{Connected, Tcp};
+use crate::routing::Choice;
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::Receiver;
@@ -33,6 +34,7 @@ pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
         limits: Limits::default(),
         pool: None,
         ucx_address: Vec::new(),
+        transport: Choice::Auto,
     }
 }
 

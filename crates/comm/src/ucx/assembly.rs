@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use shardwright_wire::codec::decode_control;
 use shardwright_wire::{
     Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Message, Placed,
-    SharedPlace,
 };
 
 use crate::buffers::{ImportError, SHARED_BYTES};
@@ -83,6 +82,9 @@ pub(super) fn parts_of(frame: Frame) -> Vec<Vec<Buffer>> {
     parts
 }
 
+/// Finds a tensor that lies in shared memory, and learns of those that come with the message.
+pub(super) type Finding<'a> = &'a dyn Fn(&Placed) -> Result<Option<Buffer>, ImportError>;
+
 /// What has come from one peer and is not complete.
 #[derive(Default)]
 pub(super) struct Assembly {
@@ -113,7 +115,7 @@ impl Assembly {
         name: Name,
         payload: Buffer,
         limits: &Limits,
-        shared: &dyn Fn(SharedPlace, usize) -> Result<Buffer, ImportError>,
+        find: Finding<'_>,
     ) -> Result<Vec<Message>, AssemblyError> {
         let Name { message, part } = name;
         let misplaced = AssemblyError::Misplaced {
@@ -126,7 +128,7 @@ impl Assembly {
         }
         let begun = self.begun.entry(message).or_default();
         match (part, &begun.incoming) {
-            (0, None) => begun.begin(message, &payload, limits, shared)?,
+            (0, None) => begun.begin(message, &payload, limits, find)?,
             (0, Some(_)) => return Err(misplaced),
             (_, Some(_)) => begun.fill(name, payload)?,
             (_, None) => {
@@ -150,7 +152,7 @@ impl Begun {
         message: u64,
         payload: &Buffer,
         limits: &Limits,
-        shared: &dyn Fn(SharedPlace, usize) -> Result<Buffer, ImportError>,
+        find: Finding<'_>,
     ) -> Result<(), AssemblyError> {
         let bytes = payload.as_bytes();
         let wrong_size = |expected| AssemblyError::Size {
@@ -169,17 +171,11 @@ impl Begun {
         let mut at = HEADER_BYTES + header.control_bytes as usize;
         let control = bytes.get(HEADER_BYTES..at).ok_or_else(|| wrong_size(at))?;
         let incoming = decode_control(control, header.tensor_bytes, limits)?;
-        for (
-            index,
-            Placed {
-                bytes: size,
-                shared: place,
-            },
-        ) in incoming.placed().iter().enumerate()
-        {
-            self.tensors.push(match place {
-                Some(place) => Some(shared(*place, *size)?),
-                None if is_large(*size) => {
+        for (index, placed) in incoming.placed().iter().enumerate() {
+            let size = placed.bytes;
+            self.tensors.push(match find(placed)? {
+                Some(found) => Some(found),
+                None if is_large(size) => {
                     self.large.push(index);
                     None
                 }
@@ -242,11 +238,13 @@ mod tests {
     use super::*;
     use crate::conformance::{heavy, number_of, numbered};
 
-    fn nowhere(place: SharedPlace, bytes: usize) -> Result<Buffer, ImportError> {
-        Err(ImportError::NoSuchPlace {
-            bytes,
-            offset: place.offset,
-            slot: place.slot,
+    fn nowhere(placed: &Placed) -> Result<Option<Buffer>, ImportError> {
+        placed.shared.map_or(Ok(None), |place| {
+            Err(ImportError::NoSuchPlace {
+                bytes: placed.bytes,
+                offset: place.offset,
+                slot: place.slot,
+            })
         })
     }
 
@@ -275,7 +273,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_overtakes_what_messages_come_whole_and_in_order(
-            sizes in proptest::collection::vec(0_usize..6000, 1..12),
+            sizes in proptest::collection::vec(0..3 * SHARED_BYTES, 1..12),
             keys in proptest::collection::vec(any::<u32>(), 40),
         ) {
             let messages: Vec<Message> = sizes.iter().map(|size| heavy(*size, 7)).collect();
@@ -294,14 +292,15 @@ mod tests {
 
     #[test]
     fn a_part_that_comes_twice_or_late_or_in_another_size_is_an_error() {
-        let parts = arriving(&[heavy(5000, 1), numbered(2)]);
+        let parts = arriving(&[heavy(SHARED_BYTES, 1), numbered(2)]);
         let (first, second, last) = (&parts[0], &parts[1], &parts[2]);
         let mut assembly = Assembly::default();
         assert_eq!(take(&mut assembly, first.0, first.1.clone()), Ok(vec![]));
         let twice = take(&mut assembly, first.0, first.1.clone()).unwrap_err();
         assert_eq!(twice, "part 0 of message 0 while message 0 is due");
         let short = take(&mut assembly, second.0, Buffer::copy_of(&[0; 10])).unwrap_err();
-        assert_eq!(short, "part 1 of message 0 has 10 bytes; 5000 are due");
+        let due = format!("part 1 of message 0 has 10 bytes; {SHARED_BYTES} are due");
+        assert_eq!(short, due);
         assert_eq!(take(&mut assembly, last.0, last.1.clone()), Ok(vec![]));
         let came = take(&mut assembly, second.0, second.1.clone()).unwrap();
         assert_eq!(came.len(), 2);

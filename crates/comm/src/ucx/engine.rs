@@ -5,8 +5,8 @@
 //!
 //! - UE-1: messages are delivered under one lock, which is never held while the worker's lock is
 //!   asked for by a receiver that sends.
-//! - UE-2: a reader that leaves arms the descriptor after it has said so: what comes later wakes
-//!   the thread, what came before was read.
+//! - UE-2: a reader that leaves arms the descriptor before it says so: what has come since then wakes the
+//!   thread at once, what came before was read.
 //! - UE-3: after a loss was told nothing of that peer is delivered (CM-3).
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,10 +21,12 @@ use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
 use super::raw::EventHandle;
 use super::sending::{KEY_BYTES, Key, Sending, peer_of};
+use super::wakes::Wakes;
 use super::worker::Worker;
 use crate::BACKLOG_DEADLINE;
 use crate::buffers::Exchange;
 use crate::error::CommError;
+use crate::routing::Route;
 use crate::transport::{Loss, Receiver};
 
 /// How long a failed connection may wait for the liveness link to say what became of its peer.
@@ -33,6 +35,7 @@ pub(super) const VERDICT_DEADLINE: Duration = Duration::from_secs(2);
 pub(super) struct Engine {
     receiver: Arc<dyn Receiver>,
     pub(super) events: EventHandle,
+    pub(super) wakes: Wakes,
     pub(super) sending: Mutex<Sending>,
     key: Key,
     pub(super) inbox: Mutex<VecDeque<Event>>,
@@ -72,10 +75,16 @@ impl Engine {
             action: "make a key",
             reason: error.to_string(),
         })?;
+        let events = worker.event_handle()?;
+        let wakes = Wakes::of(events.descriptor()).map_err(|error| UcxError::Call {
+            action: "watch its event descriptor",
+            reason: error.to_string(),
+        })?;
         Ok(Self {
             key,
             receiver,
-            events: worker.event_handle()?,
+            events,
+            wakes,
             sending: Mutex::new(Sending::new(worker)),
             inbox: Mutex::default(),
             delivery: Mutex::default(),
@@ -248,8 +257,12 @@ impl Engine {
                     return;
                 };
                 let assembled = Name::from_bytes(name).and_then(|name| {
-                    state.assembly.take(name, payload, limits, &|place, bytes| {
-                        exchange.receive(from, place, bytes)
+                    state.assembly.take(name, payload, limits, &|placed| {
+                        if let Some(place) = placed.shared {
+                            return exchange.receive(from, place, placed.bytes).map(Some);
+                        }
+                        exchange.received(Route::HostStaged, placed.bytes);
+                        Ok(None)
                     })
                 });
                 match assembled {

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use super::engine::{Engine, VERDICT_DEADLINE, lock};
-use super::wakes::Wakes;
 use crate::transport::Loss;
 
 /// How often the descriptor is tried to be armed before its thread sleeps all the same.
@@ -39,7 +38,7 @@ impl Engine {
         if self.closing.load(Ordering::SeqCst) {
             return false;
         }
-        self.is_read.store(true, Ordering::SeqCst);
+        self.set_read(true);
         let began = Instant::now();
         loop {
             let moved = self.advance();
@@ -47,18 +46,39 @@ impl Engine {
             if done() || waited >= slice {
                 break;
             }
-            if moved || waited < self.spin {
-                std::hint::spin_loop();
+            if moved {
                 continue;
             }
-            self.sleep(slice.saturating_sub(waited));
+            if waited < self.spin {
+                // The kernel likes to wake a receiver where its sender runs, who waits for the answer here.
+                std::thread::yield_now();
+            } else {
+                self.sleep(slice.saturating_sub(waited));
+            }
         }
-        self.is_read.store(false, Ordering::SeqCst);
-        // UE-2: from here on the reading thread is woken.
-        if !self.settle() {
+        // What woke this thread would wake the reading thread as well, if it were not armed anew before.
+        let settled = self.settle();
+        // UE-2: from here on the reading thread is woken, by what has come since then too.
+        self.set_read(false);
+        if !settled {
             self.events.signal();
         }
         true
+    }
+
+    /// Says whether a waiting thread reads; the reading thread then sleeps through all events.
+    fn set_read(&self, is_read: bool) {
+        self.is_read.store(is_read, Ordering::SeqCst);
+        if let Err(error) = self.wakes.enable(self.events.descriptor(), !is_read) {
+            tracing::error!(%error, "cannot say who is woken by UCX's descriptor");
+        }
+    }
+
+    /// What a reader waits for may have come by another way.
+    pub(super) fn wake_reader(&self) {
+        if self.is_read.load(Ordering::SeqCst) {
+            self.events.signal();
+        }
     }
 
     /// Reads what is there and arms the descriptor; `false` where it cannot be armed for now,
@@ -88,13 +108,6 @@ impl Engine {
 
     /// The reading thread's loop, while nobody reads for itself.
     pub(super) fn read_all(&self) {
-        let wakes = match Wakes::of(self.events.descriptor()) {
-            Ok(wakes) => wakes,
-            Err(error) => {
-                tracing::error!(%error, "no second descriptor for UCX's events");
-                return;
-            }
-        };
         while !self.closing.load(Ordering::SeqCst) {
             let settled = self.is_read.load(Ordering::SeqCst) || self.settle();
             for (peer, reason) in self.condemned() {
@@ -105,7 +118,7 @@ impl Engine {
             } else {
                 RESTLESS_SLEEP
             };
-            if let Err(error) = wakes.wait(sleep) {
+            if let Err(error) = self.wakes.wait(sleep) {
                 tracing::error!(%error, "cannot sleep on UCX's descriptor");
                 std::thread::sleep(LONGEST_SLEEP);
             }

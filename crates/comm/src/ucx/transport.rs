@@ -101,6 +101,7 @@ impl Receiver for Relay {
             return;
         }
         self.receiver.deliver(from, message);
+        self.engine.wake_reader();
     }
 
     fn peer_lost(&self, from: Rank, loss: Loss) {
@@ -157,6 +158,10 @@ impl Transport for Ucx {
 
     fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
         self.owner.is_here() && self.engine.read_until(slice, done)
+    }
+
+    fn wake_reader(&self) {
+        self.engine.wake_reader();
     }
 
     fn close(&self, farewell: Option<ErrorReport>) {

@@ -10,12 +10,23 @@ use rustix::event::{Timespec, epoll};
 /// Wakes its one waiter when a descriptor becomes readable, not as long as it is.
 pub(super) struct Wakes(OwnedFd);
 
+const ON_EDGES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
 impl Wakes {
     pub(super) fn of(events: BorrowedFd<'_>) -> io::Result<Self> {
         let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let on_edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&wakes, events, epoll::EventData::new_u64(0), on_edges)?;
+        epoll::add(&wakes, events, epoll::EventData::new_u64(0), ON_EDGES)?;
         Ok(Self(wakes))
+    }
+
+    /// Whether the waiter is woken; what happened while it was not wakes it as soon as it is again.
+    pub(super) fn enable(&self, events: BorrowedFd<'_>, enabled: bool) -> io::Result<()> {
+        let wanted = if enabled {
+            ON_EDGES
+        } else {
+            epoll::EventFlags::empty()
+        };
+        epoll::modify(&self.0, events, epoll::EventData::new_u64(0), wanted).map_err(Into::into)
     }
 
     /// Sleeps until the next event, or for so long.

@@ -168,6 +168,12 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether a worker finds something when it wakes.
+    pub fn has_grant(&self, worker: WorkerId) -> bool {
+        let slot = self.workers.get(worker.0 as usize);
+        slot.is_some_and(|slot| slot.grant.is_some())
+    }
+
     /// What a worker that was told to wake finds; at most once per grant.
     pub fn take_grant(&mut self, worker: WorkerId) -> Option<Grant> {
         self.workers.get_mut(worker.0 as usize)?.grant.take()

@@ -3,6 +3,7 @@
 mod alone;
 mod failures;
 mod laws;
+mod reading;
 mod records;
 mod rig;
 mod rules;

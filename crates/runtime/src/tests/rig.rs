@@ -153,7 +153,7 @@ pub(super) fn job_hearing(
     ear: impl Fn(Arc<Server>) -> Arc<dyn Receiver>,
 ) -> Vec<Arc<TestRank>> {
     if let [config] = configs {
-        return vec![rank_of(config, None)];
+        return vec![rank_of(config, None, None)];
     }
     let routers: Vec<Arc<Router>> = configs
         .iter()
@@ -167,7 +167,7 @@ pub(super) fn job_hearing(
     let ranks: Vec<_> = configs
         .iter()
         .zip(transports)
-        .map(|(config, transport)| rank_of(config, Some(transport)))
+        .map(|(config, transport)| rank_of(config, Some(Arc::clone(&transport)), Some(transport)))
         .collect();
     for (router, rank) in routers.iter().zip(&ranks) {
         router.set_handler(ear(Arc::clone(&rank.server)));
@@ -175,10 +175,12 @@ pub(super) fn job_hearing(
     ranks
 }
 
-fn rank_of(config: &MachineConfig, transport: Option<Arc<InProcess>>) -> Arc<TestRank> {
-    let own = transport
-        .clone()
-        .map(|transport| transport as Arc<dyn Transport>);
+/// A rank whose server sends through `own`, over `transport` in the end.
+pub(super) fn rank_of(
+    config: &MachineConfig,
+    transport: Option<Arc<InProcess>>,
+    own: Option<Arc<dyn Transport>>,
+) -> Arc<TestRank> {
     Arc::new(TestRank {
         id: config.rank,
         server: Server::attach(own, config.clone()),
