@@ -20,7 +20,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity zoo convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle bench-call rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-comm: setup $(BENCH_VENV)/.complete ## messages between two processes, bes
 
 bench-comm-idle: setup ## what communication takes from a rank that computes
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.communication.idle $(ARGS)
+
+bench-call: setup ## the round trip of a module on another rank that does nothing, and where its time goes
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.call $(ARGS)
 
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<

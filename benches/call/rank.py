@@ -1,0 +1,93 @@
+"""One of two ranks: rank 0 calls a module of rank 1 that does next to nothing, and tells how long each call took.
+
+usage: python -m benches.call.rank CALLS STEPS, as a rank of a job; rank 0 prints one JSON object
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import shardwright as smp
+import torch
+from torch import nn
+
+from benches.call.stages import Stages
+
+#: How long each call took, on rank 0.
+_microseconds: list[float] = []
+
+
+class Empty(nn.Module):
+    """Has a parameter, so that a rank owns it, and copies its argument."""
+
+    def __init__(self) -> None:
+        """A parameter that takes part in nothing."""
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+
+class Caller(nn.Module):
+    """Calls the module of the other rank again and again."""
+
+    def __init__(self, calls: int) -> None:
+        """Make as many calls as that in each forward."""
+        super().__init__()
+        self.calls = calls
+        self.here, self.there = nn.Linear(4, 4), Empty()
+        smp.set_partition(self.there, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.here(x)
+        now = time.perf_counter
+        for _ in range(self.calls):
+            began = now()
+            self.there(y)
+            _microseconds.append(1e6 * (now() - began))
+        return y
+
+
+def main() -> None:
+    calls, steps = map(int, sys.argv[1:])
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 1, "auto_partition": False, "default_partition": 0})
+    model = smp.DistributedModel(Caller(calls))
+
+    @smp.step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        model.backward(loss)
+        return loss
+
+    def run(count: int) -> list[float]:
+        _microseconds.clear()
+        for _ in range(count):
+            step(torch.ones(1, 4))
+            model.zero_grad()
+        return list(_microseconds)
+
+    run(2)  # traces, divides, warms up
+    alone = run(steps)
+    stages = Stages()
+    stages.install()
+    try:
+        run(steps)
+    finally:
+        stages.uninstall()
+    other: Any = None
+    if smp.rank() == 1:
+        smp.send(stages.medians(), 0, smp.RankType.WORLD_RANK)
+    else:
+        other = smp.recv_from(1, smp.RankType.WORLD_RANK)
+        reached_by = smp.comm_stats()["peers"][1]["reached_by"]
+        found = {"calls": alone, "stages": [stages.medians(), other], "reached_by": reached_by}
+        print(json.dumps(found))
+    smp.shutdown()
+
+
+if __name__ == "__main__":
+    main()
