@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A versions
+failed=0
 for name in oldest newest; do
     environment=.cache/compatibility/$name
     [ -x "$environment/bin/python" ] ||
@@ -15,7 +16,9 @@ for name in oldest newest; do
     fi
     versions[$name]=$("$environment/bin/python" -c 'import torch; print(torch.__version__)')
     echo "compatibility: torch ${versions[$name]}" >&2
-    "$environment/bin/python" -m pytest --quiet >&2
-    printf '%-8s torch %-16s passed\n' $name "${versions[$name]}"
+    outcome=passed
+    "$environment/bin/python" -m pytest --quiet >&2 || { outcome=FAILED failed=$((failed + 1)); }
+    printf '%-8s torch %-16s %s\n' $name "${versions[$name]}" $outcome
 done
-printf '{"oldest": "%s", "newest": "%s", "failed": 0}\n' "${versions[oldest]}" "${versions[newest]}"
+printf '{"oldest": "%s", "newest": "%s", "failed": %d}\n' "${versions[oldest]}" "${versions[newest]}" $failed
+exit $((failed > 0))

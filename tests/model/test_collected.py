@@ -16,9 +16,9 @@ from tests.frames.job import Job, in_process_ranks
 class Collecting(nn.Module):
     """A collection strikes whenever somebody looks through its modules."""
 
-    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+    def modules(self, *arguments: Any) -> Iterator[nn.Module]:
         gc.collect()
-        return super().modules(remove_duplicate)
+        return super().modules(*arguments)
 
 
 def test_a_place_is_given_by_hand_while_earlier_models_are_collected() -> None:
