@@ -27,7 +27,12 @@ from shardwright.patches import Patches
 #: Modules of this process that have a part on another rank, or live there altogether.
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-_CHECKPOINT_CODE = inspect.unwrap(torch_checkpoint.checkpoint).__code__
+#: The function of ``torch.utils.checkpoint`` that goes through a generator, and the generator's name; since torch 2.15
+#: both are others.
+_CHECKPOINT_CODE = inspect.unwrap(getattr(torch_checkpoint, "_checkpoint_impl", torch_checkpoint.checkpoint)).__code__
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+if hasattr(torch_checkpoint, f"{_GENERATOR}_impl"):
+    _GENERATOR = f"{_GENERATOR}_impl"
 
 
 def _refuse_on_parameter(frame: Frame, tensor: torch.Tensor) -> None:
@@ -190,7 +195,7 @@ def _frame_for_checkpoint(function: Any) -> Frame | None:
 def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     frame = _frame_for_checkpoint(function)
     if frame is None:
-        yield from _patches.original["_checkpoint_without_reentrant_generator"](function, *args, **kwargs)
+        yield from _patches.original[_GENERATOR](function, *args, **kwargs)
         return
     frame.checkpointing += 1  # the ranks that run the modules called inside checkpoint them
     try:
@@ -254,7 +259,7 @@ _patches = Patches(
         (torch.Tensor, "retain_grad", _retain_grad),
         (torch.Tensor, "requires_grad_", _requires_grad_),
         (torch.autograd, "_engine_run_backward", _run_engine),
-        (torch_checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint_generator),
+        (torch_checkpoint, _GENERATOR, _checkpoint_generator),
         (torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
     )
 )
