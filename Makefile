@@ -20,10 +20,10 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity zoo convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle bench-call rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build train test test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.complete $(EXTENSION) ## build the Python environment and the extension, unless they are up to date
 
@@ -50,11 +50,17 @@ test-python: setup
 parity: setup ## compare split models with one process, gradient by gradient; ARGS="..." chooses cases
 	@$(PYTHON) -m tests.parity $(ARGS)
 
+parity-tp: setup ## the same for tensor parallelism, with pipelines and data parallelism; ARGS="--only ..." chooses
+	@$(PYTHON) -m tests.parity_tp $(ARGS)
+
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
 
 zoo: setup ## train every model of the zoo over several ranks; writes docs/zoo.md; ARGS="..." chooses models
 	@$(PYTHON) -m tests.zoo $(ARGS)
+
+zoo-schedules: setup ## train half of the zoo under every schedule; ARGS="..." chooses models or cases
+	@$(PYTHON) -m tests.zoo.schedules $(ARGS)
 
 lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check
@@ -98,6 +104,29 @@ bench-comm-idle: setup ## what communication takes from a rank that computes
 
 bench-call: setup ## the round trip of a module on another rank that does nothing, and where its time goes
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.call $(ARGS)
+
+bench-trace: setup ## what smp.trace costs: steps with the trace on and off in turns
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.tracing $(ARGS)
+
+timeline: setup ## a step of GPT-2 on 4 ranks with 16 microbatches, drawn to docs/images/gpt2_timeline.svg
+	@OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 examples/gpt2_timeline.py out/gpt2 $(ARGS)
+	@$(PYTHON) -m shardwright.command trace show out/gpt2
+	@$(PYTHON) -m shardwright.command trace draw out/gpt2 > docs/images/gpt2_timeline.svg
+
+bench-pipeline: setup ## stages that sleep, beside torch.distributed.pipelining: how much of each schedule's ideal
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.pipeline $(ARGS)
+
+bench-dynamic: setup ## T5, ALBERT and a mixture of experts in dynamic mode, beside static mode
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.dynamic $(ARGS)
+
+bench-gpt2: setup ## a GPT-2's training step on two ranks, beside one process, DDP and torch's pipelines
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.gpt2 $(ARGS)
+
+bench-tp: setup ## a GPT-2's training step over two tp ranks, beside DTensor and Megatron's split by hand
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.tensor_parallel $(ARGS)
+
+bench-ncf: setup ## collaborative filtering with divided tables, beside the same batch on both ranks, one process, DDP
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.ncf $(ARGS)
 
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 	@tools/environment.sh $(BENCH_VENV) $<

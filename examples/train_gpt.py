@@ -104,7 +104,7 @@ def main() -> None:
         tokens_per_s = (step + 1) * args.batch_size * args.sequence_length / (time.perf_counter() - start)
         progress.set_postfix(loss=f"{losses[-1]:.3f}", tokens_per_s=f"{tokens_per_s:.0f}", refresh=False)
     seconds = time.perf_counter() - start
-    smp.write_timeline("out/timeline")
+    smp.trace("out/timeline")(train_step)(model, ids)  # one more step, for the pictures
 
     last = losses[-20:]
     result = {

@@ -1,6 +1,6 @@
 """One of two ranks: rank 0 calls a module of rank 1 that does next to nothing, and tells how long each call took.
 
-usage: python -m benches.call.rank CALLS STEPS, as a rank of a job; rank 0 prints one JSON object
+usage: python -m benches.call.rank CALLS STEPS dynamic|static, as a rank of a job; rank 0 prints one JSON object
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import nn
 
 from benches.call.stages import Stages
 
-#: How long each call took, on rank 0.
+#: How long each call took, on rank 0, and how long in the mean of a step, up to the last one's value.
 _microseconds: list[float] = []
+_means: list[float] = []
 
 
 class Empty(nn.Module):
@@ -33,7 +34,7 @@ class Empty(nn.Module):
 
 
 class Caller(nn.Module):
-    """Calls the module of the other rank again and again."""
+    """Calls the module of the other rank again and again, each time with what it gave."""
 
     def __init__(self, calls: int) -> None:
         """Make as many calls as that in each forward."""
@@ -45,16 +46,22 @@ class Caller(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.here(x)
         now = time.perf_counter
+        first = now()
         for _ in range(self.calls):
             began = now()
-            self.there(y)
+            y = self.there(y)
             _microseconds.append(1e6 * (now() - began))
+        y = y * 1  # in static mode the value is waited for only now
+        _means.append(1e6 * (now() - first) / self.calls)
         return y
 
 
 def main() -> None:
-    calls, steps = map(int, sys.argv[1:])
-    smp.init({"pipeline_parallel_degree": 2, "microbatches": 1, "auto_partition": False, "default_partition": 0})
+    calls, steps = map(int, sys.argv[1:3])
+    keys = {"pipeline_parallel_degree": 2, "microbatches": 1, "auto_partition": False, "default_partition": 0}
+    if sys.argv[3] == "static":
+        keys |= {"static_mode": True, "fast_mode": True, "static_steps": 1}
+    smp.init(keys)
     model = smp.DistributedModel(Caller(calls))
 
     @smp.step
@@ -65,13 +72,14 @@ def main() -> None:
 
     def run(count: int) -> list[float]:
         _microseconds.clear()
+        _means.clear()
         for _ in range(count):
             step(torch.ones(1, 4))
             model.zero_grad()
         return list(_microseconds)
 
-    run(2)  # traces, divides, warms up
-    alone = run(steps)
+    run(3)  # traces, divides, warms up
+    alone, means = run(steps), list(_means)
     stages = Stages()
     stages.install()
     try:
@@ -84,7 +92,7 @@ def main() -> None:
     else:
         other = smp.recv_from(1, smp.RankType.WORLD_RANK)
         reached_by = smp.comm_stats()["peers"][1]["reached_by"]
-        found = {"calls": alone, "stages": [stages.medians(), other], "reached_by": reached_by}
+        found = {"calls": alone, "means": means, "stages": [stages.medians(), other], "reached_by": reached_by}
         print(json.dumps(found))
     smp.shutdown()
 

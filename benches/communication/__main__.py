@@ -17,9 +17,11 @@ import numpy as np
 
 from benches.communication import figures, ucx_perftest
 from benches.communication.figures import KIB, MIB, SIZES, Measured
-from benches.communication.pair import ROOT, Pair, PairError
+from benches.ranks import ROOT, Ranks, RanksError
 
 EXAMPLE = "ucx_ping_pong"
+#: What the processes of a pair run.
+RANK = "benches.communication.rank"
 #: Messages in flight until an acknowledgement.
 WINDOWS = {64: 64, 4 * KIB: 64, 256 * KIB: 32, 4 * MIB: 16, 64 * MIB: 8}
 #: Before each message of the rows "receiver asleep": far longer than anything spins.
@@ -54,7 +56,7 @@ class Bench:
         self._environment = environment
         self._seconds = seconds
         self._folder = folder
-        self._pairs: dict[str, Pair] = {}
+        self._pairs: dict[str, Ranks] = {}
         self._example = _build_example()
         (self._libucx,) = environment.glob("lib/python*/site-packages/libucx")
 
@@ -63,7 +65,7 @@ class Bench:
         mpirun = [str(self._environment / "bin" / "mpirun"), *MPIRUN]
         mpi = {"python": self._environment / "bin" / "python", "launcher": mpirun}
         for path, (kind, _) in PATHS.items():
-            pair = Pair(kind, **mpi) if path == figures.MPI else Pair(kind)  # type: ignore[arg-type]
+            pair = Ranks(RANK, kind, **mpi) if path == figures.MPI else Ranks(RANK, kind)  # type: ignore[arg-type]
             self._pairs[path] = stack.enter_context(pair)
 
     def round(self, number: int, deadline: float) -> bool:
@@ -102,7 +104,7 @@ class Bench:
     def _messages(self, path: str, size: int) -> None:
         pair, asleep = self._pairs[path], PATHS[path][1]
         if not all(pair.ask(do="prepare", size=size)):
-            raise PairError(f"{path} delivered a message of {size} bytes that is not what was sent")
+            raise RanksError(f"{path} delivered a message of {size} bytes that is not what was sent")
         few = 5 if size <= LARGEST_ASLEEP else 2
         trip = self._last_of_growing(few, lambda count: pair.ask(do="latency", count=count)[0])
         self.latency.add(path, size, trip / 2)
@@ -145,7 +147,7 @@ class Bench:
             self.latency.add(figures.IN_RUST, size, microseconds)
 
 
-def _asleep(pair: Pair, count: int) -> float:
+def _asleep(pair: Ranks, count: int) -> float:
     """The median of round trips in microseconds, without the pauses in them."""
     trips, held = pair.ask(do="latency", count=count, pause=PAUSE_SECONDS)
     return float(statistics.median(trip - hold for trip, hold in zip(trips, held, strict=True)))

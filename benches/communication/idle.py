@@ -8,7 +8,7 @@ import sys
 
 from benches.communication.beside import COMMUNICATION_THREADS
 from benches.communication.figures import IDLE_BARS, MIB, conclude
-from benches.communication.pair import Pair
+from benches.ranks import Ranks
 
 TASK_SECONDS = 0.02
 ACTIVATION_BYTES = 1 * MIB
@@ -21,7 +21,7 @@ def idle_share(shares: list[dict[str, float]]) -> float:
     )
 
 
-def paired_ratios(pair: Pair, pairs: int, tasks: int) -> list[tuple[float, float]]:
+def paired_ratios(pair: Ranks, pairs: int, tasks: int) -> list[tuple[float, float]]:
     """Pairs (seconds alone, seconds with transfers) of a step, timed in turns; the slower rank counts."""
 
     def step(activation_bytes: int) -> float:
@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a short run: whether it works, not what it takes")
     args = parser.parse_args()
     seconds, pairs, tasks = (1.0, 3, 5) if args.quick else (10.0, 40, 25)
-    with Pair("beside") as pair:
+    with Ranks("benches.communication.rank", "beside") as pair:
         pair.ask(do="calibrate", task_seconds=TASK_SECONDS)
         print(f"both ranks compute for {seconds:g} s without a message", file=sys.stderr)
         shares = pair.ask(limit=seconds + 30.0, do="compute_in_silence", seconds=seconds)

@@ -6,13 +6,12 @@ usage: python -m benches.communication.rank KIND SOCKET, where KIND is a name in
 from __future__ import annotations
 
 import importlib
-import json
-import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
+
+from benches.ranks import serve
 
 #: Where each kind's class is; imported by the processes that use it only, since Open MPI's have no torch.
 KINDS = {
@@ -136,20 +135,7 @@ def main() -> None:
     module, _, name = KINDS[kind].partition(":")
     made = getattr(importlib.import_module(module), name)()
     served: Any = made if kind == "beside" else Messages(made)
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw") as stream:
-
-            def say(value: Any) -> None:
-                stream.write(json.dumps(value) + "\n")
-                stream.flush()
-
-            say({"rank": served.rank})
-            for line in stream:
-                command = json.loads(line)
-                action: Callable[..., Any] = getattr(served, command.pop("do"))
-                say(action(**command))
-    served.close()
+    serve(served, address)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benches.communication.figures import KIB, MIB
-from benches.communication.pair import free_port
+from benches.ranks import free_port
 
 #: Which transports it may use; its own choice copies large messages across processes, which is slow on some machines.
 TRANSPORTS = {"posix": "posix,self,tcp", "its own choice": "all"}

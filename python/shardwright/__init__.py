@@ -4,11 +4,12 @@
 too slow for one device.
 """
 
-from shardwright import model
+from shardwright import model, nn
 from shardwright._core import __version__
 from shardwright.communication import comm_stats
 from shardwright.errors import (
     ConfigError,
+    DepartureError,
     FrameError,
     JobStartError,
     NotOwnedError,
@@ -64,7 +65,9 @@ from shardwright.start import init, is_initialized, shutdown
 from shardwright.state import state
 from shardwright.statistics import report, stats
 from shardwright.step import StepOutput, step
-from shardwright.timeline.gather import write_timeline
+from shardwright.tensor_parallel.marking import model_creation, set_tensor_parallelism, tensor_parallelism
+from shardwright.tensor_parallel.registry import tp_register, tp_register_with_module
+from shardwright.timeline import trace
 from shardwright.values import register_type
 from shardwright.verify import verify
 
@@ -78,6 +81,7 @@ __all__ = [
     "AveragedModel",
     "CommGroup",
     "ConfigError",
+    "DepartureError",
     "DistributedModel",
     "DistributedOptimizer",
     "FrameError",
@@ -119,9 +123,11 @@ __all__ = [
     "local_rank",
     "local_size",
     "model",
+    "model_creation",
     "mp_barrier",
     "mp_rank",
     "mp_size",
+    "nn",
     "partition",
     "pp_rank",
     "pp_size",
@@ -133,13 +139,17 @@ __all__ = [
     "report",
     "send",
     "set_partition",
+    "set_tensor_parallelism",
     "shutdown",
     "size",
     "state",
     "stats",
     "step",
+    "tensor_parallelism",
     "tp_rank",
+    "tp_register",
+    "tp_register_with_module",
     "tp_size",
+    "trace",
     "verify",
-    "write_timeline",
 ]

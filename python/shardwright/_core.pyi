@@ -2,6 +2,7 @@
 Shardwright's Rust core.
 """
 
+from os import PathLike
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
 from _typeshed import SupportsGetItem
@@ -11,6 +12,7 @@ __all__ = [
     "AloneRecorder",
     "CommOptions",
     "Config",
+    "Description",
     "Event",
     "Listener",
     "Node",
@@ -20,7 +22,10 @@ __all__ = [
     "Spec",
     "Task",
     "TensorParts",
+    "Timeline",
     "Topology",
+    "Usage",
+    "choose_schedule",
     "command",
     "derive_seed",
     "flatten",
@@ -28,6 +33,10 @@ __all__ = [
     "parameters_in_use",
     "partition",
     "partition_table",
+    "read_program",
+    "reference_program",
+    "simulate",
+    "splits_backward",
     "take_log",
 ]
 
@@ -36,7 +45,7 @@ __version__: Final[str]
 @final
 class AloneRecorder:
     """
-    Keeps the newest microbatches' forward and backward times, where no execution server runs them.
+    Keeps the microbatches' forward and backward times, where no execution server runs them.
     """
     def __new__(cls, /) -> AloneRecorder:
         """
@@ -46,9 +55,17 @@ class AloneRecorder:
         """
         The first microbatch of a step starts.
         """
+    def commit(self, /) -> None:
+        """
+        The step's gradients are finished: it has ended well.
+        """
     def end(self, /) -> None:
         """
         The step's microbatches are over.
+        """
+    def keep_trace(self, on: bool, /) -> None:
+        """
+        Keep records from now on, or keep none.
         """
     def next_microbatch(self, /) -> None:
         """
@@ -62,9 +79,13 @@ class AloneRecorder:
         """
         What ran since the last call was forward work.
         """
-    def take(self, rank: SupportsIndex, /) -> list[dict[str, Any]]:
+    def take_trace(self, rank: SupportsIndex, /) -> Timeline:
         """
-        The records since the last call, oldest first, as those of global rank `rank`.
+        The records since the last call, as those of global rank `rank`.
+        """
+    def usage(self, /) -> tuple[Usage, Usage]:
+        """
+        Where the time went of all steps that ended well, and of the newest one.
         """
 
 @final
@@ -119,9 +140,36 @@ class Config:
         """
         Reads a JSON object of keys and values, and checks all of them.
         """
+    def schedule(self, /) -> str:
+        """
+        The text form of the schedule that the job's steps run with; of `auto`, that of the first steps.
+        """
     def to_json(self, /) -> str:
         """
         Every key with its effective value, as a JSON object in the documentation's order.
+        """
+
+@final
+class Description:
+    """
+    What a value is but for its tensors' elements: its tree, and each tensor's dtype, shape, strides, device and
+    whether it requires a gradient.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __len__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, spec: Spec, parts: TensorParts) -> Description:
+        """
+        Describe a value from its tree and tensors.
+        """
+    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
+        """
+        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    @property
+    def spec(self, /) -> Spec:
+        """
+        The tree.
         """
 
 @final
@@ -388,6 +436,23 @@ class Server:
     """
     A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
     """
+    def announce_request(
+        self,
+        /,
+        worker: SupportsIndex,
+        *,
+        to: SupportsIndex,
+        kind: str,
+        model: SupportsIndex,
+        module: SupportsIndex,
+        microbatch: SupportsIndex,
+        range: tuple[SupportsIndex, SupportsIndex] | None = None,
+        forward: SupportsIndex | None = None,
+        expected: Description | None = None,
+    ) -> int:
+        """
+        Make a request that another rank of the pipeline sends, with `send_request_for`; its id. The answer comes here.
+        """
     @staticmethod
     def attach(
         node: Node | None,
@@ -395,12 +460,14 @@ class Server:
         rank: SupportsIndex,
         host: str,
         pp_ranks: SupportsGetItem[int, SupportsIndex],
+        tp_ranks: SupportsGetItem[int, SupportsIndex],
         stall_report_seconds: SupportsFloat | SupportsIndex,
         stall_timeout_seconds: SupportsFloat | SupportsIndex,
         trace_capacity: SupportsIndex,
     ) -> Server:
         """
-        Make the server of a rank. `pp_ranks` are the global ranks of its pipeline, the root first.
+        Make the server of a rank. `pp_ranks` are the global ranks of its pipeline, the root first; `tp_ranks` those of
+        its tensor-parallel group, the one that decides the order of tasks first.
         """
     def await_backward(self, /, worker: SupportsIndex) -> None:
         """
@@ -411,6 +478,10 @@ class Server:
         Enter a step whose function the main thread runs itself, because the pipeline has one rank.
 
         The step is then only one that fails together with the job's other ranks: see `check_abort`.
+        """
+    def begin_backward_elsewhere(self, /, worker: SupportsIndex) -> bool:
+        """
+        Whether a root task may ask another rank for its backward at once, without `await_backward`.
         """
     def begin_step(
         self,
@@ -424,6 +495,9 @@ class Server:
     ) -> None:
         """
         Enter a step with this rank's pipeline. The root tells its peers; they compare.
+
+        `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
+        and then have at most `active_microbatches` in flight.
         """
     def check_abort(self, /, step: SupportsIndex, needed: SupportsGetItem[int, SupportsIndex] = ...) -> None:
         """
@@ -436,13 +510,29 @@ class Server:
         """
         End the server: idle workers get None as their next task. A second call does nothing.
         """
+    def defer_weight_gradient(self, /, worker: SupportsIndex, token: SupportsIndex) -> None:
+        """
+        Leave the weight gradients of the backward that a worker runs for later: a task `weight` with this token.
+        """
     def describe(self, /, rank: SupportsIndex | None = None) -> str:
         """
         What this rank does, or another was last heard to do: one line, for any thread.
         """
+    def earlier_waits(self, /, worker: SupportsIndex) -> bool:
+        """
+        Whether an earlier microbatch than a worker's is suspended in a forward on this rank.
+        """
     def end_step(self, /, spec: Spec, parts: TensorParts) -> None:
         """
         End the step on the root's peers, which get this value.
+        """
+    def ends_with_forward(self, /, worker: SupportsIndex) -> None:
+        """
+        Say that no gradient will come back to the forward that a worker serves.
+        """
+    def enters_collective(self, /, worker: SupportsIndex, name: str) -> None:
+        """
+        Say which collective of its tensor-parallel group a worker's task enters, before it does.
         """
     def fail(
         self,
@@ -461,6 +551,16 @@ class Server:
 
         `step` names a step that this rank may not have entered yet, but would have.
         """
+    def fetch(
+        self, /, worker: SupportsIndex, holder: SupportsIndex, request: SupportsIndex, index: SupportsIndex
+    ) -> int:
+        """
+        Have a tensor sent that another rank holds: one of its answer to a request of this rank. An id to wait for.
+        """
+    def keep_trace(self, on: bool, /) -> None:
+        """
+        Keep records of what runs, waits and travels from now on, or keep none.
+        """
     def leave_step(self, /) -> None:
         """
         The commit is done; this rank is between steps.
@@ -472,6 +572,10 @@ class Server:
     def next_task(self, /, worker: SupportsIndex) -> Task | None:
         """
         Give up the turn and wait for a task; None when the thread may end.
+        """
+    def release(self, /, holder: SupportsIndex, requests: SupportsGetItem[int, SupportsIndex]) -> None:
+        """
+        The tensors of a rank's answers to requests of this rank are needed no more.
         """
     def respond(self, /, request: Request, spec: Spec, parts: TensorParts) -> None:
         """
@@ -502,9 +606,33 @@ class Server:
         checkpointing: bool,
         spec: Spec,
         parts: TensorParts,
+        hold: bool = False,
+        expected: Description | None = None,
     ) -> int:
         """
         Make a request of a rank of the pipeline; its id.
+
+        With `hold` the results' tensors stay there until they are fetched or passed on. `expected` is what the answer
+        is taken to be meanwhile; another one fails the step.
+        """
+    def send_request_for(
+        self,
+        /,
+        worker: SupportsIndex,
+        like: Request,
+        *,
+        id: SupportsIndex,
+        to: SupportsIndex,
+        kind: str,
+        module: SupportsIndex,
+        call: SupportsIndex,
+        spec: Spec,
+        parts: TensorParts,
+        range: tuple[SupportsIndex, SupportsIndex] | None = None,
+        forward: SupportsIndex | None = None,
+    ) -> None:
+        """
+        Send a request that `like`'s requester has announced: of the same model and microbatch, in the same context.
         """
     def stats(self, /) -> dict[str, Any]:
         """
@@ -518,15 +646,26 @@ class Server:
         `StepMismatchError`) once every worker is idle; a failure that this rank reported
         itself is the event `aborted_locally`.
         """
-    def take_trace(self, /) -> list[dict[str, Any]]:
+    def take_if_answered(
+        self, /, requests: SupportsGetItem[int, SupportsIndex]
+    ) -> list[tuple[Spec, TensorParts]] | None:
         """
-        The records of what ran, waited and travelled since the last call, oldest first.
+        The answers to requests, in their order, if they are all there; else None.
+        """
+    def take_trace(self, /) -> Timeline:
+        """
+        The records of what ran, waited and travelled since the last call.
 
         Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
         """
     def unwind(self, /, timeout: SupportsFloat | SupportsIndex) -> bool:
         """
         Wait for at most `timeout` seconds until the stacks of a failed step are gone; whether they are.
+        """
+    def usage(self, /) -> tuple[Usage, Usage]:
+        """
+        Where the time went of all steps that ended well, and of the newest one. Steps that divided a model over ranks
+        count as the newest only.
         """
     def wait(
         self, /, worker: SupportsIndex | None, requests: SupportsGetItem[int, SupportsIndex], phase: str
@@ -572,7 +711,7 @@ class Task:
     @property
     def kind(self, /) -> str:
         """
-        `root`, `forward`, `backward` or `close`.
+        `root`, `forward`, `backward`, `close` or `weight`.
         """
     @property
     def microbatch(self, /) -> int:
@@ -582,7 +721,12 @@ class Task:
     @property
     def request(self, /) -> Request | None:
         """
-        The request; None for a root task.
+        The request; None for a root task and for weight gradients.
+        """
+    @property
+    def token(self, /) -> int | None:
+        """
+        What `defer_weight_gradient` was given; None for other tasks.
         """
 
 @final
@@ -608,6 +752,32 @@ class TensorParts:
 
         The caller keeps the memory alive and unchanged during the call.
         """
+    def append_held(
+        self,
+        /,
+        dtype: str,
+        shape: SupportsGetItem[int, SupportsIndex],
+        strides: SupportsGetItem[int, SupportsIndex],
+        device: str,
+        requires_grad: bool,
+        *,
+        holder: SupportsIndex,
+        requester: SupportsIndex,
+        request: SupportsIndex,
+        index: SupportsIndex,
+    ) -> None:
+        """
+        Add a tensor of an answer to a request of `requester`, which `holder` holds: it goes from there to where this
+        body goes.
+        """
+    def held(self, /, index: SupportsIndex) -> tuple[int, int, int, int] | None:
+        """
+        `(holder, requester, request, index)` of a tensor that a rank holds; None for another one.
+        """
+    def is_here(self, /, index: SupportsIndex) -> bool:
+        """
+        Whether a tensor's bytes are here, and not only with the rank that holds it.
+        """
     def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
         `(dtype, shape, strides, device, requires_grad)` of a tensor.
@@ -616,6 +786,57 @@ class TensorParts:
         """
         `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
         can be taken once.
+        """
+
+@final
+class Timeline:
+    """
+    What ranks did when: records on one clock. Made by the execution server, or from JSON.
+    """
+    @staticmethod
+    def from_json(text: str, /) -> Timeline:
+        """
+        What `to_json` made, or records from elsewhere: `{"records": [...], "lost": 0}`.
+        """
+    @staticmethod
+    def join(parts: SupportsGetItem[int, str], /) -> Timeline:
+        """
+        One timeline of the parts of several ranks, each as `to_json` made it.
+        """
+    @property
+    def lost(self, /) -> int:
+        """
+        How many records were overwritten before they were taken.
+        """
+    @staticmethod
+    def read(path: str | PathLike[str], /) -> Timeline:
+        """
+        The timeline of a `trace.json`. Raises `ValueError` for one of a newer format or of another program.
+        """
+    def records(self, /) -> list[dict[str, Any]]:
+        """
+        The records, by start: dicts of rank, step, kind, `start_ns` and `end_ns` on a clock that all ranks share, and where
+        known phase, worker, module, microbatch, peer, request and bytes.
+        """
+    def steps(self, /) -> list[int]:
+        """
+        The steps that have records.
+        """
+    def summary(self, /, step: SupportsIndex | None = None) -> dict[str, Any]:
+        """
+        The time of each rank by activity, idle time and bytes; of a step, or of all.
+        """
+    def svg(self, /, step: SupportsIndex | None = None) -> str:
+        """
+        A step, or the newest, as an SVG picture.
+        """
+    def to_json(self, /) -> str:
+        """
+        All of it as JSON.
+        """
+    def write(self, folder: str | PathLike[str], /) -> None:
+        """
+        Write `trace.json`, for Perfetto, and `timeline.html`, for any browser, into a folder.
         """
 
 @final
@@ -671,6 +892,35 @@ class Topology:
         Ranks in the job.
         """
 
+@final
+class Usage:
+    """
+    What a rank's time inside steps was used for: of all steps that ended well, and of the newest one.
+    """
+    def __str__(self, /) -> str:
+        """
+        One line.
+        """
+    def figures(self, /) -> dict[str, Any]:
+        """
+        Seconds by use, bytes of tensors, and shares: `bubble` of the tasks' time, the others of all time.
+        """
+
+def choose_schedule(
+    *,
+    forward_ns: list[int],
+    backward_ns: list[int],
+    visits: list[int],
+    microbatches: SupportsIndex,
+    active_microbatches: SupportsIndex,
+) -> tuple[str, list[tuple[str, int]]]:
+    """
+    The fastest schedule with at most `active_microbatches` in flight, from each rank's nanoseconds of forward and
+    backward work for a microbatch, and how many forward requests it serves for one; the root comes first.
+
+    Returns its text, and the simulated nanoseconds of a step under every candidate.
+    """
+
 def command(
     arguments: SupportsGetItem[int, str], facts: str, ucx_packages: SupportsGetItem[int, str]
 ) -> tuple[int, str, str]:
@@ -717,6 +967,58 @@ def partition(request_json: str) -> str:
 def partition_table(decision_json: str) -> str:
     """
     A decision, as `partition` returns it, as a table for people.
+    """
+
+def read_program(text: str) -> str:
+    """
+    The text form of a program, from that or from the compute-only CSV of `torch.distributed.pipelining`.
+
+    Raises `ConfigError` for a text that is neither, with row, cell and value.
+    """
+
+def reference_program(
+    schedule: str, *, ranks: SupportsIndex, microbatches: SupportsIndex, stages_per_rank: SupportsIndex = 1
+) -> str:
+    """
+    The textbook form of the schedule `simple`, `interleaved` or `zero_bubble`, as the text of a program.
+    """
+
+def simulate(
+    *,
+    forward_ns: list[int],
+    backward_ns: list[int],
+    weight_gradient_ns: list[int] | None = None,
+    program: str | None = None,
+    schedule: str | None = None,
+    segments: list[int] | None = None,
+    microbatches: SupportsIndex | None = None,
+    latency_ns: SupportsIndex = 0,
+    control: str = "star",
+    root_turn_ns: SupportsIndex = 0,
+    root_backward_ns: SupportsIndex = 0,
+) -> dict[str, Any]:
+    """
+    Simulate a step of a pipeline, from costs of each stage in nanoseconds.
+
+    Either `program` is given, a text of ours or the compute-only CSV of `torch.distributed.pipelining`;
+    or `schedule`, such as `interleaved(active=4)` or `looped(active=4)`, which is then followed as the execution
+    server does, with the model as a chain of `segments`: the ranks of its parts in the order of the forward. Stages of
+    the costs are then those segments. `weight_gradient_ns` is the part of `backward_ns` that waits where
+    a backward is split; half of it if not given. `control` says how it goes from one rank to another:
+    `star`, by way of the root, `direct`, or `predicted`, where the root also asks for the backward before
+    the forward is over (static mode with the loss on another rank); `root_turn_ns` is how long the root has
+    the turn when it only hands control on, `root_backward_ns` how long between the last forward and the first backward.
+
+    Returns `makespan_ns`, for each of the `ranks` its `busy_ns` and `idle_ns`, and the `tasks`, each with
+    `rank`, `stage`, `kind`, `microbatch`, `start_ns` and `end_ns`.
+
+    Raises `ConfigError` for a bad argument, and for a program that is incomplete or in which ranks wait
+    for each other.
+    """
+
+def splits_backward(schedule: str) -> bool:
+    """
+    Whether a schedule, given as text, runs backwards in two parts.
     """
 
 def take_log() -> list[tuple[int, str]]:

@@ -19,6 +19,8 @@ DISABLE_VARIABLE = "SMP_DISABLE_D2D"
 BUFFER_VARIABLE = "SMP_D2D_GPU_BUFFER_SIZE_BYTES"
 
 _DEFAULT_BUFFER_BYTES = 256 << 20
+#: How long a waiting thread looks for a message before it sleeps, and where ranks share processors.
+_SPIN_MICROSECONDS, _SHARED_SPIN_MICROSECONDS = 300, 50
 #: What a signed size can hold; no device has as much.
 _LARGEST_BUFFER_BYTES = (1 << 63) - 1
 
@@ -58,12 +60,23 @@ def read_device_to_device(environ: Mapping[str, str]) -> DeviceToDevice:
     )
 
 
-def comm_options(cfg: Any, environ: Mapping[str, str]) -> _core.CommOptions:
-    """What the configuration and the environment say, for the core."""
+def spin_microseconds(cfg: Any, local_size: int) -> int:
+    """How long a waiting thread looks for a message before it sleeps.
+
+    To fall asleep and be woken takes longer than a short call of another rank's module, and all that runs afterwards
+    finds cold caches. Where ranks share processors, looking would take them from each other.
+    """
+    if cfg.comm_spin_microseconds is not None:
+        return int(cfg.comm_spin_microseconds)
+    return _SPIN_MICROSECONDS if local_size <= len(os.sched_getaffinity(0)) else _SHARED_SPIN_MICROSECONDS
+
+
+def comm_options(cfg: Any, environ: Mapping[str, str], local_size: int) -> _core.CommOptions:
+    """What the configuration and the environment say, for the core, with so many ranks on this host."""
     device_to_device = read_device_to_device(environ)
     return _core.CommOptions(
         transport=cfg.transport,
-        spin_microseconds=cfg.comm_spin_microseconds,
+        spin_microseconds=spin_microseconds(cfg, local_size),
         ucx_library=cfg.ucx_library,
         ucx_packages=ucx_packages(),
         host_buffer_bytes=cfg.comm_buffer_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from shardwright import _core
@@ -13,6 +14,9 @@ from shardwright.errors import ConfigError
 #: Holds a JSON object of keys that override those of the script.
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
+#: What is a schedule's name, or a program itself, and no path.
+_SCHEDULES = ("interleaved", "simple", "looped", "zero_bubble", "auto")
+_PROGRAM_HEADER = "shardwright program "
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
@@ -91,7 +95,33 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     if any(alias in overriding for alias in _ALIASES):
         for alias in _ALIASES:  # two names of one key: either overrides both
             given.pop(alias, None)
-    return Config(_core.Config.parse(json.dumps({**given, **overriding})))
+    given |= overriding
+    path = _read_program(given)
+    try:
+        return Config(_core.Config.parse(json.dumps(given)))
+    except ConfigError as error:
+        if path is None or "program" not in str(error):
+            raise
+        raise ConfigError(f"{error} (it was read from the file {path!r})") from None
+
+
+def _read_program(given: dict[str, Any]) -> str | None:
+    """Put the text of a program where its path stands, so that all ranks have to agree on it; the path."""
+    path = given.get("pipeline")
+    if not isinstance(path, str) or path in _SCHEDULES or path.startswith(_PROGRAM_HEADER):
+        return None
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        allowed = next(row[2] for row in _core.Config.keys_table() if row[0] == "pipeline")
+        raise ConfigError(
+            f'the configuration key "pipeline" is {path!r}; allowed: {allowed} (there is no file to read: {error})'
+        ) from None
+    try:
+        given["pipeline"] = _core.read_program(text)
+    except ConfigError as error:
+        raise ConfigError(f'the configuration key "pipeline" is the program of the file {path!r}: {error}') from None
+    return path
 
 
 def _given(where: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +130,7 @@ def _given(where: str, config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if not isinstance(name, str):
             raise ConfigError(f"a configuration key is {name!r}; allowed: text")
-        if not _is_json(value):
+        if not _is_json(value) and not (name == "pipeline" and _is_list(value)):
             raise ConfigError(
                 f"the configuration key {name!r} is {value!r}, a {type(value).__name__}; allowed: a boolean, a finite "
                 "number, text, or None"
@@ -111,6 +141,14 @@ def _given(where: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def _is_json(value: object) -> bool:
     # Exact types: an IntEnum or a NumPy scalar would change its kind on the way through JSON.
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def _is_list(value: object) -> bool:
+    """Whether it is a list of starts as far as JSON goes; the core checks what stands in it."""
+    return type(value) in (list, tuple) and all(
+        type(entry) in (list, tuple) and all(map(_is_json, entry))
+        for entry in value  # type: ignore[attr-defined]
+    )
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -111,5 +111,12 @@ class PeerLostError(RemoteError):
     """Another rank died, was frozen, or left the job while it was needed."""
 
 
+class DepartureError(RemoteError):
+    """In static mode, a module gave another result than in the steps that were recorded.
+
+    Raised only with ``on_departure="error"``; else the step is run again as in dynamic mode.
+    """
+
+
 class StepAborted(BaseException):
     """Unwinds the stacks of a failed step's suspended tasks; never reaches user code's ``except Exception``."""

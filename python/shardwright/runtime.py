@@ -15,9 +15,11 @@ import torch
 from shardwright import _core, logs
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution import reproducible
+from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
+from shardwright.scheduling import Scheduling
 from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from shardwright.model.placement import Placement
     from shardwright.picture import Photographer
     from shardwright.step.transaction import StepTransaction
+    from shardwright.tensor_parallel.group import TensorGroup
+    from shardwright.timeline import Traced
 
 
 #: How long a failed step waits for a task that still runs; it is left to itself after that.
@@ -62,17 +66,26 @@ class Runtime:
         self.pp_size = len(self.pp_ranks)
         self.pp_rank: int = self.pp_ranks.index(self.rank)
         self.dp_ranks: list[int] = topology.group("DP_GROUP", self.rank)
+        self.tp_ranks: list[int] = topology.group("TP_GROUP", self.rank)
+        self.rdp_ranks: list[int] = topology.group("RDP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
+        self._scheduling: Scheduling | None = None
         self._models: list[weakref.ref[DistributedModel]] = []
         self.optimizers: list[Any] = []
         self.frames = FrameTable()
         #: Told of every call to another rank: the module, its positional arguments, and which children of a sequential.
         self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
+        #: What is known of calls to other ranks, and how far that is relied on.
+        self.sites = Sites(cfg)
+        #: Steps that were run again because a module had departed from what it did before.
+        self.departures = 0
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
         self.unclosed_frames = 0
         self.leaves = Leaves()
         self.workers = WorkerPool(self)
         self.recorder = _core.AloneRecorder()
+        #: What ``smp.trace`` records, while it does.
+        self.traced: Traced | None = None
         self.step = 0
         #: Steps that only looked, of verifications; the script's own steps do not count them.
         self.steps_apart = 0
@@ -85,8 +98,12 @@ class Runtime:
         #: Whether the execution server has begun the step.
         self.entered = False
         self.process_groups: dict[str, Any] = {}
-        #: Those of the data-parallel group; only with ``ddp``.
+        #: Over DP_GROUP, where it has several ranks.
         self.collectives: Collectives | None = None
+        #: Over RDP_GROUP, where it has several ranks and is not DP_GROUP.
+        self.rdp_collectives: Collectives | None = None
+        #: The ranks that divide modules among them; None until a job of degree 1 asks for them.
+        self.tensor_group: TensorGroup | None = None
         self.pending_controls: list[int] = []
         self.owns_process_group = False
         self.pid = os.getpid()
@@ -128,9 +145,37 @@ class Runtime:
         return placement
 
     @property
+    def scheduling(self) -> Scheduling:
+        """Which schedule the steps run with."""
+        if self._scheduling is None or self._scheduling.cfg is not self.cfg:
+            self._scheduling = Scheduling(self.cfg, self.pp_size)
+        return self._scheduling
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weights' gradients are computed apart from what others wait for.
+
+        Not where microbatches run one after another: a module may then write to what an earlier one has saved.
+        """
+        return self.scheduling.splits_backward and not any(one.one_at_a_time for one in self.placements)
+
+    @property
+    def all_collectives(self) -> list[Collectives]:
+        """Over replicas, those of all groups."""
+        return [one for one in (self.collectives, self.rdp_collectives) if one is not None]
+
+    @property
     def is_root(self) -> bool:
         """Whether this rank runs the step function."""
         return self.pp_rank == 0
+
+    @property
+    def tensor_divisor(self) -> int:
+        """What gradients of the whole TP_GROUP's samples are divided by for the mean over data-parallel ranks.
+
+        With ``prescaled_batch`` its ranks have the same samples, whose loss counts once.
+        """
+        return 1 if self.cfg.prescaled_batch else len(self.tp_ranks)
 
     @property
     def device(self) -> torch.device:
@@ -158,9 +203,15 @@ class Runtime:
             text = self.server.describe()
         return "; ".join([text, *(wait.describe() for wait in list(self.waits))])
 
+    def usage(self) -> tuple[_core.Usage, _core.Usage]:
+        """Where this rank's time went in all steps, and in the newest one."""
+        return self.recorder.usage() if self.pp_size == 1 else self.server.usage()
+
     def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""
         self.step += 1
+        if self.traced is not None:
+            self.traced.begin_step()
 
     def microbatch_seed(self, script_seed: int, microbatch: int, dp_rank: int | None = None) -> int:
         """What the random numbers of a microbatch of this step start from.
@@ -184,14 +235,15 @@ class Runtime:
     def commit(self, transaction: StepTransaction) -> None:
         """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
         self.committing = True
-        transaction.commit(self.num_microbatches, final=len(self.dp_ranks) == 1)
+        transaction.commit(self.num_microbatches, self.tensor_divisor, final=len(self.dp_ranks) == 1)
         if self.launch.world_size > 1:
             for placement in self.placements:
                 placement.replicas.reduce_gradients()
-            if self.collectives is not None:
-                self.collectives.end_step()
+            for collectives in self.all_collectives:
+                collectives.end_step()
             self.server.leave_step()
             logs.forward()
+        self.recorder.commit()
         self.committing = False
 
     def check_whole(self) -> None:
@@ -245,25 +297,28 @@ class Runtime:
                 elif time.monotonic() > deadline:
                     raise TimeoutError(f"rank {self.rank} waited in vain for {what}")
 
-    def wait_collective(self, work: Any) -> None:
-        """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere."""
-        pause = 1e-5
-        with Wait(self, f"a collective of ranks {self.dp_ranks}", self.dp_ranks) as wait:
-            while not work.is_completed():
-                wait.check()
-                time.sleep(pause)
-                pause = min(pause * 1.5, 1e-3)
+    def wait_collective(self, work: Any, ranks: list[int] | None = None) -> None:
+        """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere.
+
+        Args:
+            work: The collective's.
+            ranks: Who takes part; by default the data-parallel group.
+        """
+        ranks = self.dp_ranks if ranks is None else ranks
+        if not work.is_completed():
+            with Wait(self, f"a collective of ranks {ranks}", ranks) as wait:
+                wait.until_completed(work, self.device)
         try:
             work.wait()
         except RuntimeError:
-            self._raise_loss()
+            self._raise_loss(ranks)
             raise
 
-    def _raise_loss(self) -> None:
+    def _raise_loss(self, ranks: list[int]) -> None:
         """Say which rank is gone, where a collective only says that something is."""
         deadline = time.monotonic() + self.cfg.liveness_timeout_seconds
         while time.monotonic() < deadline:
-            self.check_abort(self.dp_ranks)
+            self.check_abort(ranks)
             time.sleep(0.01)
 
     def fail_step(self, error: BaseException, transaction: StepTransaction) -> None:
@@ -281,11 +336,13 @@ class Runtime:
         transaction.rollback()
         for placement in self.placements:
             placement.replicas.abandon_step()
-        if self.collectives is not None:
+        if self.tensor_group is not None:
+            self.tensor_group.abandon_step()
+        for collectives in self.all_collectives:
             if isinstance(error, (Exception, StepAborted)):
-                self.collectives.abandon_step()
+                collectives.abandon_step()
             else:
-                self.collectives.leave_unfinished()
+                collectives.leave_unfinished()
 
     def _report_failure(self, error: BaseException) -> None:
         if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:

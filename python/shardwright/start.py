@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import itertools
 import json
 import os
@@ -31,12 +32,14 @@ from shardwright.config import load_config
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.execution import process
+from shardwright.execution.task import running_task
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
 from shardwright.picture import Photographer
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
+from shardwright.tensor_parallel.group import TensorGroup
 
 _STORE_PREFIX = "shardwright"
 _TRACE_CAPACITY = 1 << 16
@@ -65,7 +68,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         raise ShardwrightError("smp.init was called already; call smp.shutdown() first to start anew")
     launch = detect(os.environ)
     cfg = load_config(config, keys, os.environ)
-    options = comm_options(cfg, os.environ)
+    options = comm_options(cfg, os.environ, launch.local_size)
     cfg.core.check_world(launch.world_size)
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
@@ -82,6 +85,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         rank=launch.rank,
         host=socket.gethostname(),
         pp_ranks=topology.group("PP_GROUP", launch.rank),
+        tp_ranks=topology.group("TP_GROUP", launch.rank),
         stall_report_seconds=cfg.stall_report_seconds,
         stall_timeout_seconds=cfg.stall_timeout_seconds,
         trace_capacity=_TRACE_CAPACITY,
@@ -116,6 +120,9 @@ def shutdown() -> None:
     set_default_runtime(None)
     if runtime.photographer is not None:
         runtime.photographer.stop()
+    if runtime.step:
+        usage, _ = runtime.usage()
+        logs.logger.info("rank %d: %s", runtime.rank, usage)
     runtime.server.close()
     runtime.workers.join(5.0)
     step_guards.uninstall(divided=runtime.pp_size > 1)
@@ -124,8 +131,11 @@ def shutdown() -> None:
         loss_scaling.uninstall()
     runtime.node.close(runtime.farewell)
     logs.forward()
-    if runtime.collectives is not None and runtime.collectives.has_unfinished:
-        _keep_for_ever(runtime.process_groups.values(), runtime.collectives.works)
+    unfinished = [] if runtime.tensor_group is None else runtime.tensor_group.unfinished
+    if unfinished or any(collectives.has_unfinished for collectives in runtime.all_collectives):
+        works = [work for collectives in runtime.all_collectives for work in collectives.works]
+        groups = [one for one in unfinished if isinstance(one, dist.ProcessGroup)]
+        _keep_for_ever([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
     runtime.process_groups.clear()
@@ -268,6 +278,23 @@ def _make_process_groups(runtime: Runtime, store: Store) -> None:
                 runtime.process_groups[kind] = group
     if len(runtime.dp_ranks) > 1:
         runtime.collectives = Collectives(runtime)
+    if len(runtime.tp_ranks) > 1:
+        if len(runtime.rdp_ranks) > 1:
+            runtime.rdp_collectives = Collectives(runtime, "RDP_GROUP")
+        runtime.tensor_group = TensorGroup(
+            runtime.process_groups["TP_GROUP"],
+            optimize=runtime.cfg.optimize,
+            prescaled_batch=runtime.cfg.prescaled_batch,
+            wait=functools.partial(runtime.wait_collective, ranks=runtime.tp_ranks),
+            enter=functools.partial(_enter_collective, runtime.server),
+        )
+
+
+def _enter_collective(server: _core.Server, name: str) -> None:
+    """Tell the other ranks of TP_GROUP where the running task is, so that none waits for one that is elsewhere."""
+    task = running_task()
+    if task is not None:
+        server.enters_collective(task.worker, name)
 
 
 def _watch_the_end_of_the_script(runtime: Runtime) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from shardwright.errors import StallError
 from shardwright.execution.task import running_task
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Shorter waits are nobody's business.
 _UNNOTICED_SECONDS = 0.5
+#: How long a collective is waited for before the next look whether the wait still makes sense.
+_CHECK_INTERVAL = timedelta(milliseconds=20)
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1e-5, 1e-3
 
 
 class Wait:
@@ -49,6 +56,24 @@ class Wait:
     def describe(self) -> str:
         """For how long it has waited, and for what."""
         return f"rank {self._runtime.rank} has waited {time.monotonic() - self._began:.1f} s for {self._what}"
+
+    def until_completed(self, work: Any, device: torch.device) -> None:
+        """Wait for the end of a collective of ``torch.distributed`` on tensors of a device, be it good or bad.
+
+        Raises:
+            RemoteError: As for :meth:`check`, as the next two.
+            PeerLostError: See there.
+            StallError: See there.
+        """
+        pause = _SHORTEST_PAUSE_SECONDS
+        while not work.is_completed():
+            self.check()
+            if device.type == "cpu":  # Gloo wakes up whoever waits, and to it a timeout means nothing
+                with contextlib.suppress(RuntimeError):
+                    work.wait(_CHECK_INTERVAL)
+            else:
+                time.sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
     def check(self) -> None:
         """Look whether the wait still makes sense; called again and again.

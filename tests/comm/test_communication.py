@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from shardwright import _core
-from shardwright.communication import DeviceToDevice, comm_options, read_device_to_device, ucx_packages
+from shardwright.communication import (
+    DeviceToDevice,
+    comm_options,
+    read_device_to_device,
+    spin_microseconds,
+    ucx_packages,
+)
 from shardwright.config import load_config
 from shardwright.errors import ConfigError, JobStartError
 from shardwright.values import decode, pack, registry
@@ -48,10 +55,17 @@ def test_a_buffer_size_that_is_no_size_is_refused_by_name(value: str) -> None:
 def test_the_core_gets_every_option() -> None:
     cfg = load_config({"transport": "tcp"}, {}, {})
     environ = {"SMP_DISABLE_D2D": "1", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": "4096"}
-    assert repr(comm_options(cfg, environ)) == (
-        f"CommOptions {{ transport: Tcp, spin: 50µs, ucx_library: None, ucx_packages: {json.dumps(ucx_packages())}, "
+    assert repr(comm_options(cfg, environ, 1)) == (
+        f"CommOptions {{ transport: Tcp, spin: 300µs, ucx_library: None, ucx_packages: {json.dumps(ucx_packages())}, "
         "host_buffer_bytes: 1073741824, device_to_device: false, device_buffer_bytes: 4096 }"
     )
+
+
+def test_ranks_that_share_processors_look_for_messages_less_long() -> None:
+    cfg, processors = load_config({}, {}, {}), len(os.sched_getaffinity(0))
+    assert spin_microseconds(cfg, processors) == 300
+    assert spin_microseconds(cfg, processors + 1) == 50
+    assert spin_microseconds(load_config({"comm_spin_microseconds": 0}, {}, {}), processors + 1) == 0
 
 
 def test_the_counters_of_a_job_of_one_rank_are_there_and_zero() -> None:
@@ -78,7 +92,7 @@ def connect(
         host_name=host_names[rank],
         buffer_bytes=0 if transport == "tcp" else buffer_bytes,
         listener=listener if rank == 0 else None,
-        options=comm_options(load_config({"transport": transport, **keys}, {}, {}), {}),
+        options=comm_options(load_config({"transport": transport, **keys}, {}, {}), {}, 2),
     )
 
 

@@ -131,6 +131,14 @@ def failure_elsewhere() -> None:
     raise errors.RemoteError(2, "node-1", "layers.5", 3, "backward", "ValueError", "not a number", "Traceback ...")
 
 
+def module_that_gives_something_else() -> None:
+    raise errors.DepartureError(
+        *(1, "node-1", "layers.5", 3, "forward", "DepartureError"),
+        "given arguments alike, it returned None with tensors [] where it had returned tensor 0 with tensors "
+        "[float32[8, 512], requires grad] in the steps recorded for static mode",
+    )
+
+
 def rank_that_is_gone() -> None:
     raise errors.PeerLostError(2, "node-1", None, None, None, "PeerLost", "its process ended")
 
@@ -144,6 +152,7 @@ def servers(function: Callable[[Any, int], None]) -> None:
             rank=rank,
             host=f"node-{rank}",
             pp_ranks=[0, 1],
+            tp_ranks=[rank],
             stall_report_seconds=0.1,
             stall_timeout_seconds=60.0 if rank else 0.3,  # rank 0 is the one that notices
             trace_capacity=10,
@@ -188,6 +197,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.VerificationError: (a_gradient_that_departs,),
     errors.RemoteError: (failure_elsewhere,),
     errors.PeerLostError: (rank_that_is_gone,),
+    errors.DepartureError: (module_that_gives_something_else,),
 }
 
 

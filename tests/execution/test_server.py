@@ -29,7 +29,9 @@ class Rank:
 
     def __init__(self, node: Any, rank: int, world: int, **changed: Any) -> None:
         settings = {"stall_report_seconds": 5.0, "stall_timeout_seconds": 20.0, "trace_capacity": 1000, **changed}
-        self.server = _core.Server.attach(node, rank=rank, host=f"host-{rank}", pp_ranks=list(range(world)), **settings)
+        self.server = _core.Server.attach(
+            node, rank=rank, host=f"host-{rank}", pp_ranks=list(range(world)), tp_ranks=[rank], **settings
+        )
         self.rank = rank
         self.node = node
         self.threads: list[threading.Thread] = []
@@ -352,9 +354,11 @@ def test_misuse_is_named(ranks: list[Rank]) -> None:
 
 def test_records_are_what_timelines_are_drawn_from(ranks: list[Rank]) -> None:
     ranks[1].server.name_modules(0, ["", "a", "b", "model.tail"])
+    ranks[1].server.keep_trace(True)
     on_all(ranks, lambda rank: rank.step(1, double_remotely))
-    records = ranks[1].server.take_trace()
-    assert ranks[1].server.take_trace() == []
+    records = ranks[1].server.take_trace().records()
+    assert ranks[1].server.take_trace().records() == []
+    assert ranks[0].server.take_trace().records() == [], "records are kept only where they are asked for"
     forwards = [record for record in records if record["kind"] == "forward"]
     assert [record["microbatch"] for record in forwards] == [0, 1]
     for record in forwards:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,10 +40,16 @@ def test_a_breakpoint_trips_nothing(where: str) -> None:
     """The rank waits for its standard input, as a debugger does, until the other has reported its wait twice."""
     with job(f"block {where}") as pair:
         pair[1].event("blocked")
-        waiting = pair[0].wait_for("second report", lambda: "has waited 4." in pair[0].err, COMPUTING_SECONDS)
-        assert waiting
+        picture_of(pair[0], number=1)
         pair[1].tell()
         check_exact(pair)
+
+
+def seconds_after(words: str, text: str) -> float:
+    """The seconds that follow a pattern; a report is late where the machine has other things to do."""
+    found = re.search(words + r" (\d+\.\d) s\b", text)
+    assert found, f"no seconds after {words!r} in:\n{text}"
+    return float(found[1])
 
 
 def picture_of(process: Process, number: int = 0) -> str:
@@ -65,15 +72,16 @@ def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_s
         assert "what every rank of the job does" not in pair[1].err
     waits, computes = picture.split("\nstep 3 (rig.train): rank 1 on host ")
     assert waits.startswith("step 3 (rig.train): rank 0 on host ")
-    assert "microbatch 0 (worker 0) has waited 1." in waits
+    assert seconds_after(r"microbatch 0 \(worker 0\) has waited", waits) >= TIMEOUTS["stall_report_seconds"]
     assert "for rank 1 to answer request" in waits
     assert "(forward of second)" in waits
     assert "last heard: executing in step 3" in waits
     assert "stack of the script:" in waits
     assert "stack of the step function, forward, microbatch 0 (worker 0):" in waits
     assert "loss = model(inputs).square().mean()" in waits
-    assert "microbatch 1 (worker 1) has run forward of second for 1." in computes
-    assert "stack of module 'second', forward, microbatch 1 (worker 1):" in computes
+    assert seconds_after(r"microbatch 1 \(worker \d\) has run forward of second for", computes) > 0.5
+    # One worker may have served both microbatches.
+    assert re.search(r"stack of module 'second', forward, microbatch 1 \(worker \d\):", computes)
     assert "in await_word" in computes
 
 
@@ -92,9 +100,10 @@ def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
         assert pair.all_end() == [1, 1]
         for process in pair.ranks:
             assert "StallError" in process.err
-            assert "nothing in the job has made progress for 2." in process.err
+            quiet = seconds_after("nothing in the job has made progress for", process.err)
+            assert quiet >= TIMEOUTS["stall_timeout_seconds"]
         picture = picture_of(pair[0])
-        assert "rank 1 has waited 1." in picture
+        assert seconds_after("rank 1 has waited", picture) >= TIMEOUTS["stall_report_seconds"]
         assert "for an object from rank 0 on channel 'allgather WORLD'" in picture
         assert "for rank 1 to answer request" in picture
         assert "self.action()" in picture

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import shardwright.model.placement
 from shardwright import _core
 from shardwright.config import load_config
+from shardwright.execution.results import Sites
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo
 from shardwright.runtime import Runtime, set_current_runtime
@@ -91,6 +92,7 @@ class Job:
                 rank=rank,
                 host="here",
                 pp_ranks=list(range(num_ranks)),
+                tp_ranks=[rank],
                 stall_report_seconds=_STALL_SECONDS,
                 stall_timeout_seconds=_STALL_SECONDS,
                 trace_capacity=1,
@@ -127,7 +129,7 @@ class Job:
         results: dict[int, T | BaseException] = {}
         threads = []
         for rank, runtime in enumerate(self.runtimes):
-            runtime.cfg, runtime.num_microbatches = cfg, cfg.microbatches
+            runtime.cfg, runtime.num_microbatches, runtime.sites = cfg, cfg.microbatches, Sites(cfg)
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us
             threads[-1].start()

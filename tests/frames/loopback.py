@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,14 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from shardwright.execution.call import RemoteModule, ServerBackward
+from shardwright import _core
+from shardwright.execution.backward import ServerBackward
+from shardwright.execution.call import RemoteModule
 from shardwright.execution.context import StepState
 from shardwright.execution.intercept import group_sequential, make_remote
 from shardwright.execution.reproducible import root_seed
+from shardwright.execution.results import Sites, finish, let_go
 from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.frames import Leaves, close_calls, guards, in_frame
+from shardwright.frames.remote import bring
 from shardwright.model.backward import _roots, run_backward
+from shardwright.step.output import map_tensors
+from shardwright.values import pack, unpack
+from shardwright.values.tensors import unpack_one
 from torch import nn
 
 _threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
@@ -50,6 +58,8 @@ class FakeRequest:
     checkpointing: bool
     spec: Any
     parts: Any
+    hold: bool = False
+    expected: None = None
 
 
 @dataclass
@@ -60,6 +70,10 @@ class LoopbackServer:
     responses: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     requests: list[FakeRequest] = field(default_factory=list)
     sent: list[FakeRequest] = field(default_factory=list)
+    numbers: int = 0
+    held: dict[tuple[int, int], list[torch.Tensor]] = field(default_factory=dict)
+    handed_on: int = 0
+    fetches: int = 0
 
     @property
     def kinds(self) -> list[str]:
@@ -68,10 +82,48 @@ class LoopbackServer:
 
     def send_request(self, worker: int, *, to: int, kind: str, control: None, **fields: Any) -> int:
         """Take a request; ``worker`` is here the requesting rank."""
-        request = FakeRequest(id=len(self.requests), to=to, kind=kind, requester=worker, **fields)
+        request = FakeRequest(id=self.announce_request(worker), to=to, kind=kind, requester=worker, **fields)
+        request.parts = self.with_held(request.parts)
         self.requests.append(request)
         self.sent.append(request)
         return request.id
+
+    def with_held(self, parts: Any) -> Any:
+        """Put held tensors where a request lacks them, as the execution server does."""
+        origins = [parts.held(index) for index in range(len(parts))]
+        if not any(origins):
+            return parts
+        self.handed_on += 1
+        needs = [parts.meta(index)[4] for index in range(len(parts))]
+        tensors = [
+            unpack_one(parts, index) if origin is None else self.held[origin[1:3]][origin[3]]
+            for index, origin in enumerate(origins)
+        ]
+        return pack(tensors, needs)
+
+    def fetch(self, worker: int, holder: int, request: int, index: int) -> int:
+        """Give a held tensor as the answer to a request of its own."""
+        self.fetches += 1
+        number = -self.fetches
+        self.responses[number] = (None, pack([self.held[worker, request][index]], [False]))
+        return number
+
+    def release(self, holder: int, requests: list[int]) -> None:
+        """Forget held tensors."""
+        for request in requests:
+            for requester in range(len(self.job.runtimes)):
+                self.held.pop((requester, request), None)
+
+    def announce_request(self, worker: int, **fields: Any) -> int:
+        """Number a request that another rank will send."""
+        self.numbers += 1
+        return self.numbers - 1
+
+    def send_request_for(self, worker: int, like: FakeRequest, **fields: Any) -> None:
+        """Run an announced request at once: nobody waits in this call."""
+        request = dataclasses.replace(like, **({"range": None, "forward": None} | fields))
+        self.requests.append(request)
+        self.job.in_new_thread(request.to, request)
 
     def wait(self, worker: int, requests: list[int], phase: str) -> list[tuple[Any, Any]]:
         """Run what was sent, and give the answers."""
@@ -80,8 +132,18 @@ class LoopbackServer:
             self.job.in_new_thread(request.to, request)
         return [self.responses.pop(request) for request in requests]
 
+    def ends_with_forward(self, worker: int) -> None:
+        """No schedule has to know."""
+
     def respond(self, request: FakeRequest, spec: Any, parts: Any) -> None:
-        """Keep an answer."""
+        """Keep an answer, and apart from it the tensors that are to be held."""
+        if request.hold and len(parts):
+            metas = [parts.meta(index) for index in range(len(parts))]
+            self.held[request.requester, request.id] = unpack(parts)
+            parts = _core.TensorParts()
+            for index, meta in enumerate(metas):
+                place = {"requester": request.requester, "request": request.id, "index": index}
+                parts.append_held(*meta, holder=request.to, **place)
         self.responses[request.id] = (spec, parts)
 
 
@@ -112,13 +174,16 @@ class LoopbackPlacement:
 class LoopbackRuntime:
     """One simulated rank."""
 
-    def __init__(self, server: LoopbackServer, placement: LoopbackPlacement) -> None:
+    def __init__(self, rank: int, server: LoopbackServer, placement: LoopbackPlacement) -> None:
         self.server = server
+        self.rank = rank
+        self.sites = Sites(SimpleNamespace(tensor_handles=True, fast_mode=False, static_mode=False, static_steps=5))
         self._placement = placement
         self.frames = FrameTable()
         self.leaves = Leaves()
         self.step = 1
         self.watch_requests = None
+        self.splits_backward = False
         self.workers = SimpleNamespace(resume=lambda task: None)
 
     def placement(self, model: int) -> LoopbackPlacement:
@@ -147,7 +212,7 @@ class LoopbackJob:
         for rank, copied in enumerate(self.copies):
             placement = LoopbackPlacement(names, list(copied.modules()))
             self._divide(rank, placement)
-            self.runtimes.append(LoopbackRuntime(self.server, placement))
+            self.runtimes.append(LoopbackRuntime(rank, self.server, placement))
         self._state: StepState | None = None
 
     def _divide(self, rank: int, placement: LoopbackPlacement) -> None:
@@ -217,6 +282,7 @@ class LoopbackJob:
         frame = root_frame(task)
 
         def backward(tensors: Any, grad_tensors: Any = None) -> None:
+            let_go(task)
             frame.settle()
             roots = _roots(tensors, grad_tensors)
             with in_frame(None):
@@ -229,6 +295,8 @@ class LoopbackJob:
                 with in_frame(frame):
                     result = function(backward)
                 frame.settle()
+                result = map_tensors(result, bring)
+                finish(task)
                 close_calls(frame, ServerBackward(task, frame))
         except BaseException as error:
             guards.close_checkpoints(error)

@@ -43,6 +43,8 @@ class Program:
         roots: Whether backward starts from ``one`` loss or from ``several``, or is called (``calls``) for each.
         leaves: Whether the model is given leaves.
         places: Where modules are placed by hand, by path.
+        static: Whether callers go on before results are there.
+        static_steps: From which step on, counted from 0; in the first one from its second microbatch on.
     """
 
     seed: str
@@ -58,6 +60,8 @@ class Program:
     roots: str
     leaves: bool
     places: dict[str, int] = dataclasses.field(default_factory=dict)
+    static: bool = False
+    static_steps: int = 0
 
     def start(self) -> tuple[nn.Module, torch.Tensor]:
         """The model with its weights, and a batch: two inputs for each microbatch, one beside the other."""
@@ -75,6 +79,8 @@ class Program:
             "auto_partition": self.auto,
             "default_partition": 0,
             "memory_weight": self.memory_weight,
+            "static_mode": self.static,
+            "fast_mode": self.static,
         }
 
     def step(self, model: Any, batch: torch.Tensor, index: str, backward: Any) -> torch.Tensor:
@@ -205,6 +211,8 @@ def run_divided(program: Program, job: Job) -> Outcome:
             return program.step(model, batch, f"step {step}, microbatch {int(numbers[0])}", model.backward)
 
         losses: list[torch.Tensor] = []
+        if program.static:
+            runtime.sites._static_steps = program.static_steps
         for step in range(program.steps):
             numbers = torch.arange(program.microbatches).repeat_interleave(_ROWS)
             losses += train(whole_batch, numbers, step).outputs

@@ -102,8 +102,17 @@ def draw_program(seed: int) -> tuple[Program, Outcome, frozenset[str]]:
         if all(value is None for name, value in plain.values.items() if name.startswith("gradient of parts.")):
             continue
         program.places = generator.places(log.ran, joins_of(program), fields)
+        if seed % 3 == 0:  # beside what the generator drew, so that the programs stay what they were
+            program.pipeline = "zero_bubble"
+        # What a run has shown to hooks cannot be taken back, nor attributes in the step that divides the model.
+        lasting = {"tensor hooks", "state in attributes"}
+        program.static = seed % 2 == 1 and lasting.isdisjoint(log.features)
+        # That a module's calls have to keep their order is known after one step.
+        program.static_steps = int("buffers that change" in log.features)
         if log.depends_on_order and program.microbatches > 1:
-            program.pipeline, program.active = "interleaved", 1
+            program.active = 1
+            if program.pipeline == "simple":
+                program.pipeline = "interleaved"
         return program, plain, frozenset(log.features)
     raise AssertionError(f"seed {seed} gives no program that plain torch can run")
 

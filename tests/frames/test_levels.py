@@ -68,22 +68,44 @@ def test_skip_connections_over_two_stages() -> None:
     assert compared.job.server.kinds == ["forward"] * 3 + ["backward"] * 3
 
 
-def test_independent_calls_go_backward_together() -> None:
+def _levels_of(body: Any) -> list[list[str]]:
+    """The calls that a backward asks for, level by level, in a model that is exact."""
     levels = []
     original = _LevelBackward.run_calls
 
-    def run_calls(self: Any, calls: list[Any]) -> None:
+    def run_calls(self: Any, calls: list[Any]) -> Any:
         levels.append([call.module for call in calls])
-        original(self, calls)
-
-    def body(root: Part, x: torch.Tensor) -> Any:
-        return root.third(root.child(x) + root.other(x))
+        return original(self, calls)
 
     model = Part(body, child=Part(times_weight), other=Part(times_weight), third=Part(times_weight))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_LevelBackward, "run_calls", run_calls)
         assert_exact(model, data())
+    return levels
+
+
+def test_independent_calls_go_backward_together() -> None:
+    levels = _levels_of(lambda root, x: root.third(root.child(x) + root.other(x)))
     assert levels == [["third"], ["other", "child"]]
+
+
+def test_gradients_go_from_call_to_call_where_results_were_passed_on_as_they_were() -> None:
+    assert _levels_of(lambda root, x: root.third(root.other(root.child(x)))) == [["third"]]
+    assert _levels_of(lambda root, x: root.child(root.child(root.child(x)))) == [["child"]]
+
+
+def test_gradients_come_back_where_another_use_or_a_hook_needs_them() -> None:
+    def used_twice(root: Part, x: torch.Tensor) -> torch.Tensor:
+        first = root.child(x)
+        return root.other(first) + first
+
+    def hooked(root: Part, x: torch.Tensor) -> torch.Tensor:
+        first = root.child(x)
+        first.register_hook(lambda gradient: 2 * gradient)
+        return root.other(first)
+
+    for body in (used_twice, hooked, lambda root, x: root.other(2 * root.child(x))):
+        assert _levels_of(body) == [["other"], ["child"]]
 
 
 def test_calls_without_gradient_are_closed_once_last_first() -> None:

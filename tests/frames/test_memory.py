@@ -51,7 +51,7 @@ def _chain(watch: Watch) -> Callable[..., Any]:
 
 
 def _run(model: Part, watch: Watch, count_in: str) -> None:
-    from shardwright.execution.call import ServerBackward
+    from shardwright.execution.backward import ServerBackward
 
     original = ServerBackward.backward
 
@@ -84,7 +84,7 @@ def test_what_only_the_loss_needs_is_freed_before_the_first_wait() -> None:
         backward(loss)
         return loss
 
-    from shardwright.execution.call import ServerBackward
+    from shardwright.execution.backward import ServerBackward
 
     original = ServerBackward.backward
 

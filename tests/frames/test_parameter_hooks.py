@@ -25,6 +25,9 @@ class FakePlacement:
     def owned_tensors(self) -> Any:
         return list(self.module.parameters()), []
 
+    def over_rdp(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        return []
+
 
 def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
     model = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
@@ -42,7 +45,7 @@ def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
     with guarded():
         for number, x in enumerate(microbatches):
             job.run(lambda backward, x=x: backward(weighted_sum(model(x))), number)
-    transaction.commit(2, final=True)
+    transaction.commit(2, 1, final=True)
     for x in microbatches:
         (weighted_sum(plain(x)) / 2).backward()
     for name, parameter in plain.named_parameters():
@@ -62,6 +65,6 @@ def test_parameter_given_up_in_a_step_keeps_no_hooks_and_no_gradient_here(fails:
     weight.register_post_accumulate_grad_hook(lambda parameter: None)
     transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
     release(weight, Sentinel(weight, name="weight", owner=1, is_parameter=True))
-    transaction.rollback() if fails else transaction.commit(1, final=True)
+    transaction.rollback() if fails else transaction.commit(1, 1, final=True)
     assert is_sentinel(weight)
     assert weight.grad is None

@@ -142,6 +142,9 @@ _GRIDS: dict[str, tuple[Place, ...]] = {
     "frozen teacher": ((2, 1, "interleaved", 2), (3, 1, "simple", 4)),
     "frozen teacher, GPT-2": ((2, 1, "interleaved", 4),),
 }
+#: Callers go on before results are there in the last of five steps at least.
+_STATIC = (("static_mode", True), ("fast_mode", True), ("static_steps", 2))
+_WITHOUT_HANDLES = (("tensor_handles", False),)
 #: Problems on every schedule and degree.
 _FULL = ("GPT-2", "T5")
 _UNUSUAL = (
@@ -156,6 +159,53 @@ _UNUSUAL = (
     Case("T5", 2, 2, "simple", 2, options=(("overlapping_allreduce", False),)),
     Case("GPT-2", 2, 2, "interleaved", 4, options=(("bucket_cap_mb", 0.01), ("gradient_as_bucket_view", True))),
     Case("ResNet, in-place", 2, 2, "simple", 2, options=(("broadcast_buffers", False),)),
+    Case("GPT-2", 2, 1, "looped", 4),
+    Case("GPT-2", 3, 2, "looped", 4, keys=_STATIC),
+    Case("GPT-2", 2, 1, "looped", 8, keys=(("active_microbatches", 1),)),
+    Case("long runs", 3, 1, "looped", 4),
+    Case("long runs", 2, 1, "looped", 8, keys=_STATIC),
+    Case("visited many times", 3, 1, "looped", 4),
+    Case("many hops", 2, 1, "looped", 4, keys=_STATIC),
+    Case("two losses, two backwards", 3, 1, "looped", 4),
+    Case("frozen first half", 3, 1, "looped", 4),
+    Case("GPT-2", 2, 1, "zero_bubble", 4),
+    Case("GPT-2", 3, 2, "zero_bubble", 4),
+    Case("GPT-2", 3, 1, "zero_bubble", 8, keys=(("active_microbatches", 1),)),
+    Case("GPT-2", 2, 1, "zero_bubble", 4, keys=(("deterministic_server", True),)),
+    Case("GPT-2", 2, 2, "list", 4),
+    Case("GPT-2", 2, 2, "program.csv", 4),
+    Case("GPT-2", 2, 1, "program.txt", 4, keys=(("deterministic_server", True),)),
+    Case("GPT-2", 2, 2, "auto", 4, steps=7),
+    Case("GPT-2", 3, 1, "auto", 8, steps=7),
+    *(
+        Case(problem, 2 + number % 2, 1 + number % 4 // 3, "zero_bubble", 4)
+        for number, problem in enumerate(
+            (
+                "T5",
+                "BERT",
+                "ALBERT",
+                "Llama",
+                "Mixtral",
+                "ResNet, in-place",
+                "GPT-2, checkpointing",
+                "attributes kept between calls",
+                "shared parameter",
+                "two losses, two backwards",
+                "frozen second half",
+                "nested spanning",
+                "visited many times",
+                "hooks",
+                "sparse gradient",
+                "LSTM and attention",
+                "parametrized",
+                "custom functions",
+                "retained gradient",
+                "GAN",
+                "gradient accumulation",
+                "clipping, GPT-2",
+            )
+        )
+    ),
 )
 
 
@@ -190,7 +240,11 @@ def _cases() -> Iterator[Case]:
     for problem in _FULL:
         for place in itertools.product((2, 3), (1, 2), ("simple", "interleaved"), (1, 2, 4)):
             yield Case(problem, *place)
+        for place in ((3, 1, "interleaved", 4), (2, 2, "zero_bubble", 4)):
+            yield Case(problem, *place, keys=_STATIC)
     for problem, places in _GRIDS.items():
-        for place in places:
-            yield Case(problem, *place)
+        first, *others = (Case(problem, *place) for place in places)
+        yield replace(first, keys=_STATIC)
+        yield replace(first, keys=_WITHOUT_HANDLES)
+        yield from others
     yield from _UNUSUAL

@@ -9,21 +9,27 @@ from collections.abc import Callable, Iterable, Sequence
 from .cases import Case
 
 
-def parser(module: str, description: str | None, patterns: str) -> argparse.ArgumentParser:
+def parser(module: str, description: str | None, patterns: str, *, partitions: bool = True) -> argparse.ArgumentParser:
     """The options that every table of cases has.
 
     Args:
         module: The module that is run.
         description: What it does.
         patterns: What its patterns are compared with.
+        partitions: Whether it runs on random partitions too.
     """
     result = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     result.add_argument("patterns", nargs="*", help=f"{patterns} to run, with * and ?; all by default")
     result.add_argument("--list", action="store_true", help="only list the cases")
     result.add_argument("--logs", action="store_true", help="show the whole log of each job with a failed case")
-    result.add_argument(
-        "--partitions", nargs="+", type=int, metavar="SEED", help="run on random partitions with these seeds instead"
-    )
+    if partitions:
+        result.add_argument(
+            "--partitions",
+            nargs="+",
+            type=int,
+            metavar="SEED",
+            help="run on random partitions with these seeds instead",
+        )
     return result
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SILENT_SECONDS = 300.0
 POLL_SECONDS = 0.3
 LOG_LINES = 60
+#: Makes an outcome of the rows of a case, one of each rank; None where a rank has none.
+Judge = Callable[[Case, list[dict[str, Any] | None]], Outcome]
 
 
 class Job:
     """The processes of one topology, running cases in turn."""
 
-    def __init__(self, problems: str, cases: list[Case], folder: Path) -> None:
+    def __init__(self, arguments: Sequence[str], cases: Sequence[Case], folder: Path, judged: Judge) -> None:
         self.cases = cases
+        self.judged = judged
         self.folder = folder
         self.log = folder / "log"
         pp, dp = cases[0].topology
@@ -43,7 +46,7 @@ class Job:
             [str(ROOT / "python"), *filter(None, [environment.get("PYTHONPATH")])]
         )
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.world}"]
-        command = ["-m", "tests.parity.rank", problems, str(folder / "cases.json"), str(folder)]
+        command = ["-m", *arguments, str(folder / "cases.json"), str(folder)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *launcher, *command], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
@@ -80,7 +83,7 @@ class Job:
         rows = self.rows()
         outcomes: list[Outcome] = []
         for case in self.cases:
-            outcome = judge(case, [found.get(case.name) for found in rows])
+            outcome = self.judged(case, [found.get(case.name) for found in rows])
             outcomes.append(outcome)
             if not all(case.name in found for found in rows):
                 outcome.log = "\n".join(self.log.read_text().splitlines()[-LOG_LINES:])
@@ -102,9 +105,11 @@ def progress_bar(title: str) -> Progress:
 
 def run_cases(
     problems: str,
-    cases: list[Case],
+    cases: Sequence[Case],
     progress: Progress,
     *,
+    program: str = "tests.parity.rank",
+    judged: Judge = judge,
     complaint: Callable[[Outcome], str | None] = first_failure,
     show_logs: bool = False,
 ) -> list[Outcome]:
@@ -114,6 +119,8 @@ def run_cases(
         problems: The module whose ``PROBLEMS`` the cases name.
         cases: What to run, those of one topology together.
         progress: Where to show how far it is.
+        program: The module that each rank runs.
+        judged: Makes an outcome of the ranks' rows.
         complaint: What is to be shown of an outcome at once.
         show_logs: Show the whole log of each job with an outcome to complain of.
     """
@@ -125,7 +132,7 @@ def run_cases(
         while remaining:
             progress.update(bar, description=f"pp {topology[0]}, dp {topology[1]}")
             with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-                job = Job(problems, remaining, Path(folder))
+                job = Job([program, problems], remaining, Path(folder), judged)
                 try:
                     job.wait(progress, bar)
                 finally:

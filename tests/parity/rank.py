@@ -21,6 +21,7 @@ from .compare import Comparison, at_microbatch
 from .partitions import random_places
 from .problem import Phase, Problem, generator
 from .reference import Expected, Reference
+from .schedules import pipeline_of
 
 SEED = 7
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
@@ -282,7 +283,7 @@ def configuration(case: Case, problem: Problem) -> dict[str, Any]:
     keys: dict[str, Any] = {
         "pipeline_parallel_degree": case.pp,
         "microbatches": case.microbatches,
-        "pipeline": case.schedule,
+        "pipeline": pipeline_of(case),
         "ddp": case.dp > 1,
         **dict(case.keys),
     }

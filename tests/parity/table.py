@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +46,8 @@ class Outcome:
     log: str = ""
 
 
-def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
-    """Put the ranks' rows of a case together."""
+def collect(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
+    """Put the ranks' rows of a case together, and hold errors against the bar."""
     outcome = Outcome(case)
     outcome.errors = {rank: row["error"] for rank, row in enumerate(rows) if row is not None and "error" in row}
     outcome.missing = [rank for rank, row in enumerate(rows) if row is None]
@@ -62,12 +63,21 @@ def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
     outcome.holding = [rank for rank, row in enumerate(present) if row["parameters"]]
     outcome.forward = sum(row["forward"] for row in present)
     outcome.backward = sum(row["backward"] for row in present)
-    outcome.share = _largest_share(present, "bytes")
-    outcome.body_share = _largest_share(present, "body_bytes")
     outcome.failures = [failure for row in present for failure in row["failures"]]
     if not outcome.worst < BAR:
         where = max(present, key=lambda row: float(row["worst"]))["where"]
         outcome.failures.append(f"error {outcome.worst:.1e} at {where}; allowed is {BAR:.0e}")
+    return outcome
+
+
+def judge(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:
+    """What came of a case with a pipeline."""
+    outcome = collect(case, rows)
+    present = [row for row in rows if row is not None]
+    if outcome.missing or outcome.errors:
+        return outcome
+    outcome.share = _largest_share(present, "bytes")
+    outcome.body_share = _largest_share(present, "body_bytes")
     if len({rank % case.pp for rank in outcome.holding}) < 2:
         outcome.failures.append("fewer than two stages hold parameters")
     if not outcome.forward:
@@ -108,8 +118,12 @@ def render(outcomes: list[Outcome]) -> str:
         )
         for outcome in outcomes
     ]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    numbers = {2, 3, 4, 5, 7, 8}
+    return aligned(lines, {2, 3, 4, 5, 7, 8})
+
+
+def aligned(lines: Sequence[Sequence[str]], numbers: Collection[int]) -> str:
+    """Lines of cells in columns; those of numbers are aligned to the right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if column in numbers else cell.ljust(width)

@@ -22,7 +22,13 @@ from torch.nn.utils import parametrizations
 
 
 def settings(**keys: Any) -> Any:
-    defaults = {"auto_partition": True, "default_partition": 0, "memory_weight": 0.8, "skip_tracing": False}
+    defaults = {
+        "auto_partition": True,
+        "default_partition": 0,
+        "memory_weight": 0.8,
+        "skip_tracing": False,
+        "refine_partition": False,
+    }
     return SimpleNamespace(**{**defaults, **keys})
 
 

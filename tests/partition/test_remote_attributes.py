@@ -16,7 +16,9 @@ from torch import nn
 
 
 def decided(model: nn.Module, *args: Any) -> Decision:
-    settings = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False)
+    settings = SimpleNamespace(
+        auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False, refine_partition=False
+    )
     return decide(model, functools.partial(model, *args), settings, 2)
 
 

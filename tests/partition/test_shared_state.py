@@ -13,7 +13,9 @@ from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from torch import nn
 
-SETTINGS = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False)
+SETTINGS = SimpleNamespace(
+    auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False, refine_partition=False
+)
 COUNTS: dict[str, int] = {}
 UNTOUCHED: list[int] = [1]
 

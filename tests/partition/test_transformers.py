@@ -118,7 +118,9 @@ def decided(name: str) -> tuple[Callable[[], nn.Module], Decision]:
     build, inputs, _ = CASES[name]
     torch.manual_seed(0)
     model = build()
-    cfg = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False)
+    cfg = SimpleNamespace(
+        auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=False, refine_partition=False
+    )
     before = {key: value.clone() for key, value in model.state_dict().items()}
     decision = decide(model, functools.partial(model, **inputs()), cfg, 2)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

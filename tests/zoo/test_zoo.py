@@ -11,6 +11,7 @@ from tests.parity.cases import Case
 from tests.parity.rows import usual_row
 from tests.parity.table import Outcome, judge
 
+from . import schedules
 from .cases import all_cases, with_partitions
 from .entries import ENTRIES
 from .entry import Entry
@@ -81,3 +82,21 @@ def test_every_model_runs_on_its_degrees_and_some_on_random_partitions() -> None
     assert {case.problem for case in with_partitions(ENTRIES, [9])} == {
         name for name, entry in ENTRIES.items() if entry.refused is None
     }
+
+
+def test_half_of_the_zoo_has_every_family_under_every_schedule_in_every_mode() -> None:
+    cases = schedules.all_cases(ENTRIES)
+    assert len({case.name for case in cases}) == len(cases)
+    names = {case.problem for case in cases}
+    assert {ENTRIES[name].kind for name in names} == {entry.kind for entry in ENTRIES.values()}
+    assert len(ENTRIES) * 0.45 < len(names) < len(ENTRIES) * 0.6
+    assert len(cases) == len(names) * len(schedules.SCHEDULES) * len(schedules.MODES)
+    assert {case.schedule for case in cases} >= {"list", "auto", "program.csv", "program.txt"}
+
+
+def test_the_table_of_schedules_has_a_line_for_each_model_and_says_what_is_wrong() -> None:
+    cases = [Case(NAME, 2, 1, schedule, 4, steps=3) for schedule in ("simple", "program.csv")]
+    verdicts = [Verdict("exact", Outcome(cases[0], worst=0.0)), Verdict("wrong", Outcome(cases[1]))]
+    header, line = schedules.table(verdicts).splitlines()
+    assert header.split()[-len(schedules.SCHEDULES) :] == list(schedules.SCHEDULES)
+    assert line.split()[-2:] == ["0", "wrong"]

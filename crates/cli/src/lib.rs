@@ -6,6 +6,8 @@
 pub mod doctor;
 pub mod facts;
 pub mod report;
+pub mod simulate;
+pub mod trace;
 pub mod ucx;
 
 use std::ffi::OsString;
@@ -38,6 +40,11 @@ struct Command {
 enum Verb {
     /// Look at what this machine has of what a job needs, and say what to do.
     Doctor(DoctorArguments),
+    /// Tell how long a step takes under a schedule, and which rank idles when.
+    Simulate(simulate::SimulateArguments),
+    /// Look at timelines that smp.trace wrote.
+    #[command(subcommand)]
+    Trace(trace::TraceVerb),
 }
 
 /// What `doctor` looks at.
@@ -75,6 +82,12 @@ pub fn run<A: Into<OsString> + Clone>(
                 complaint: String::new(),
             }
         }
+        Ok(Command {
+            verb: Verb::Simulate(arguments),
+        }) => simulate::simulate(&arguments, |path| std::fs::read_to_string(path)),
+        Ok(Command {
+            verb: Verb::Trace(verb),
+        }) => trace::run(&verb),
         // Help and version come as errors too.
         Err(error) if error.use_stderr() => Finished {
             status: 2,
@@ -106,7 +119,8 @@ mod tests {
     #[test]
     fn help_names_the_verbs() {
         let finished = run_with(&["--help"]);
-        assert!(finished.output.contains("doctor") && finished.complaint.is_empty());
+        assert!(finished.output.contains("doctor") && finished.output.contains("trace"));
+        assert!(finished.complaint.is_empty());
     }
 
     #[test]

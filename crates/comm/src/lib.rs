@@ -41,7 +41,7 @@ pub use sequence::{Gap, Sequencer, TooFarAhead};
 pub use shardwright_wire::Beat;
 pub use start_error::{Agreement, StartError};
 pub use tcp::{JobOptions, Listener, Tcp, connect};
-pub use transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+pub use transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
 
 /// Messages that may wait for one peer's connection. Far above what a step has
 /// in flight, and an empty slot costs no more than a pointer or two.

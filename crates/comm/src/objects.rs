@@ -8,7 +8,7 @@ use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, Value};
 
 use crate::error::{CommError, describe_loss};
 use crate::patience::Patience;
-use crate::transport::{Loss, Transport};
+use crate::transport::{Loss, Sight, Transport};
 
 /// How many objects may wait on one channel. A sender never waits for its
 /// receiver (CM-1), so a receiver that never asks has to be an error somewhere.
@@ -101,7 +101,14 @@ impl ObjectPlane {
             state.check(&key, watched)?;
             drop(state);
             let slice = patience.next_slice(from, "object")?;
-            if patience.read_until(slice, &mut || !self.lock().is_unmoved(&key, watched)) {
+            let mut look = || {
+                if self.lock().is_unmoved(&key, watched) {
+                    Sight::Idle
+                } else {
+                    Sight::Done
+                }
+            };
+            if patience.read_until(slice, &mut look) {
                 state = self.lock();
                 continue;
             }

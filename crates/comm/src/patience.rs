@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use crate::error::CommError;
-use crate::transport::Transport;
+use crate::transport::{Sight, Transport};
 
 /// Waits are cut into slices of at most this, so that signals get through.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -39,10 +39,10 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Receives until `done` or for a slice; `false`, at once, where it has to sleep instead.
-    pub(crate) fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
+    /// Receives until it sees what it waits for, or for a slice; `false`, at once, where it has to sleep instead.
+    pub(crate) fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
         self.reads
-            .is_some_and(|transport| transport.read_until(slice, done))
+            .is_some_and(|transport| transport.read_until(slice, look))
     }
 
     /// How long to wait before asking again, or why not to wait.

@@ -65,6 +65,17 @@ pub struct CommStats {
     pub by_reason: ByReason,
 }
 
+/// What a waiting thread sees when it looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// What it waits for is there.
+    Done,
+    /// It is not, and this rank has nothing else to do: the processor is free for looking again at once.
+    Idle,
+    /// It is not, and another thread of this rank computes, from which looking would take the processor.
+    Busy,
+}
+
 /// A rank's connection to the other ranks of its job.
 ///
 /// A message's tensors travel apart from its control part, so that a transport
@@ -85,14 +96,14 @@ pub trait Transport: Send + Sync {
     /// The state that this rank's heartbeats report.
     fn pulse(&self) -> &Pulse;
 
-    /// Lets the calling thread, which waits, receive by itself until `done` or for `slice`:
+    /// Lets the calling thread, which waits, receive by itself until it sees [`Sight::Done`] or for `slice`:
     /// deliveries then happen in this thread, and nobody has to wake it. `false`, at once, where
     /// the transport has no such way or another thread does it already.
-    fn read_until(&self, _slice: Duration, _done: &mut dyn FnMut() -> bool) -> bool {
+    fn read_until(&self, _slice: Duration, _look: &mut dyn FnMut() -> Sight) -> bool {
         false
     }
 
-    /// Lets the thread in [`Self::read_until`] look at its `done` again.
+    /// Lets the thread in [`Self::read_until`] look again.
     fn wake_reader(&self) {}
 
     /// Says goodbye to everybody, sends what is queued, and ends all threads,

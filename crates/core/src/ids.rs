@@ -30,6 +30,10 @@ id!(
     PipelineRank(u32)
 );
 id!(
+    /// A part of a model that runs as one task of a pipeline; counted from the input on.
+    StageId(u32)
+);
+id!(
     /// One of the `microbatches` parts of a batch.
     MicrobatchId(u32)
 );

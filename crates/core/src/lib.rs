@@ -8,7 +8,8 @@ pub mod topology;
 
 pub use config::{Config, ConfigError};
 pub use ids::{
-    CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StepEpoch, WorkerId,
+    CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StageId, StepEpoch,
+    WorkerId,
 };
 pub use seed::derive_seed;
 pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

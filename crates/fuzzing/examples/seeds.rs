@@ -8,8 +8,9 @@ use shardwright_comm::tcp::fuzzing;
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
-    Abort, Beat, Body, Buffer, ErrorReport, HEADER_BYTES, Limits, Message, ObjectMessage, Outcome,
-    Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TensorMeta,
+    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, HEADER_BYTES, HeldTensor,
+    Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange,
+    StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
     TensorPart, Value, Work,
 };
 
@@ -26,8 +27,15 @@ fn tensor(dtype: &str, shape: &[u64], strides: &[u64], bytes: usize) -> TensorPa
         requires_grad: true,
     };
     let data = Buffer::copy_of(&vec![0x3f; bytes]);
-    TensorPart { meta, data }
+    TensorPart::new(meta, data)
 }
+
+const HELD: HeldTensor = HeldTensor {
+    holder: Rank(1),
+    requester: Rank(0),
+    request: RequestId(12),
+    index: 1,
+};
 
 fn body() -> Body {
     Body {
@@ -38,6 +46,10 @@ fn body() -> Body {
         tensors: vec![
             tensor("float32", &[2, 3], &[1, 2], 24),
             tensor("bool", &[4], &[1], 4),
+            TensorPart {
+                held: Some(HELD),
+                ..tensor("float32", &[2], &[1], 0)
+            },
         ],
     }
 }
@@ -71,6 +83,34 @@ fn values() -> Vec<Value> {
         Value::List(vec![Value::None; 600]),
         deep,
     ]
+}
+
+fn task_order(step: StepEpoch) -> Message {
+    let task = TaskName {
+        source: TaskSource::Request {
+            place: 0,
+            id: RequestId(12),
+        },
+        phase: Phase::Forward,
+        microbatch: MicrobatchId(3),
+        module: Some((ModelId(0), ModuleId(7))),
+    };
+    let asked = Asked {
+        place: 1,
+        phase: Some(Phase::Forward),
+        microbatch: MicrobatchId(3),
+        module: (ModelId(0), Some(ModuleId(7))),
+    };
+    Message::TaskOrder(Box::new(TaskOrder {
+        step,
+        number: 0,
+        events: vec![
+            TaskEvent::Turn(task),
+            TaskEvent::Asks(asked),
+            TaskEvent::Enters("DistributedLinear".to_owned()),
+            TaskEvent::Ends(task),
+        ],
+    }))
 }
 
 fn messages() -> Vec<Message> {
@@ -120,6 +160,8 @@ fn messages() -> Vec<Message> {
                 autocast: vec![("cpu".to_owned(), "bfloat16".to_owned(), true)],
                 checkpointing: false,
             },
+            hold: true,
+            released: vec![RequestId(3)],
             body: body(),
         }))
     });
@@ -150,6 +192,22 @@ fn messages() -> Vec<Message> {
             channel: "c".to_owned(),
             body: body(),
         })),
+        Message::Fetch(Fetch {
+            step,
+            tensor: HELD,
+            to: Rank(2),
+            requester: Rank(0),
+            request: RequestId(14),
+            index: 0,
+        }),
+        Message::Delivery(Box::new(Delivery {
+            step,
+            requester: Rank(0),
+            request: RequestId(14),
+            index: 0,
+            body: body(),
+        })),
+        task_order(step),
         Message::Goodbye(None),
         Message::Goodbye(Some(Box::new(report))),
     ]);

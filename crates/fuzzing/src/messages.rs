@@ -3,9 +3,9 @@
 use arbitrary::{Result, Unstructured};
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::{
-    Abort, Body, Buffer, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request,
-    Response, SequentialRange, StepBegin, StepEnd, TaskContext, TensorMeta, TensorPart, Value,
-    Work,
+    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, ObjectMessage,
+    Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext,
+    TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
 };
 
 const DTYPES: [(&str, u64); 5] = [
@@ -21,7 +21,7 @@ const MOST_DEPTH: usize = 5;
 
 /// Any message; the input's bytes are the choices.
 pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
-    Ok(match choices.int_in_range(0..=6)? {
+    Ok(match choices.int_in_range(0..=9)? {
         0 => Message::Request(Box::new(request(choices)?)),
         1 => Message::Response(Box::new(Response {
             id: RequestId(choices.arbitrary()?),
@@ -49,6 +49,26 @@ pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
         5 => Message::Object(Box::new(ObjectMessage {
             channel: choices.arbitrary()?,
             body: body(choices)?,
+        })),
+        6 => Message::Fetch(Fetch {
+            step: StepEpoch(choices.arbitrary()?),
+            tensor: held(choices)?,
+            to: Rank(choices.arbitrary()?),
+            requester: Rank(choices.arbitrary()?),
+            request: RequestId(choices.arbitrary()?),
+            index: choices.arbitrary()?,
+        }),
+        7 => Message::Delivery(Box::new(Delivery {
+            step: StepEpoch(choices.arbitrary()?),
+            requester: Rank(choices.arbitrary()?),
+            request: RequestId(choices.arbitrary()?),
+            index: choices.arbitrary()?,
+            body: body(choices)?,
+        })),
+        8 => Message::TaskOrder(Box::new(TaskOrder {
+            step: StepEpoch(choices.arbitrary()?),
+            number: choices.arbitrary()?,
+            events: few(choices, task_event)?,
         })),
         _ => Message::Goodbye(if choices.arbitrary()? {
             Some(Box::new(report(choices)?))
@@ -81,7 +101,67 @@ fn request(choices: &mut Unstructured<'_>) -> Result<Request> {
             autocast: few(choices, Unstructured::arbitrary)?,
             checkpointing: choices.arbitrary()?,
         },
+        hold: choices.arbitrary()?,
+        released: few(choices, |choices| choices.arbitrary().map(RequestId))?,
         body: body(choices)?,
+    })
+}
+
+fn task_event(choices: &mut Unstructured<'_>) -> Result<TaskEvent> {
+    Ok(match choices.int_in_range(0..=3)? {
+        0 => TaskEvent::Turn(task_name(choices)?),
+        2 => TaskEvent::Enters(choices.arbitrary()?),
+        1 => TaskEvent::Asks(Asked {
+            place: choices.arbitrary()?,
+            phase: if choices.arbitrary()? {
+                Some(phase(choices)?)
+            } else {
+                None
+            },
+            microbatch: MicrobatchId(choices.arbitrary()?),
+            module: (
+                ModelId(choices.arbitrary()?),
+                choices.arbitrary::<Option<u32>>()?.map(ModuleId),
+            ),
+        }),
+        _ => TaskEvent::Ends(task_name(choices)?),
+    })
+}
+
+fn task_name(choices: &mut Unstructured<'_>) -> Result<TaskName> {
+    Ok(TaskName {
+        source: match choices.int_in_range(0..=2)? {
+            0 => TaskSource::Root,
+            1 => TaskSource::Request {
+                place: choices.arbitrary()?,
+                id: RequestId(choices.arbitrary()?),
+            },
+            _ => TaskSource::WeightGradient {
+                token: choices.arbitrary()?,
+            },
+        },
+        phase: phase(choices)?,
+        microbatch: MicrobatchId(choices.arbitrary()?),
+        module: choices
+            .arbitrary::<Option<(u32, u32)>>()?
+            .map(|(model, module)| (ModelId(model), ModuleId(module))),
+    })
+}
+
+fn phase(choices: &mut Unstructured<'_>) -> Result<Phase> {
+    Ok(if choices.arbitrary()? {
+        Phase::Backward
+    } else {
+        Phase::Forward
+    })
+}
+
+fn held(choices: &mut Unstructured<'_>) -> Result<HeldTensor> {
+    Ok(HeldTensor {
+        holder: Rank(choices.arbitrary()?),
+        requester: Rank(choices.arbitrary()?),
+        request: RequestId(choices.arbitrary()?),
+        index: choices.arbitrary()?,
     })
 }
 
@@ -147,15 +227,19 @@ fn tensor(choices: &mut Unstructured<'_>) -> Result<TensorPart> {
     let strides = (0..dimensions).map(contiguous).collect();
     let bytes = shape.iter().product::<u64>() * element;
     let fill = choices.arbitrary()?;
+    let meta = TensorMeta {
+        dtype: dtype.to_owned(),
+        strides,
+        shape,
+        device: choices.arbitrary()?,
+        requires_grad: choices.arbitrary()?,
+    };
+    let absent = choices.arbitrary()?;
+    let data = vec![fill; if absent { 0 } else { bytes as usize }];
     Ok(TensorPart {
-        data: Buffer::copy_of(&vec![fill; bytes as usize]),
-        meta: TensorMeta {
-            dtype: dtype.to_owned(),
-            strides,
-            shape,
-            device: choices.arbitrary()?,
-            requires_grad: choices.arbitrary()?,
-        },
+        meta,
+        data: Buffer::copy_of(&data),
+        held: if absent { Some(held(choices)?) } else { None },
     })
 }
 

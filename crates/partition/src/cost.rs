@@ -24,6 +24,8 @@ pub(crate) struct Costs {
     pub(crate) own: Vec<u64>,
     /// Of the node and all below it.
     pub(crate) subtree: Vec<u64>,
+    /// Bytes of the node itself.
+    pub(crate) memory: Vec<f64>,
     /// Where computation comes from.
     pub(crate) computation: Computation,
 }
@@ -81,6 +83,7 @@ impl Costs {
         Self {
             own,
             subtree,
+            memory,
             computation: if measured {
                 Computation::MeasuredTime
             } else {

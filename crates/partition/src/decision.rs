@@ -7,6 +7,7 @@ use crate::assign::{Places, by_cost, by_hand, unused};
 use crate::cost::{Computation, Costs};
 use crate::crossing::{Crossing, crossings};
 use crate::node::{NodeId, Tree};
+use crate::refine::{Refinement, refine};
 use crate::request::{FORMAT_VERSION, Request, check_version, parse};
 use crate::{PartitionError, table};
 
@@ -42,7 +43,7 @@ pub struct NodePlace {
     pub own_cost: f64,
     /// Its place: the first of its devices.
     pub pp_rank: PipelineRank,
-    /// The devices that were divided among what is below it.
+    /// The devices that were divided among what is below it; one where the refinement moved it.
     pub devices: Vec<PipelineRank>,
 }
 
@@ -92,6 +93,9 @@ pub struct Decision {
     pub crossings: Vec<Crossing>,
     /// Requests that one microbatch's forward makes; its backward makes as many.
     pub boundary_crossings_per_microbatch: u64,
+    /// What the refinement did; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refinement: Option<Refinement>,
 }
 
 impl Decision {
@@ -101,12 +105,26 @@ impl Decision {
         let tree = Tree::new(request);
         let costs = Costs::new(request, &tree);
         let pinned = tree.pinned(request)?;
-        let places = if request.auto {
+        let below = all_below(request);
+        let follows = followers(request, &tree, &pinned, &below);
+        let mut places = if request.auto {
             by_cost(&tree, &costs, &pinned, request.num_devices)
         } else {
             by_hand(&tree, &pinned, request.default_partition)
         };
-        let modules = module_places(request, &tree, &places, &pinned);
+        let refinement = match &request.measured {
+            Some(measured) if request.auto => refine(
+                request,
+                measured,
+                &tree,
+                &costs,
+                &pinned,
+                &follows,
+                &mut places,
+            )?,
+            _ => None,
+        };
+        let modules = module_places(request, &tree, &places, &follows, &below);
         let (crossings, boundary_crossings_per_microbatch) = crossings(request, &modules);
         let mut parameter_ranks = vec![PipelineRank(0); request.parameters.len()];
         for (module, place) in request.modules.iter().zip(&modules) {
@@ -127,6 +145,7 @@ impl Decision {
             parameter_ranks,
             crossings,
             boundary_crossings_per_microbatch,
+            refinement,
         })
     }
 
@@ -148,17 +167,20 @@ impl Decision {
     }
 }
 
-fn module_places(
+fn all_below(request: &Request) -> Vec<Below> {
+    let children = request.children();
+    (0..request.modules.len())
+        .map(|module| Below::of(request, &children, module))
+        .collect()
+}
+
+/// Which modules run wherever they are called.
+fn followers(
     request: &Request,
     tree: &Tree,
-    places: &Places,
     pinned: &[Option<PipelineRank>],
-) -> Vec<ModulePlace> {
-    let children = request.children();
-    let rank = |module: usize| places[tree.node_of[module].index()][0];
-    let below: Vec<Below> = (0..request.modules.len())
-        .map(|module| Below::of(request, &children, module))
-        .collect();
+    below: &[Below],
+) -> Vec<bool> {
     let follows_caller = |module: usize| {
         let one_parent = request.modules[module].parents.len() == 1;
         module != 0
@@ -167,7 +189,17 @@ fn module_places(
             && tree.modules[tree.node_of[module].index()].len() == 1
             && (one_parent || !below[module].buffers)
     };
-    let follows: Vec<bool> = (0..request.modules.len()).map(follows_caller).collect();
+    (0..request.modules.len()).map(follows_caller).collect()
+}
+
+fn module_places(
+    request: &Request,
+    tree: &Tree,
+    places: &Places,
+    follows: &[bool],
+    below: &[Below],
+) -> Vec<ModulePlace> {
+    let rank = |module: usize| places[tree.node_of[module].index()][0];
     let place = |(number, module): (usize, &crate::ModuleInput)| ModulePlace {
         name: module.name.clone(),
         class_name: module.class_name.clone(),

@@ -32,7 +32,9 @@ mod cost;
 mod crossing;
 mod decision;
 mod error;
+mod measured;
 mod node;
+mod refine;
 mod request;
 mod table;
 
@@ -41,5 +43,7 @@ pub use cost::Computation;
 pub use crossing::Crossing;
 pub use decision::{Decision, DeviceLoad, ModulePlace, NodePlace};
 pub use error::PartitionError;
+pub use measured::{Execution, Measured, Piece};
 pub use node::NodeId;
+pub use refine::Refinement;
 pub use request::{Calls, FORMAT_VERSION, ModuleInput, ParameterInput, Pin, Request};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use shardwright_core::{ModuleId, PipelineRank};
 
 use crate::PartitionError;
+use crate::measured::Measured;
 
 /// The newest format of [`Request`] and [`Decision`](crate::Decision).
 pub const FORMAT_VERSION: u32 = 1;
@@ -100,6 +101,9 @@ pub struct Request {
     /// Where modules without a place go when `auto` is false.
     #[serde(default)]
     pub default_partition: PipelineRank,
+    /// A measured forward, by which the division is refined; `None` leaves it as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
 }
 
 /// Reads the version first, so that a newer format is refused by name and not by its fields.
@@ -154,6 +158,9 @@ impl Request {
         for (first, second) in self.joins.iter().copied().chain(pairs) {
             self.check_module(first)?;
             self.check_module(second)?;
+        }
+        if let Some(measured) = &self.measured {
+            measured.check(self.modules.len())?;
         }
         let mut placed: BTreeMap<ModuleId, PipelineRank> = BTreeMap::new();
         for pin in &self.pins {
@@ -293,7 +300,7 @@ impl Request {
     }
 }
 
-fn not_allowed(
+pub(crate) fn not_allowed(
     what: impl Into<String>,
     value: impl std::fmt::Display,
     allowed: impl Into<String>,

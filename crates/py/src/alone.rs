@@ -1,18 +1,18 @@
-//! `AloneRecorder`: the timeline of a pipeline of one rank.
+//! `AloneRecorder`: the timeline and the usage of a pipeline of one rank.
 
 use std::time::{Instant, SystemTime};
 
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use shardwright_core::StepEpoch;
 use shardwright_wire::Phase;
 
-use crate::server_types::trace_list;
+use crate::timeline::{Timeline, timeline_of};
+use crate::usage::PyUsage;
 
 /// Some hundred steps.
 const CAPACITY: usize = 1 << 14;
 
-/// Keeps the newest microbatches' forward and backward times, where no execution server runs them.
+/// Keeps the microbatches' forward and backward times, where no execution server runs them.
 #[pyclass(module = "shardwright._core")]
 pub(crate) struct AloneRecorder {
     recorder: shardwright_runtime::AloneRecorder,
@@ -59,13 +59,32 @@ impl AloneRecorder {
 
     /// The step's microbatches are over.
     fn end(&mut self) {
-        self.recorder.end();
+        let now = self.started.elapsed();
+        self.recorder.end(now);
     }
 
-    /// The records since the last call, oldest first, as those of global rank `rank`.
-    #[pyo3(signature = (rank, /) -> "list[dict[str, Any]]")]
-    fn take<'py>(&mut self, py: Python<'py>, rank: u32) -> PyResult<Bound<'py, PyList>> {
-        let records = self.recorder.take();
-        trace_list(py, rank, self.started_at, &records, |_, _| String::new())
+    /// The step's gradients are finished: it has ended well.
+    fn commit(&mut self) {
+        let now = self.started.elapsed();
+        self.recorder.commit(now);
+    }
+
+    /// Where the time went of all steps that ended well, and of the newest one.
+    fn usage(&self) -> (PyUsage, PyUsage) {
+        let (total, newest) = self.recorder.usage();
+        (PyUsage(total.clone()), PyUsage(newest.clone()))
+    }
+
+    /// Keep records from now on, or keep none.
+    #[pyo3(signature = (on, /))]
+    fn keep_trace(&mut self, on: bool) {
+        self.recorder.keep_trace(on);
+    }
+
+    /// The records since the last call, as those of global rank `rank`.
+    #[pyo3(signature = (rank, /))]
+    fn take_trace(&mut self, rank: u32) -> PyResult<Timeline> {
+        let (records, lost) = self.recorder.take();
+        timeline_of(rank, self.started_at, &records, lost, |_, _| String::new())
     }
 }

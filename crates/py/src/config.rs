@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use shardwright_core::config::{DefaultValue, KEYS};
+use shardwright_schedule::configured;
 
 use crate::error::config_error;
 use crate::topology::Topology;
@@ -16,9 +17,15 @@ impl Config {
     /// Reads a JSON object of keys and values, and checks all of them.
     #[staticmethod]
     fn parse(json: &str) -> PyResult<Self> {
-        shardwright_core::Config::parse(json)
-            .map(Self)
-            .map_err(|error| config_error(&error))
+        let config = shardwright_core::Config::parse(json).map_err(|error| config_error(&error))?;
+        configured(&config).map_err(|error| config_error(&error))?;
+        Ok(Self(config))
+    }
+
+    /// The text form of the schedule that the job's steps run with; of `auto`, that of the first steps.
+    fn schedule(&self) -> PyResult<String> {
+        let schedule = configured(&self.0).map_err(|error| config_error(&error))?;
+        Ok(schedule.to_string())
     }
 
     /// Every key with its effective value, as a JSON object in the documentation's order.

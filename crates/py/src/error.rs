@@ -7,8 +7,6 @@ use shardwright_partition::PartitionError;
 use shardwright_runtime::{Failure, FailureKind, ServerError};
 use shardwright_wire::ErrorReport;
 
-use crate::server_types::phase_name;
-
 mod exceptions {
     pyo3::import_exception!(shardwright.errors, ConfigError);
     pyo3::import_exception!(shardwright.errors, JobStartError);
@@ -18,12 +16,22 @@ mod exceptions {
     pyo3::import_exception!(shardwright.errors, ShardwrightError);
     pyo3::import_exception!(shardwright.errors, StallError);
     pyo3::import_exception!(shardwright.errors, StepAborted);
+    pyo3::import_exception!(shardwright.errors, DepartureError);
     pyo3::import_exception!(shardwright.errors, StepMismatchError);
     pyo3::import_exception!(shardwright.errors, UnsupportedValueError);
 }
 
 /// A refused configuration.
 pub(crate) fn config_error(error: &ConfigError) -> PyErr {
+    exceptions::ConfigError::new_err(error.to_string())
+}
+
+/// An argument with a value that is not allowed.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "errors come as `map_err` has them"
+)]
+pub(crate) fn argument_error(error: impl ToString) -> PyErr {
     exceptions::ConfigError::new_err(error.to_string())
 }
 
@@ -59,6 +67,7 @@ pub(crate) fn failure_error(failure: &Failure) -> PyErr {
         FailureKind::Local | FailureKind::Remote => exceptions::RemoteError::new_err(fields()),
         FailureKind::PeerLost => exceptions::PeerLostError::new_err(fields()),
         FailureKind::Stall => exceptions::StallError::new_err(text()),
+        FailureKind::Departure => exceptions::DepartureError::new_err(fields()),
         FailureKind::StepMismatch => exceptions::StepMismatchError::new_err(text()),
     }
 }
@@ -145,7 +154,7 @@ fn report_fields(report: &ErrorReport) -> ReportFields {
         report.host.clone(),
         report.module.clone(),
         report.microbatch.map(|microbatch| microbatch.0),
-        report.phase.map(phase_name),
+        report.phase.map(shardwright_wire::Phase::name),
         report.kind.clone(),
         report.message.clone(),
         report.traceback.clone(),

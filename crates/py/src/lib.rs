@@ -4,6 +4,7 @@ mod alone;
 mod comm;
 mod command;
 mod config;
+mod description;
 mod error;
 mod interruptible;
 mod listener;
@@ -12,13 +13,19 @@ mod modules;
 mod node;
 mod partition;
 mod raw;
+mod requests;
+mod schedule;
 mod seed;
 mod server;
+mod server_calls;
 mod server_types;
+mod simulate;
 mod tensors;
+mod timeline;
 mod topology;
 mod torch_types;
 mod ucx;
+mod usage;
 mod values;
 
 use pyo3::prelude::*;
@@ -45,18 +52,30 @@ mod _core {
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
     #[pymodule_export]
+    use crate::timeline::Timeline;
+    #[pymodule_export]
     use crate::topology::Topology;
 
     #[pymodule_export]
+    use crate::description::Description;
+    #[pymodule_export]
     use crate::raw::ReceivedBuffer;
+    #[pymodule_export]
+    use crate::requests::Request;
+    #[pymodule_export]
+    use crate::schedule::{choose_schedule, read_program, splits_backward};
     #[pymodule_export]
     use crate::seed::derive_seed;
     #[pymodule_export]
     use crate::server::Server;
     #[pymodule_export]
-    use crate::server_types::{Event, Request, Task};
+    use crate::server_types::{Event, Task};
+    #[pymodule_export]
+    use crate::simulate::{reference_program, simulate};
     #[pymodule_export]
     use crate::tensors::TensorParts;
+    #[pymodule_export]
+    use crate::usage::PyUsage;
     #[pymodule_export]
     use crate::values::{Spec, flatten};
 

@@ -1,46 +1,53 @@
 //! `Server`: the execution server as Python pulls on it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
-use shardwright_core::{
-    CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId,
-};
-use shardwright_runtime::{
-    FailureKind, LocalError, MachineConfig, MainEvent, NewRequest, ServerError, StepPlan,
-};
+use pyo3::types::PyDict;
+use shardwright_core::{MicrobatchId, ModelId, Rank, StepEpoch, WorkerId};
+use shardwright_runtime::{FailureKind, LocalError, MachineConfig, MainEvent, StepPlan};
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Body, Place, SequentialRange, TaskContext, Work};
+use shardwright_wire::Body;
 
 use crate::error::{failure_error, server_error};
 use crate::node::Node;
-use crate::server_types::{Event, Request, Task, parse_phase, stats_dict, trace_list};
+use crate::server_types::{Event, Task, parse_phase, stats_dict};
 use crate::tensors::TensorParts;
+use crate::timeline::{Timeline, timeline_of};
+use crate::usage::PyUsage;
 use crate::values::Spec;
 
 /// The main thread's waits are cut into slices of this length, so that signals get through.
-const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
 #[pyclass(frozen, module = "shardwright._core")]
+#[expect(
+    clippy::struct_field_names,
+    reason = "it is the other crate's server for Python"
+)]
 pub(crate) struct Server {
-    server: Arc<shardwright_runtime::Server>,
-    rank: u32,
+    pub(crate) server: Arc<shardwright_runtime::Server>,
+    pub(crate) rank: u32,
+    /// The schedule of the newest step, with its text: most steps have the same, and a program is long.
+    schedule: Mutex<Option<(String, Schedule)>>,
 }
 
 #[pymethods]
 impl Server {
-    /// Make the server of a rank. `pp_ranks` are the global ranks of its pipeline, the root first.
+    /// Make the server of a rank. `pp_ranks` are the global ranks of its pipeline, the root first; `tp_ranks` those of
+    /// its tensor-parallel group, the one that decides the order of tasks first.
     #[staticmethod]
-    #[pyo3(signature = (node, *, rank, host, pp_ranks, stall_report_seconds, stall_timeout_seconds, trace_capacity))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
+    #[pyo3(signature = (node, *, rank, host, pp_ranks, tp_ranks, stall_report_seconds, stall_timeout_seconds, trace_capacity))]
     fn attach(
         node: Option<&Node>,
         rank: u32,
         host: String,
         pp_ranks: Vec<u32>,
+        tp_ranks: Vec<u32>,
         stall_report_seconds: f64,
         stall_timeout_seconds: f64,
         trace_capacity: usize,
@@ -48,6 +55,7 @@ impl Server {
         let config = MachineConfig {
             rank: Rank(rank),
             pipeline: pp_ranks.into_iter().map(Rank).collect(),
+            tensor_group: tp_ranks.into_iter().map(Rank).collect(),
             hosts: node.map_or_else(|| vec![host], Node::hosts),
             stall_report: seconds("stall_report_seconds", stall_report_seconds)?,
             stall_timeout: seconds("stall_timeout_seconds", stall_timeout_seconds)?,
@@ -58,10 +66,17 @@ impl Server {
             node.router()
                 .set_handler(Arc::<shardwright_runtime::Server>::clone(&server));
         }
-        Ok(Self { server, rank })
+        Ok(Self {
+            server,
+            rank,
+            schedule: Mutex::default(),
+        })
     }
 
     /// Enter a step with this rank's pipeline. The root tells its peers; they compare.
+    ///
+    /// `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
+    /// and then have at most `active_microbatches` in flight.
     #[pyo3(signature = (*, step, function, num_microbatches, pipeline, active_microbatches))]
     fn begin_step(
         &self,
@@ -73,14 +88,12 @@ impl Server {
         active_microbatches: u32,
     ) -> PyResult<()> {
         let text = match pipeline {
-            "interleaved" => format!("interleaved(active={active_microbatches})"),
+            "interleaved" | "looped" | "zero_bubble" => {
+                format!("{pipeline}(active={active_microbatches})")
+            }
             other => other.to_owned(),
         };
-        let schedule: Schedule =
-            text.parse()
-                .map_err(|error: shardwright_schedule::ParseScheduleError| {
-                    PyValueError::new_err(error.to_string())
-                })?;
+        let schedule = self.read_schedule(text)?;
         let plan = StepPlan {
             step: StepEpoch(step),
             function,
@@ -144,116 +157,37 @@ impl Server {
         task.map(|task| Task::new(py, task)).transpose()
     }
 
-    /// Make a request of a rank of the pipeline; its id.
-    #[pyo3(signature = (worker, *, to, kind, model, module, range, forward, control, microbatch, parent, call,
-                        grad_mode, inference_mode, autocast, checkpointing, spec, parts))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one for each field of appendix B"
-    )]
-    fn send_request(
-        &self,
-        py: Python<'_>,
-        worker: Option<u32>,
-        to: u32,
-        kind: &str,
-        model: u32,
-        module: u32,
-        range: Option<(u32, u32)>,
-        forward: Option<u64>,
-        control: Option<String>,
-        microbatch: u32,
-        parent: Option<u64>,
-        call: u32,
-        grad_mode: bool,
-        inference_mode: bool,
-        autocast: Vec<(String, String, bool)>,
-        checkpointing: bool,
-        spec: &Spec,
-        parts: &TensorParts,
-    ) -> PyResult<u64> {
-        let module = ModuleId(module);
-        let range = range.map(|(start, end)| SequentialRange { start, end });
-        let work = match (kind, forward.map(RequestId), control) {
-            ("forward", None, None) => Work::Forward { module, range },
-            ("backward", Some(forward), None) if range.is_none() => {
-                Work::Backward { module, forward }
-            }
-            ("close", Some(forward), None) if range.is_none() => Work::Close { module, forward },
-            ("control", None, Some(name)) if range.is_none() => Work::Control { name },
-            _ => {
-                return Err(PyValueError::new_err(format!(
-                    "a request of kind {kind:?} with these arguments; allowed are \"forward\" (with a range or \
-                     without), \"backward\" and \"close\" (with forward), \"control\" (with control)"
-                )));
-            }
-        };
-        let request = NewRequest {
-            model: ModelId(model),
-            work,
-            microbatch: MicrobatchId(microbatch),
-            place: Place {
-                parent: parent.map(RequestId),
-                call: CallId(call),
-            },
-            context: TaskContext {
-                grad_mode,
-                inference_mode,
-                autocast,
-                checkpointing,
-            },
-            body: body(spec, parts),
-        };
-        py.detach(|| {
-            self.server
-                .send_request(worker.map(WorkerId), Rank(to), request)
-        })
-        .map(|id| id.0)
-        .map_err(|error| server_error(&error))
-    }
-
-    /// Wait for the answers to requests, in their order. A worker is PENDING meanwhile.
-    ///
-    /// `worker` is None on the main thread; `phase` is that of the task which waits.
-    fn wait(
-        &self,
-        py: Python<'_>,
-        worker: Option<u32>,
-        requests: Vec<u64>,
-        phase: &str,
-    ) -> PyResult<Vec<(Spec, TensorParts)>> {
-        let requests: Vec<_> = requests.into_iter().map(RequestId).collect();
-        let bodies = match worker {
-            Some(worker) => {
-                let phase = parse_phase(phase)?;
-                py.detach(|| self.server.wait(WorkerId(worker), &requests, phase))
-            }
-            None => self.wait_on_main(py, &requests)?,
-        };
-        let bodies = bodies.map_err(|error| server_error(&error))?;
-        Ok(bodies
-            .into_iter()
-            .map(|body| (Spec(body.value), TensorParts::received(body.tensors)))
-            .collect())
-    }
-
     /// Wait in a root task until the schedule grants its backward.
     fn await_backward(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
         py.detach(|| self.server.await_backward(WorkerId(worker)))
             .map_err(|error| server_error(&error))
     }
 
-    /// Answer a request that this rank was given.
-    fn respond(
-        &self,
-        py: Python<'_>,
-        request: &Request,
-        spec: &Spec,
-        parts: &TensorParts,
-    ) -> PyResult<()> {
-        let (requester, id) = request.key();
-        let body = body(spec, parts);
-        py.detach(|| self.server.respond(requester, id, body))
+    /// Whether a root task may ask another rank for its backward at once, without `await_backward`.
+    fn begin_backward_elsewhere(&self, worker: u32) -> PyResult<bool> {
+        self.server
+            .begin_backward_elsewhere(WorkerId(worker))
+            .map_err(|error| server_error(&error))
+    }
+
+    /// Say that no gradient will come back to the forward that a worker serves.
+    fn ends_with_forward(&self, worker: u32) -> PyResult<()> {
+        self.server
+            .ends_with_forward(WorkerId(worker))
+            .map_err(|error| server_error(&error))
+    }
+
+    /// Say which collective of its tensor-parallel group a worker's task enters, before it does.
+    fn enters_collective(&self, worker: u32, name: String) -> PyResult<()> {
+        self.server
+            .enters_collective(WorkerId(worker), name)
+            .map_err(|error| server_error(&error))
+    }
+
+    /// Leave the weight gradients of the backward that a worker runs for later: a task `weight` with this token.
+    fn defer_weight_gradient(&self, worker: u32, token: u64) -> PyResult<()> {
+        self.server
+            .defer_weight_gradient(WorkerId(worker), token)
             .map_err(|error| server_error(&error))
     }
 
@@ -339,13 +273,25 @@ impl Server {
         stats_dict(py, &self.server.stats())
     }
 
-    /// The records of what ran, waited and travelled since the last call, oldest first.
+    /// Where the time went of all steps that ended well, and of the newest one. Steps that divided a model over ranks
+    /// count as the newest only.
+    fn usage(&self) -> (PyUsage, PyUsage) {
+        let (total, newest) = self.server.usage();
+        (PyUsage(total), PyUsage(newest))
+    }
+
+    /// Keep records of what runs, waits and travels from now on, or keep none.
+    #[pyo3(signature = (on, /))]
+    fn keep_trace(&self, on: bool) {
+        self.server.keep_trace(on);
+    }
+
+    /// The records of what ran, waited and travelled since the last call.
     ///
     /// Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
-    #[pyo3(signature = () -> "list[dict[str, Any]]")]
-    fn take_trace<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let (origin, records) = self.server.take_trace();
-        trace_list(py, self.rank, origin, &records, |model, module| {
+    fn take_trace(&self) -> PyResult<Timeline> {
+        let (origin, records, lost) = self.server.take_trace();
+        timeline_of(self.rank, origin, &records, lost, |model, module| {
             self.server.module_name(model, module)
         })
     }
@@ -357,6 +303,20 @@ impl Server {
 }
 
 impl Server {
+    fn read_schedule(&self, text: String) -> PyResult<Schedule> {
+        let mut newest = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, schedule)) = newest.as_ref().filter(|(read, _)| *read == text) {
+            return Ok(schedule.clone());
+        }
+        let schedule: Schedule =
+            text.parse()
+                .map_err(|error: shardwright_schedule::ParseScheduleError| {
+                    PyValueError::new_err(error.to_string())
+                })?;
+        *newest = Some((text, schedule.clone()));
+        Ok(schedule)
+    }
+
     /// Waits until the stacks of a failed step that nobody supervised to its end are gone.
     fn await_unwound(&self, py: Python<'_>) -> PyResult<()> {
         while !py.detach(|| self.server.await_unwound(SLICE)) {
@@ -364,28 +324,9 @@ impl Server {
         }
         Ok(())
     }
-
-    fn wait_on_main(
-        &self,
-        py: Python<'_>,
-        requests: &[RequestId],
-    ) -> PyResult<Result<Vec<Body>, ServerError>> {
-        if let Err(error) = self.server.begin_main_wait(requests) {
-            return Ok(Err(error));
-        }
-        loop {
-            match py
-                .detach(|| self.server.main_wait(requests, SLICE))
-                .transpose()
-            {
-                Some(result) => return Ok(result),
-                None => py.check_signals()?,
-            }
-        }
-    }
 }
 
-fn body(spec: &Spec, parts: &TensorParts) -> Body {
+pub(crate) fn body(spec: &Spec, parts: &TensorParts) -> Body {
     Body {
         value: spec.0.clone(),
         tensors: parts.take(),

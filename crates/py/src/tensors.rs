@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use shardwright_comm::{Pool, SHARED_BYTES};
-use shardwright_wire::{TensorMeta, TensorPart};
+use shardwright_core::{Rank, RequestId};
+use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
 
 use crate::raw::{self, ReceivedBuffer};
 
 /// `(dtype, shape, strides, device, requires_grad)`.
-type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
+pub(crate) type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
 
 /// `(buffer, dtype, shape, strides, device)`.
 type Taken = (ReceivedBuffer, String, Vec<u64>, Vec<u64>, String);
@@ -50,6 +51,11 @@ impl TensorParts {
         self.parts().clone()
     }
 
+    /// The tensors' descriptions.
+    pub(crate) fn metas(&self) -> Vec<TensorMeta> {
+        self.parts().iter().map(|part| part.meta.clone()).collect()
+    }
+
     fn parts(&self) -> std::sync::MutexGuard<'_, Vec<TensorPart>> {
         self.0.lock().expect("no holder of this lock panics")
     }
@@ -62,6 +68,16 @@ impl TensorParts {
             .map(look)
             .ok_or_else(|| PyIndexError::new_err(format!("tensor {index} of a body of {len}")))
     }
+}
+
+pub(crate) fn meta_of(meta: &TensorMeta) -> Meta {
+    (
+        meta.dtype.clone(),
+        meta.shape.clone(),
+        meta.strides.clone(),
+        meta.device.clone(),
+        meta.requires_grad,
+    )
 }
 
 #[pymethods]
@@ -106,7 +122,7 @@ impl TensorParts {
         } else {
             raw::copy_from(address, nbytes, pool.as_ref())
         };
-        self.parts().push(TensorPart { meta, data });
+        self.parts().push(TensorPart::new(meta, data));
         Ok(())
     }
 
@@ -116,16 +132,56 @@ impl TensorParts {
 
     /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
     fn meta(&self, index: usize) -> PyResult<Meta> {
+        self.with(index, |part| meta_of(&part.meta))
+    }
+
+    /// Add a tensor of an answer to a request of `requester`, which `holder` holds: it goes from there to where this
+    /// body goes.
+    #[pyo3(signature = (dtype, shape, strides, device, requires_grad, *, holder, requester, request, index))]
+    #[expect(clippy::too_many_arguments, reason = "one for each field of a tensor")]
+    fn append_held(
+        &self,
+        dtype: String,
+        shape: Vec<u64>,
+        strides: Vec<u64>,
+        device: String,
+        requires_grad: bool,
+        holder: u32,
+        requester: u32,
+        request: u64,
+        index: u32,
+    ) {
+        let meta = TensorMeta {
+            dtype,
+            shape,
+            strides,
+            device,
+            requires_grad,
+        };
+        let held = HeldTensor {
+            holder: Rank(holder),
+            requester: Rank(requester),
+            request: RequestId(request),
+            index,
+        };
+        self.parts().push(TensorPart {
+            meta,
+            data: Buffer::default(),
+            held: Some(held),
+        });
+    }
+
+    /// `(holder, requester, request, index)` of a tensor that a rank holds; None for another one.
+    fn held(&self, index: usize) -> PyResult<Option<(u32, u32, u64, u32)>> {
         self.with(index, |part| {
-            let meta = part.meta.clone();
-            (
-                meta.dtype,
-                meta.shape,
-                meta.strides,
-                meta.device,
-                meta.requires_grad,
-            )
+            let held = part.held?;
+            Some((held.holder.0, held.requester.0, held.request.0, held.index))
         })
+    }
+
+    /// Whether a tensor's bytes are here, and not only with the rank that holds it.
+    fn is_here(&self, index: usize) -> PyResult<bool> {
+        self.with(index, |part| part.is_here())
     }
 
     /// `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and

@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let config = MachineConfig {
             rank: transport.rank(),
             pipeline: vec![Rank(0), Rank(1)],
+            tensor_group: Vec::new(),
             hosts: vec!["localhost".to_owned(); 2],
             stall_report: Duration::from_secs(10),
             stall_timeout: Duration::from_mins(1),
@@ -110,6 +111,8 @@ fn run_tasks(server: &Server, worker: WorkerId) {
                             autocast: Vec::new(),
                             checkpointing: false,
                         },
+                        hold: false,
+                        expected: None,
                         body: empty(),
                     };
                     let id = server
@@ -132,6 +135,7 @@ fn run_tasks(server: &Server, worker: WorkerId) {
                     .respond(request.requester, request.id, empty())
                     .expect("it is being served");
             }
+            Task::WeightGradient(_) => unreachable!("nothing is left for later here"),
         }
     }
 }

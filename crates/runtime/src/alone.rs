@@ -1,4 +1,4 @@
-//! When the microbatches of a pipeline of one rank ran, whose main thread runs them itself.
+//! When the microbatches of a pipeline of one rank ran, whose main thread runs them itself, and what their time adds up to.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use shardwright_core::{MicrobatchId, StepEpoch};
 use shardwright_wire::Phase;
 
 use crate::trace::{TraceKind, TraceRecord, TraceRing};
+use crate::usage::Usage;
 
 /// The microbatch that the main thread runs.
 #[derive(Clone, Copy, Debug)]
@@ -15,11 +16,16 @@ struct Running {
     since: Duration,
 }
 
-/// Keeps the newest records of a rank that needs no server to run its tasks.
+/// Keeps the records and the usage of a rank that needs no server to run its tasks.
 #[derive(Debug)]
 pub struct AloneRecorder {
     ring: TraceRing,
     running: Option<Running>,
+    /// Since when the step's gradients are being finished.
+    ended: Option<Duration>,
+    step: Usage,
+    newest: Usage,
+    total: Usage,
 }
 
 impl AloneRecorder {
@@ -28,6 +34,10 @@ impl AloneRecorder {
         Self {
             ring: TraceRing::new(capacity),
             running: None,
+            ended: None,
+            step: Usage::default(),
+            newest: Usage::default(),
+            total: Usage::default(),
         }
     }
 
@@ -38,6 +48,8 @@ impl AloneRecorder {
             microbatch: MicrobatchId(0),
             since: now,
         });
+        self.ended = None;
+        self.step = Usage::default();
     }
 
     /// What ran since the last call was work of this phase. Records nothing outside a step.
@@ -45,6 +57,8 @@ impl AloneRecorder {
         let Some(running) = &mut self.running else {
             return;
         };
+        let time = now.saturating_sub(running.since);
+        self.step.ran(TraceKind::Root, phase, time);
         self.ring.push(TraceRecord {
             step: running.step,
             kind: TraceKind::Root,
@@ -71,12 +85,35 @@ impl AloneRecorder {
     }
 
     /// The step's microbatches are over.
-    pub fn end(&mut self) {
-        self.running = None;
+    pub fn end(&mut self, now: Duration) {
+        if self.running.take().is_some() {
+            self.ended = Some(now);
+        }
     }
 
-    /// The records, oldest first; there are none afterwards.
-    pub fn take(&mut self) -> Vec<TraceRecord> {
+    /// The step's gradients are finished: it has ended well.
+    pub fn commit(&mut self, now: Duration) {
+        if let Some(ended) = self.ended.take() {
+            self.step.commit += now.saturating_sub(ended);
+            self.newest = Usage::default();
+            for usage in [&mut self.newest, &mut self.total] {
+                usage.add(&self.step, Some(0.0));
+            }
+        }
+    }
+
+    /// Where the time of all steps went, and that of the newest one.
+    pub fn usage(&self) -> (&Usage, &Usage) {
+        (&self.total, &self.newest)
+    }
+
+    /// Keeps records from now on, or keeps none.
+    pub fn keep_trace(&mut self, on: bool) {
+        self.ring.switch(on);
+    }
+
+    /// The records, oldest first, and how many more were overwritten; there are none afterwards.
+    pub fn take(&mut self) -> (Vec<TraceRecord>, u64) {
         self.ring.take()
     }
 }

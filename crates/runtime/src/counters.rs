@@ -58,12 +58,12 @@ pub struct Stats {
     pub workers_started: u64,
     /// Requests made or served that are not finished, and tasks that wait to run.
     pub live_requests: u64,
+    /// Responses whose tensors are held for others.
+    pub held_responses: u64,
     /// Messages dropped because their step is over.
     pub stale_messages: u64,
     /// Messages dropped because nothing here asked for them.
     pub unexpected_messages: u64,
     /// Messages of steps that this rank has not entered.
     pub kept_messages: u64,
-    /// Trace records overwritten before they were taken.
-    pub trace_lost: u64,
 }

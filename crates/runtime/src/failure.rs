@@ -16,6 +16,8 @@ pub enum FailureKind {
     Stall,
     /// Ranks called different step functions.
     StepMismatch,
+    /// A module did not do what was recorded of it.
+    Departure,
 }
 
 impl FailureKind {
@@ -26,14 +28,20 @@ impl FailureKind {
             Self::PeerLost => Some("PeerLostError"),
             Self::Stall => Some("StallError"),
             Self::StepMismatch => Some("StepMismatchError"),
+            Self::Departure => Some("DepartureError"),
         }
     }
 
     fn of_remote(report: &ErrorReport) -> Self {
-        [Self::PeerLost, Self::Stall, Self::StepMismatch]
-            .into_iter()
-            .find(|kind| kind.wire_name() == Some(report.kind.as_str()))
-            .unwrap_or(Self::Remote)
+        [
+            Self::PeerLost,
+            Self::Stall,
+            Self::StepMismatch,
+            Self::Departure,
+        ]
+        .into_iter()
+        .find(|kind| kind.wire_name() == Some(report.kind.as_str()))
+        .unwrap_or(Self::Remote)
     }
 }
 

@@ -13,6 +13,7 @@ mod failure;
 mod machine;
 mod server;
 mod trace;
+mod usage;
 mod waiting;
 
 #[cfg(test)]
@@ -22,7 +23,9 @@ pub use alone::AloneRecorder;
 pub use counters::{Counters, Stats, WorkCounts};
 pub use failure::{Failure, FailureKind, LocalError, ServerError};
 pub use machine::{
-    Action, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan, Task, Waiting,
+    Action, Deferred, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan,
+    Task, Waiting,
 };
 pub use server::Server;
 pub use trace::{TraceKind, TraceRecord};
+pub use usage::Usage;

@@ -15,36 +15,54 @@
 //! - EX-8: only a lack of progress anywhere in the job is a stall.
 //! - EX-9: after a failed step the next one starts from nothing.
 //! - EX-10: a peer's departure is an error only once a step needs that peer.
+//! - EX-11: a tensor that is held is what the answer said, or the step fails; none is held after its step.
+//! - EX-12: the ranks of a tensor-parallel group give the turn in the order of its first rank.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_schedule::{RootProgress, Schedule};
+use shardwright_schedule::{Progress, Schedule, Turns};
 use shardwright_wire::{Body, Message, Place, Request, TaskContext, Work};
 
 use crate::counters::{Counters, Stats};
 use crate::failure::{Failure, ServerError};
 use crate::trace::{TraceRecord, TraceRing};
 
+mod account;
 mod arrivals;
+mod backward;
 mod dispatch;
 mod failing;
+mod following;
+mod held;
 mod life;
 mod main_thread;
+mod order;
+mod peer_order;
 mod peers;
 mod requests;
+mod serving;
 mod stall;
+mod tasks;
 mod workers;
 
+pub use dispatch::Deferred;
+pub use held::Expected;
 pub use main_thread::MainEvent;
-pub use workers::{Grant, Task, Waiting};
+pub use tasks::Task;
+pub use workers::{Grant, Waiting};
 
+use account::Account;
 use arrivals::Kept;
 use dispatch::{ReadyItem, Start, Turn};
 use failing::FailedSteps;
+use held::Held;
+use order::Order;
+use peer_order::PeerOrder;
 use peers::Peers;
-use requests::{Outstanding, Served};
+use requests::Outstanding;
+use serving::{Key, Parked, Served};
 use stall::StallWatch;
 use workers::Worker;
 
@@ -55,6 +73,8 @@ pub struct MachineConfig {
     pub rank: Rank,
     /// The ranks of its pipeline in pipeline order; the first is the root.
     pub pipeline: Vec<Rank>,
+    /// The ranks of its tensor-parallel group; the first one decides the order of tasks.
+    pub tensor_group: Vec<Rank>,
     /// The host of every rank of the job, by rank.
     pub hosts: Vec<String>,
     /// After how long without progress on this rank a wait is reported.
@@ -91,6 +111,10 @@ pub struct NewRequest {
     pub place: Place,
     /// Under which torch state.
     pub context: TaskContext,
+    /// Whether the results' tensors stay where they are made until somebody asks for them.
+    pub hold: bool,
+    /// What the response is taken to be until it is there; another one fails the step.
+    pub expected: Option<Expected>,
     /// Arguments, or gradients.
     pub body: Body,
 }
@@ -135,7 +159,15 @@ pub struct Machine {
     stage: Stage,
     plan: StepPlan,
     begun: bool,
-    root: RootProgress,
+    progress: Progress,
+    /// What this rank has begun in the step.
+    turns: Turns,
+    /// Microbatches whose step function has returned.
+    returned: BTreeSet<MicrobatchId>,
+    /// How far this rank is in the step's program, if it has one.
+    order: Option<Order>,
+    /// How far it is in the order of its tensor-parallel group.
+    peer_order: PeerOrder,
     workers: Vec<Worker>,
     busy_workers: u32,
     turn: Turn,
@@ -145,7 +177,9 @@ pub struct Machine {
     arrivals: u64,
     next_request: u64,
     outstanding: BTreeMap<RequestId, Outstanding>,
-    serving: BTreeMap<(Rank, RequestId), Served>,
+    serving: BTreeMap<Key, Served>,
+    parked: Parked,
+    held: Held,
     controls: VecDeque<Box<Request>>,
     main_missing: Option<u32>,
     end_body: Option<Body>,
@@ -159,6 +193,9 @@ pub struct Machine {
     step: Counters,
     stats: Stats,
     trace: TraceRing,
+    account: Account,
+    /// Whose message is being taken in.
+    hearing: Option<Rank>,
     actions: Vec<Action>,
     main_blocked: bool,
     closed: bool,
@@ -178,7 +215,11 @@ impl Machine {
                 schedule: Schedule::Simple,
             },
             begun: false,
-            root: RootProgress::default(),
+            progress: Progress::default(),
+            turns: Turns::default(),
+            returned: BTreeSet::new(),
+            order: None,
+            peer_order: PeerOrder::default(),
             workers: Vec::new(),
             busy_workers: 0,
             turn: Turn::Free,
@@ -189,6 +230,8 @@ impl Machine {
             next_request: 0,
             outstanding: BTreeMap::new(),
             serving: BTreeMap::new(),
+            parked: Parked::default(),
+            held: Held::default(),
             controls: VecDeque::new(),
             main_missing: None,
             end_body: None,
@@ -202,6 +245,8 @@ impl Machine {
             step: Counters::default(),
             stats: Stats::default(),
             trace,
+            account: Account::default(),
+            hearing: None,
             actions: Vec::new(),
             main_blocked: false,
             closed: false,
@@ -224,14 +269,19 @@ impl Machine {
             total: self.total,
             step: self.step,
             live_requests: (self.outstanding.len() + self.serving.len() + self.ready.len()) as u64,
+            held_responses: self.held.len() as u64,
             kept_messages: self.kept.len() as u64,
-            trace_lost: self.trace.lost(),
             ..self.stats
         }
     }
 
-    /// The trace's records, oldest first; the ring is empty afterwards.
-    pub fn take_trace(&mut self) -> Vec<TraceRecord> {
+    /// Keeps trace records from now on, or keeps none.
+    pub fn keep_trace(&mut self, on: bool) {
+        self.trace.switch(on);
+    }
+
+    /// The trace's records, oldest first, and how many more were overwritten; there are none afterwards.
+    pub fn take_trace(&mut self) -> (Vec<TraceRecord>, u64) {
         self.trace.take()
     }
 

@@ -4,20 +4,21 @@
 //! thread of the transport) enters the lock, lets the machine decide, and wakes the chosen
 //! worker itself. Sends and wake-ups happen after the lock is released.
 
+mod calls;
+
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use shardwright_comm::{CommError, Loss, Receiver, Transport};
-use shardwright_core::{ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Beat, Body, Message, Phase};
+use shardwright_core::{ModelId, ModuleId, Rank, StepEpoch, WorkerId};
+use shardwright_wire::{Beat, Body, Message};
 
 use crate::bells::{State, wait_on};
 use crate::counters::Stats;
 use crate::failure::{LocalError, ServerError};
-use crate::machine::{
-    Action, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan, Task, Waiting,
-};
+use crate::machine::{Action, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
 use crate::trace::TraceRecord;
+use crate::usage::Usage;
 
 /// A rank's execution server.
 pub struct Server {
@@ -111,70 +112,6 @@ impl Server {
         }
     }
 
-    /// Makes a request; see [`Machine::send_request`].
-    pub fn send_request(
-        &self,
-        worker: Option<WorkerId>,
-        to: Rank,
-        request: NewRequest,
-    ) -> Result<RequestId, ServerError> {
-        self.enter(|machine, now| machine.send_request(worker, to, request, now))
-    }
-
-    /// Suspends a worker until all responses are there.
-    pub fn wait(
-        &self,
-        worker: WorkerId,
-        requests: &[RequestId],
-        phase: Phase,
-    ) -> Result<Vec<Body>, ServerError> {
-        let mut state = self.lock();
-        if state.machine.wait(worker, requests, phase, self.now())? == Waiting::Suspended {
-            state = self.resumed(state, worker)?;
-        }
-        state.machine.take_responses(requests)
-    }
-
-    /// Begins a wait of the main thread; `None` from [`Self::main_wait`] means that it goes on.
-    pub fn begin_main_wait(&self, requests: &[RequestId]) -> Result<(), ServerError> {
-        self.enter(|machine, _| machine.main_waits(requests))
-            .map(|_| ())
-    }
-
-    /// Goes on with the main thread's wait for at most `patience`.
-    pub fn main_wait(
-        &self,
-        requests: &[RequestId],
-        patience: Duration,
-    ) -> Result<Option<Vec<Body>>, ServerError> {
-        let deadline = Instant::now() + patience;
-        let mut state = self.lock();
-        state.machine.block_main(true);
-        let result = loop {
-            state.machine.tick(self.now());
-            state = self.settle(state);
-            match state.machine.poll_main_wait() {
-                Ok(Waiting::Over) => break state.machine.take_responses(requests).map(Some),
-                Ok(Waiting::Suspended) => {}
-                Err(error) => break Err(error),
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break Ok(None);
-            }
-            state = wait_on(&self.main_bell, state, left);
-        };
-        state.machine.block_main(false);
-        drop(self.settle(state));
-        result
-    }
-
-    /// The main thread waits for something outside the server, or no longer does; see
-    /// [`Machine::wait_outside`].
-    pub fn wait_outside(&self, waits: bool) -> Duration {
-        self.enter(|machine, now| machine.wait_outside(waits, now))
-    }
-
     /// Parks a root task until the schedule grants its backward.
     pub fn await_backward(&self, worker: WorkerId) -> Result<(), ServerError> {
         let mut state = self.lock();
@@ -182,9 +119,9 @@ impl Server {
         self.resumed(state, worker).map(|_| ())
     }
 
-    /// Answers a request.
-    pub fn respond(&self, requester: Rank, id: RequestId, body: Body) -> Result<(), ServerError> {
-        self.enter(|machine, now| machine.respond(requester, id, body, now))
+    /// Whether a root task may ask another rank for its backward; see [`Machine::begin_backward_elsewhere`].
+    pub fn begin_backward_elsewhere(&self, worker: WorkerId) -> Result<bool, ServerError> {
+        self.lock().machine.begin_backward_elsewhere(worker)
     }
 
     /// Fails the step on every rank; see [`Machine::fail`].
@@ -207,7 +144,7 @@ impl Server {
 
     /// The commit is done.
     pub fn leave_step(&self) -> Result<(), ServerError> {
-        self.enter(|machine, _| machine.leave_step())
+        self.enter(Machine::leave_step)
     }
 
     /// Raises a failure that arrived after the tasks were over; see [`Machine::check_abort`].
@@ -240,9 +177,22 @@ impl Server {
         self.lock().machine.stats()
     }
 
-    /// The trace's records since the last call, and the moment from which their times count.
-    pub fn take_trace(&self) -> (SystemTime, Vec<TraceRecord>) {
-        (self.started_at, self.lock().machine.take_trace())
+    /// Where the time of all steps went, and that of the newest one; see [`Machine::usage`].
+    pub fn usage(&self) -> (Usage, Usage) {
+        let machine = &self.lock().machine;
+        (machine.usage().clone(), machine.newest_usage().clone())
+    }
+
+    /// Keeps trace records from now on, or keeps none.
+    pub fn keep_trace(&self, on: bool) {
+        self.lock().machine.keep_trace(on);
+    }
+
+    /// The trace's records since the last call, how many more were overwritten, and the moment from which their times
+    /// count.
+    pub fn take_trace(&self) -> (SystemTime, Vec<TraceRecord>, u64) {
+        let (records, lost) = self.lock().machine.take_trace();
+        (self.started_at, records, lost)
     }
 
     /// Lets idle workers' threads end and unwinds the others. A second call does nothing new.
@@ -304,14 +254,7 @@ impl Server {
                 .iter()
                 .any(|action| matches!(action, Action::WakeMain));
             drop(state);
-            let mut lost = Vec::new();
-            for action in actions {
-                if let Action::Send { to, message } = action
-                    && let Err(error) = self.send(to, message)
-                {
-                    lost.push((to, error));
-                }
-            }
+            let (lost, sending) = self.send_all(actions);
             for bell in bells {
                 bell.notify_one();
             }
@@ -322,6 +265,7 @@ impl Server {
                 self.main_bell.notify_one();
             }
             state = self.lock();
+            state.machine.spent_sending(sending);
             for (to, error) in lost {
                 let now = self.now();
                 match error {
@@ -331,6 +275,21 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Hands messages to the transport: what could not be sent, and how long it took.
+    fn send_all(&self, actions: Vec<Action>) -> (Vec<(Rank, CommError)>, Duration) {
+        let (mut lost, mut took) = (Vec::new(), Duration::ZERO);
+        for action in actions {
+            if let Action::Send { to, message } = action {
+                let began = Instant::now();
+                if let Err(error) = self.send(to, message) {
+                    lost.push((to, error));
+                }
+                took += began.elapsed();
+            }
+        }
+        (lost, took)
     }
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {

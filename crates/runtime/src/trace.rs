@@ -17,6 +17,8 @@ pub enum TraceKind {
     Backward,
     /// A worker had the turn to close a frame.
     Close,
+    /// A worker had the turn for the weight gradients that a backward had left.
+    WeightGradient,
     /// A worker was suspended.
     Wait,
     /// A message was handed to the transport.
@@ -33,6 +35,7 @@ impl TraceKind {
             Self::Forward => "forward",
             Self::Backward => "backward",
             Self::Close => "close",
+            Self::WeightGradient => "weight",
             Self::Wait => "wait",
             Self::Send => "send",
             Self::Receive => "receive",
@@ -74,6 +77,8 @@ pub struct TraceRecord {
 pub(crate) struct TraceRing {
     records: VecDeque<TraceRecord>,
     capacity: usize,
+    /// Whether records are kept.
+    on: bool,
     lost: u64,
 }
 
@@ -82,12 +87,13 @@ impl TraceRing {
         Self {
             records: VecDeque::new(),
             capacity,
+            on: false,
             lost: 0,
         }
     }
 
     pub(crate) fn push(&mut self, record: TraceRecord) {
-        if self.capacity == 0 {
+        if !self.on || self.capacity == 0 {
             return;
         }
         if self.records.len() == self.capacity {
@@ -97,12 +103,15 @@ impl TraceRing {
         self.records.push_back(record);
     }
 
-    pub(crate) fn take(&mut self) -> Vec<TraceRecord> {
-        std::mem::take(&mut self.records).into()
+    /// Keeps records from now on, or keeps none.
+    pub(crate) fn switch(&mut self, on: bool) {
+        self.on = on;
     }
 
-    pub(crate) fn lost(&self) -> u64 {
-        self.lost
+    /// The records since the last call, and how many more there were.
+    pub(crate) fn take(&mut self) -> (Vec<TraceRecord>, u64) {
+        let records = std::mem::take(&mut self.records).into();
+        (records, std::mem::take(&mut self.lost))
     }
 }
 

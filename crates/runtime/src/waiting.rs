@@ -3,6 +3,7 @@
 use std::sync::{Condvar, MutexGuard};
 use std::time::Duration;
 
+use shardwright_comm::Sight;
 use shardwright_core::WorkerId;
 
 use crate::bells::{State, wait_on};
@@ -60,8 +61,14 @@ impl Server {
         if let Some(transport) = self.transport.as_ref().filter(|_| state.reader.is_none()) {
             state.reader = Some((worker, std::thread::current().id()));
             drop(state);
-            let read =
-                transport.read_until(WORKER_SLICE, &mut || self.lock().machine.has_grant(worker));
+            let read = transport.read_until(WORKER_SLICE, &mut || {
+                let machine = &self.lock().machine;
+                match (machine.has_grant(worker), machine.turn_is_free()) {
+                    (true, _) => Sight::Done,
+                    (false, true) => Sight::Idle,
+                    (false, false) => Sight::Busy,
+                }
+            });
             state = self.lock();
             state.reader = None;
             if read || state.machine.has_grant(worker) {

@@ -1,4 +1,4 @@
-//! What a policy sees: ready items, and how far the root's microbatches are.
+//! What a policy sees: ready items, and how far the microbatches are.
 
 use shardwright_core::MicrobatchId;
 
@@ -19,17 +19,22 @@ pub enum ReadyKind {
     ResumeForward,
     /// A suspended backward has all its responses.
     ResumeBackward,
+    /// The weight gradients of a backward whose input gradients have been handed on.
+    WeightGradient,
 }
 
 impl ReadyKind {
-    /// Whether the item is backward work (a close frees memory, as a backward does).
+    /// Whether the item is backward work that others wait for, or a close, which frees memory.
     pub fn is_backward(self) -> bool {
         match self {
             Self::RootBackward
             | Self::RequestBackward
             | Self::RequestClose
             | Self::ResumeBackward => true,
-            Self::RootForward | Self::RequestForward | Self::ResumeForward => false,
+            Self::RootForward
+            | Self::RequestForward
+            | Self::ResumeForward
+            | Self::WeightGradient => false,
         }
     }
 
@@ -39,7 +44,8 @@ impl ReadyKind {
             Self::RootForward
             | Self::RequestForward
             | Self::RequestBackward
-            | Self::RequestClose => true,
+            | Self::RequestClose
+            | Self::WeightGradient => true,
             Self::RootBackward | Self::ResumeForward | Self::ResumeBackward => false,
         }
     }
@@ -54,11 +60,14 @@ pub struct Ready {
     pub microbatch: MicrobatchId,
     /// Its place in the order of arrival, which breaks ties.
     pub arrival: u64,
+    /// How many turns of its microbatch in its direction the rank had begun when it became ready: see
+    /// [`Turns`](crate::Turns).
+    pub visit: u32,
 }
 
-/// How far the root's microbatches are. All zero on other ranks.
+/// How far a rank's microbatches are. On ranks other than the root only `deferred` and `after_backward` are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RootProgress {
+pub struct Progress {
     /// How many microbatches the step has.
     pub num_microbatches: u32,
     /// How many step functions have started.
@@ -67,9 +76,15 @@ pub struct RootProgress {
     pub forwards_done: u32,
     /// How many have returned.
     pub returned: u32,
+    /// Of how many microbatches this rank has only weight gradients left.
+    pub deferred: u32,
+    /// Which entry of a list comes next on the root.
+    pub listed: usize,
+    /// Whether this rank's last turn was a backward: see [`Turns`](crate::Turns).
+    pub after_backward: bool,
 }
 
-impl RootProgress {
+impl Progress {
     /// How many microbatches are started and not yet returned.
     pub fn active(&self) -> u32 {
         self.started - self.returned

@@ -1,22 +1,27 @@
 //! Laws of the schedules, on a simulated root whose remote work ends in random order.
 
+mod looped;
+mod orders;
+
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 use shardwright_core::MicrobatchId;
 
-use crate::{Ready, ReadyKind, RootProgress, Schedule};
+use crate::{Progress, Ready, ReadyKind, Schedule, Turns};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ran {
     Forward(u32),
     Resume(u32),
     Backward(u32),
+    Weight(u32),
 }
 
 struct Root {
     schedule: Schedule,
-    progress: RootProgress,
+    progress: Progress,
+    turns: Turns,
     ready: Vec<Ready>,
     /// Microbatches whose remote work is under way, with the kind that makes them ready again.
     away: Vec<(u32, ReadyKind)>,
@@ -28,10 +33,11 @@ struct Root {
 impl Root {
     fn new(schedule: Schedule, num_microbatches: u32) -> Self {
         let mut root = Self {
+            turns: Turns::of(&schedule),
             schedule,
-            progress: RootProgress {
+            progress: Progress {
                 num_microbatches,
-                ..RootProgress::default()
+                ..Progress::default()
             },
             ready: Vec::new(),
             away: Vec::new(),
@@ -51,6 +57,7 @@ impl Root {
             kind,
             microbatch: MicrobatchId(microbatch),
             arrival: self.arrivals,
+            visit: self.turns.visit(kind, MicrobatchId(microbatch)),
         });
     }
 
@@ -60,6 +67,8 @@ impl Root {
             return false;
         };
         let item = self.ready.remove(index);
+        self.turns.begin(item.kind, item.microbatch);
+        self.progress.after_backward = self.turns.last_was_backward();
         let microbatch = item.microbatch.0;
         match item.kind {
             ReadyKind::RootForward => {
@@ -80,9 +89,21 @@ impl Root {
                 self.log.push(Ran::Backward(microbatch));
                 self.away.push((microbatch, ReadyKind::ResumeBackward));
             }
-            _ => self.progress.returned += 1,
+            ReadyKind::WeightGradient => self.log.push(Ran::Weight(microbatch)),
+            _ => {
+                self.progress.returned += 1;
+                if self.schedule.splits_backward() {
+                    self.arrive(microbatch, ReadyKind::WeightGradient);
+                }
+            }
         }
-        self.most_active = self.most_active.max(self.progress.active());
+        let deferred = self
+            .ready
+            .iter()
+            .filter(|item| item.kind == ReadyKind::WeightGradient);
+        self.progress.deferred = deferred.count() as u32;
+        let held = self.progress.active() + self.progress.deferred;
+        self.most_active = self.most_active.max(held);
         true
     }
 
@@ -105,12 +126,16 @@ impl Root {
     }
 }
 
+fn active() -> impl Strategy<Value = NonZeroU32> {
+    (1_u32..6).prop_map(|active| NonZeroU32::new(active).expect("the range starts at one"))
+}
+
 fn schedules() -> impl Strategy<Value = Schedule> {
     prop_oneof![
         Just(Schedule::Simple),
-        (1_u32..6).prop_map(|active| Schedule::Interleaved {
-            active: NonZeroU32::new(active).expect("the range starts at one")
-        }),
+        active().prop_map(|active| Schedule::Interleaved { active }),
+        active().prop_map(|active| Schedule::Looped { active }),
+        active().prop_map(|active| Schedule::ZeroBubble { active }),
     ]
 }
 
@@ -130,12 +155,26 @@ proptest! {
     }
 
     #[test]
-    fn interleaved_respects_its_cap(
-        active in 1_u32..6, microbatches in 1_u32..12, seed in proptest::collection::vec(0_usize..64, 1..64),
+    fn what_a_root_holds_has_a_cap(
+        active in active(), which in 0_usize..3, microbatches in 1_u32..12,
+        seed in proptest::collection::vec(0_usize..64, 1..64),
     ) {
-        let schedule = Schedule::Interleaved { active: NonZeroU32::new(active).expect("at least one") };
+        let schedule = match which {
+            0 => Schedule::Interleaved { active },
+            1 => Schedule::Looped { active },
+            _ => Schedule::ZeroBubble { active },
+        };
         let root = Root::new(schedule, microbatches).run(seed.into_iter().cycle(), |_| true);
-        prop_assert!(root.most_active <= active);
+        prop_assert!(root.most_active <= active.get());
+    }
+
+    #[test]
+    fn weight_gradients_run_when_nothing_else_may(
+        active in active(), microbatches in 1_u32..12, seed in proptest::collection::vec(0_usize..64, 1..64),
+    ) {
+        let root = Root::new(Schedule::ZeroBubble { active }, microbatches).run(seed.into_iter().cycle(), |_| true);
+        let weights = root.log.iter().filter(|ran| matches!(ran, Ran::Weight(_))).count();
+        prop_assert_eq!(weights as u32, microbatches);
     }
 
     #[test]
@@ -159,12 +198,41 @@ proptest! {
 
 #[test]
 fn simple_ignores_the_number_of_active_microbatches() {
-    let root = RootProgress {
+    let root = Progress {
         num_microbatches: 100,
         started: 99,
-        ..RootProgress::default()
+        ..Progress::default()
     };
-    assert!(Schedule::Simple.allows(ReadyKind::RootForward, &root));
+    let forward = Ready {
+        kind: ReadyKind::RootForward,
+        microbatch: MicrobatchId(99),
+        arrival: 0,
+        visit: 0,
+    };
+    assert_eq!(Schedule::Simple.choose([&forward], &root), Some(0));
+}
+
+#[test]
+fn weight_gradients_of_many_microbatches_go_before_forwards() {
+    let item = |kind, microbatch| Ready {
+        kind,
+        microbatch: MicrobatchId(microbatch),
+        arrival: 0,
+        visit: 0,
+    };
+    let schedule: Schedule = "zero_bubble(active=2)".parse().unwrap();
+    let mut ready = vec![
+        item(ReadyKind::RequestForward, 3),
+        item(ReadyKind::WeightGradient, 0),
+    ];
+    let holding = |deferred| Progress {
+        deferred,
+        ..Progress::default()
+    };
+    assert_eq!(schedule.choose(&ready, &holding(1)), Some(0));
+    assert_eq!(schedule.choose(&ready, &holding(2)), Some(1));
+    ready.push(item(ReadyKind::RequestBackward, 2));
+    assert_eq!(schedule.choose(&ready, &holding(2)), Some(2));
 }
 
 #[test]
@@ -173,6 +241,7 @@ fn lower_microbatch_then_earlier_arrival_goes_first() {
         kind,
         microbatch: MicrobatchId(microbatch),
         arrival,
+        visit: 0,
     };
     let ready = [
         item(ReadyKind::RequestForward, 2, 0),
@@ -181,7 +250,7 @@ fn lower_microbatch_then_earlier_arrival_goes_first() {
         item(ReadyKind::RootForward, 0, 3),
     ];
     let schedule: Schedule = "interleaved(active=4)".parse().unwrap();
-    assert_eq!(schedule.choose(&ready, &RootProgress::default()), Some(2));
+    assert_eq!(schedule.choose(&ready, &Progress::default()), Some(2));
 }
 
 #[test]
@@ -193,8 +262,30 @@ fn texts_that_are_no_schedule_are_named() {
         "interleaved(active=0)",
         "interleaved(active=+1)",
         "interleaved(active=)",
+        "looped",
+        "looped(active=0)",
+        "zero_bubble",
+        "zero_bubble(active=0)",
     ] {
         let error = text.parse::<Schedule>().unwrap_err();
         assert!(error.to_string().contains(&format!("{text:?}")));
     }
+}
+
+#[test]
+fn a_schedules_ideal_is_that_of_a_pipeline_that_fills_and_drains_once() {
+    let of = |text: &str, ranks, microbatches| {
+        let schedule: Schedule = text.parse().unwrap();
+        schedule.ideal_bubble(ranks, microbatches)
+    };
+    assert_eq!(of("simple", 4, 16), Some(3.0 / 19.0));
+    assert_eq!(of("interleaved(active=6)", 4, 16), Some(3.0 / 19.0));
+    assert_eq!(of("simple", 1, 8), Some(0.0));
+    assert_eq!(of("interleaved(active=2)", 2, 8), Some(1.0 / 9.0));
+    assert_eq!(of("interleaved(active=2)", 4, 2), Some(3.0 / 5.0));
+    assert_eq!(of("interleaved(active=2)", 4, 8), None);
+    assert_eq!(of("looped(active=8)", 4, 8), None);
+    assert_eq!(of("looped(active=8)", 1, 8), Some(0.0));
+    assert_eq!(of("zero_bubble(active=8)", 4, 8), None);
+    assert_eq!(of("zero_bubble(active=8)", 1, 8), Some(0.0));
 }

@@ -16,8 +16,9 @@ pub use codec::{
     SharedPlace,
 };
 pub use message::{
-    Abort, Body, ErrorReport, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
-    SequentialRange, StepBegin, StepEnd, TaskContext, Work,
+    Abort, Asked, Body, Delivery, ErrorReport, Fetch, Message, ObjectMessage, Outcome, Phase,
+    Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent,
+    TaskName, TaskOrder, TaskSource, Work,
 };
-pub use tensor::{TensorMeta, TensorPart};
+pub use tensor::{HeldTensor, TensorMeta, TensorPart};
 pub use value::Value;

@@ -2,7 +2,7 @@
 
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 
-use crate::tensor::TensorPart;
+use crate::tensor::{HeldTensor, TensorPart};
 use crate::value::Value;
 
 /// A value with its tensors.
@@ -21,6 +21,16 @@ pub enum Phase {
     Forward,
     /// Backward.
     Backward,
+}
+
+impl Phase {
+    /// Its name, for Python and for reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        }
+    }
 }
 
 /// A run of consecutive children of an `nn.Sequential`: `start..end`.
@@ -104,6 +114,10 @@ pub struct Request {
     pub place: Place,
     /// Under which torch state.
     pub context: TaskContext,
+    /// Whether the results' tensors stay where they are made until somebody asks for them.
+    pub hold: bool,
+    /// Earlier requests of the sender, of whose held results it needs nothing more.
+    pub released: Vec<RequestId>,
     /// Arguments, or gradients.
     pub body: Body,
 }
@@ -151,6 +165,38 @@ pub struct Response {
     pub outcome: Outcome,
 }
 
+/// A held tensor is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The step it belongs to.
+    pub step: StepEpoch,
+    /// The tensor, which the receiver holds or will hold.
+    pub tensor: HeldTensor,
+    /// The rank to send it to.
+    pub to: Rank,
+    /// Who made the request that it is an argument of; with `to` the same, the fetch itself is its request.
+    pub requester: Rank,
+    /// That request.
+    pub request: RequestId,
+    /// Which of that request's tensors it is.
+    pub index: u32,
+}
+
+/// A held tensor, sent to who has been named in a [`Fetch`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delivery {
+    /// The step it belongs to.
+    pub step: StepEpoch,
+    /// Who made the request that it is an argument of.
+    pub requester: Rank,
+    /// That request.
+    pub request: RequestId,
+    /// Which of that request's tensors it is.
+    pub index: u32,
+    /// The tensor.
+    pub body: Body,
+}
+
 /// The pipeline's root enters a step; its peers compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepBegin {
@@ -180,6 +226,76 @@ pub struct Abort {
     pub error: ErrorReport,
 }
 
+/// What the first rank of a tensor-parallel group has done: the others follow, so that collectives inside modules have
+/// one order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskOrder {
+    /// The step it belongs to.
+    pub step: StepEpoch,
+    /// Its place among the messages of this kind in the step, from 0; one may overtake another.
+    pub number: u64,
+    /// What happened, in order.
+    pub events: Vec<TaskEvent>,
+}
+
+/// What happened to a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TaskEvent {
+    /// It has the turn, for the first time or again.
+    Turn(TaskName),
+    /// It asks another rank for something.
+    Asks(Asked),
+    /// It enters a collective of the group, for something of this name.
+    Enters(String),
+    /// It is over.
+    Ends(TaskName),
+}
+
+/// A task by names that are the same on all ranks of a tensor-parallel group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskName {
+    /// Where it comes from.
+    pub source: TaskSource,
+    /// Forward or backward.
+    pub phase: Phase,
+    /// Its microbatch.
+    pub microbatch: MicrobatchId,
+    /// Its model and module; `None` in the step function.
+    pub module: Option<(ModelId, ModuleId)>,
+}
+
+/// Where a task comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskSource {
+    /// It is the step function.
+    Root,
+    /// A rank has asked for it.
+    Request {
+        /// That rank's place in its pipeline.
+        place: u32,
+        /// Which of its requests.
+        id: RequestId,
+    },
+    /// A backward has left weight gradients.
+    WeightGradient {
+        /// What its rank knows them by.
+        token: u64,
+    },
+}
+
+/// What a task asks another rank for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// That rank's place in the pipeline.
+    pub place: u32,
+    /// Forward or backward; `None` for what is no task.
+    pub phase: Option<Phase>,
+    /// For which microbatch.
+    pub microbatch: MicrobatchId,
+    /// The model, and its module where it is about one.
+    pub module: (ModelId, Option<ModuleId>),
+}
+
 /// An object of `smp.send` and its like.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectMessage {
@@ -196,6 +312,10 @@ pub enum Message {
     Request(Box<Request>),
     /// An answer.
     Response(Box<Response>),
+    /// A tensor of an answer is wanted.
+    Fetch(Fetch),
+    /// A tensor of an answer.
+    Delivery(Box<Delivery>),
     /// A step begins.
     StepBegin(StepBegin),
     /// A step ends.
@@ -204,6 +324,8 @@ pub enum Message {
     Abort(Box<Abort>),
     /// An object.
     Object(Box<ObjectMessage>),
+    /// The tasks of the first rank of a tensor-parallel group.
+    TaskOrder(Box<TaskOrder>),
     /// The sender leaves in good order; nothing follows.
     Goodbye(Option<Box<ErrorReport>>),
 }
@@ -219,7 +341,12 @@ impl Message {
             },
             Self::StepEnd(end) => Some(&end.body),
             Self::Object(object) => Some(&object.body),
-            Self::StepBegin(_) | Self::Abort(_) | Self::Goodbye(_) => None,
+            Self::Delivery(delivery) => Some(&delivery.body),
+            Self::Fetch(_)
+            | Self::StepBegin(_)
+            | Self::Abort(_)
+            | Self::TaskOrder(_)
+            | Self::Goodbye(_) => None,
         }
     }
 
@@ -233,7 +360,12 @@ impl Message {
             },
             Self::StepEnd(end) => Some(&mut end.body),
             Self::Object(object) => Some(&mut object.body),
-            Self::StepBegin(_) | Self::Abort(_) | Self::Goodbye(_) => None,
+            Self::Delivery(delivery) => Some(&mut delivery.body),
+            Self::Fetch(_)
+            | Self::StepBegin(_)
+            | Self::Abort(_)
+            | Self::TaskOrder(_)
+            | Self::Goodbye(_) => None,
         }
     }
 }

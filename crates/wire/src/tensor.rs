@@ -1,5 +1,7 @@
 //! Tensors as they cross ranks: a description and the bytes.
 
+use shardwright_core::{Rank, RequestId};
+
 use crate::buffer::Buffer;
 
 /// What the receiver needs to rebuild a tensor. Sizes and strides are in elements.
@@ -38,7 +40,7 @@ impl TensorMeta {
     }
 
     /// The bytes of a dense tensor of this description, if there is such a one.
-    fn num_bytes(&self) -> Option<u64> {
+    pub fn num_bytes(&self) -> Option<u64> {
         let element = dtype_bytes(&self.dtype)?;
         if self.shape.len() != self.strides.len() {
             return None;
@@ -69,6 +71,37 @@ impl TensorMeta {
 pub struct TensorPart {
     /// The description.
     pub meta: TensorMeta,
-    /// The bytes, in storage order.
+    /// The bytes, in storage order; none where they are held elsewhere.
     pub data: Buffer,
+    /// Where the bytes are to be had, if they are not here or not only here.
+    pub held: Option<HeldTensor>,
+}
+
+impl TensorPart {
+    /// A tensor with its bytes.
+    pub fn new(meta: TensorMeta, data: Buffer) -> Self {
+        Self {
+            meta,
+            data,
+            held: None,
+        }
+    }
+
+    /// Whether the bytes are here.
+    pub fn is_here(&self) -> bool {
+        self.held.is_none() || self.meta.fits(self.data.len() as u64)
+    }
+}
+
+/// A tensor of a response that stays with the rank which made it, until somebody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HeldTensor {
+    /// The rank that holds it.
+    pub holder: Rank,
+    /// The rank that got the response.
+    pub requester: Rank,
+    /// The request that it is a result of.
+    pub request: RequestId,
+    /// Which tensor of the response.
+    pub index: u32,
 }

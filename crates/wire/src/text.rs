@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::message::{Body, ErrorReport, Outcome, Phase, Request, Response, Work};
+use crate::message::{Body, ErrorReport, Outcome, Request, Response, Work};
 use crate::tensor::TensorPart;
 use crate::value::Value;
 
@@ -58,6 +58,14 @@ pub fn request(request: &Request) -> String {
         },
     );
     lines.field("checkpointing", on_off(context.checkpointing));
+    lines.field(
+        "results",
+        if request.hold {
+            "held until asked for"
+        } else {
+            "sent"
+        },
+    );
     lines.body(values, &request.body);
     lines.text
 }
@@ -101,14 +109,20 @@ impl Lines {
 
     fn body(&mut self, name: &str, body: &Body) {
         self.field(name, &value(&body.value));
-        for (index, TensorPart { meta, data }) in body.tensors.iter().enumerate() {
+        for (index, TensorPart { meta, data, held }) in body.tensors.iter().enumerate() {
             let grad = if meta.requires_grad {
                 ", requires grad"
             } else {
                 ""
             };
+            let held = held.map_or(String::new(), |held| {
+                format!(
+                    ", tensor {} of the answer to request {} of rank {}, held by rank {}",
+                    held.index, held.request, held.requester, held.holder
+                )
+            });
             let stub = format!(
-                "{}{:?}, strides {:?}, {}, {} bytes{grad}",
+                "{}{:?}, strides {:?}, {}, {} bytes{grad}{held}",
                 meta.dtype,
                 meta.shape,
                 meta.strides,
@@ -132,14 +146,7 @@ impl Lines {
             self.field("microbatch", &microbatch.to_string());
         }
         if let Some(phase) = report.phase {
-            self.field(
-                "phase",
-                if phase == Phase::Forward {
-                    "forward"
-                } else {
-                    "backward"
-                },
-            );
+            self.field("phase", phase.name());
         }
         self.field("traceback", &report.traceback);
     }

@@ -6,8 +6,8 @@ mod support;
 use proptest::prelude::*;
 use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode};
 use shardwright_wire::{
-    Beat, Body, Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message,
-    NoMemory, ObjectMessage, TensorMeta, TensorPart, Value,
+    Beat, Body, Buffer, CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Limits,
+    Message, NoMemory, ObjectMessage, TensorMeta, TensorPart, Value,
 };
 use support::messages;
 
@@ -27,16 +27,16 @@ fn object(value: Value, tensors: Vec<TensorPart>) -> Message {
 }
 
 fn tensor(dtype: &str, shape: &[u64], strides: &[u64], bytes: usize) -> TensorPart {
-    TensorPart {
-        meta: TensorMeta {
+    TensorPart::new(
+        TensorMeta {
             dtype: dtype.to_owned(),
             shape: shape.to_vec(),
             strides: strides.to_vec(),
             device: "cpu".to_owned(),
             requires_grad: false,
         },
-        data: Buffer::filled_by(bytes, |_| Ok::<_, NoMemory>(())).unwrap(),
-    }
+        Buffer::filled_by(bytes, |_| Ok::<_, NoMemory>(())).unwrap(),
+    )
 }
 
 proptest! {
@@ -98,10 +98,8 @@ fn a_newer_format_is_refused_by_its_number() {
     head[4] = 9;
     let found =
         Header::parse(head[..HEADER_BYTES].try_into().unwrap(), &Limits::default()).unwrap_err();
-    assert_eq!(
-        found.to_string(),
-        "format version 9 where this library reads version 2"
-    );
+    let expected = format!("format version 9 where this library reads version {FORMAT_VERSION}");
+    assert_eq!(found.to_string(), expected);
 }
 
 #[test]

@@ -8,20 +8,20 @@ use shardwright_wire::{
 };
 
 fn stub(shape: [u64; 2], requires_grad: bool) -> TensorPart {
-    TensorPart {
-        meta: TensorMeta {
+    TensorPart::new(
+        TensorMeta {
             dtype: "float32".to_owned(),
             shape: shape.to_vec(),
             strides: vec![shape[1], 1],
             device: "cpu".to_owned(),
             requires_grad,
         },
-        data: Buffer::filled_by(
+        Buffer::filled_by(
             (shape[0] * shape[1] * 4) as usize,
             |_| Ok::<_, NoMemory>(()),
         )
         .unwrap(),
-    }
+    )
 }
 
 fn request(work: Work, body: Body) -> Request {
@@ -42,6 +42,8 @@ fn request(work: Work, body: Body) -> Request {
             autocast: vec![("cpu".to_owned(), "bfloat16".to_owned(), true)],
             checkpointing: true,
         },
+        hold: false,
+        released: vec![],
         body,
     }
 }

@@ -1,4 +1,4 @@
-"""The collectives of a data-parallel group, kept in step when steps fail."""
+"""The collectives over replicas of the same parameters, kept in step when steps fail."""
 
 from __future__ import annotations
 
@@ -19,21 +19,33 @@ _PATIENCE_SECONDS = 2.0
 
 
 class Collectives:
-    """Issues the collectives of this rank's data-parallel group, and counts them.
+    """Issues the collectives of a group of this rank, and counts them.
 
     All ranks of the group issue the same collectives in the same order. A step that fails leaves them apart: some have
     begun collectives that others never will, and the next step's would meet those instead of their own. So after a
     failed step each rank tells the others what it has issued, and takes part with zeros in what it lacks.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        """For the group of ``runtime``, whose process groups exist already."""
+    def __init__(self, runtime: Runtime, group: str = "DP_GROUP") -> None:
+        """For a group of ``runtime``, whose process groups exist already.
+
+        Args:
+            runtime: The rank.
+            group: ``"DP_GROUP"``, or ``"RDP_GROUP"`` for what is divided over tp ranks.
+        """
         self._runtime = runtime
+        self._group = group
+        self.ranks: list[int] = runtime.topology.group(group, runtime.rank)
         self._issued: list[tuple[str, int, str]] = []
         self._works: list[Any] = []
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
         self._unsettled: int | None = None
         self._heard: dict[int, list[tuple[str, int, str]]] = {}
+
+    @property
+    def own_place(self) -> int:
+        """The calling rank's place in the group."""
+        return self.ranks.index(self._runtime.rank)
 
     def sum(self, tensor: torch.Tensor) -> Any:
         """Sum a tensor over the group, in place; returns the work."""
@@ -57,7 +69,7 @@ class Collectives:
 
     def wait(self, work: Any) -> None:
         """Wait for a collective, watching for a failure elsewhere."""
-        self._runtime.wait_collective(work)
+        self._runtime.wait_collective(work, self.ranks)
 
     def begin_step(self) -> None:
         """Bring an earlier failed step's collectives to an end, and forget them.
@@ -95,8 +107,8 @@ class Collectives:
         self._unsettled = runtime.step
         self._heard.clear()
         try:
-            for rank in runtime.other_roots():
-                send_on(runtime, rank, _channel(runtime.step), list(self._issued))
+            for rank in self._others():
+                send_on(runtime, rank, self._channel(runtime.step), list(self._issued))
             self._settle(runtime.step, time.monotonic() + _PATIENCE_SECONDS)
         except Exception:  # a rank is busy or gone, which the next step will see; this one has an error already
             runtime.logger.debug("collectives of a failed step are left unfinished", exc_info=True)
@@ -107,7 +119,7 @@ class Collectives:
         return work
 
     def _start(self, kind: str, tensor: torch.Tensor) -> Any:
-        group = self._runtime.process_groups["DP_GROUP"]
+        group = self._runtime.process_groups[self._group]
         work: Any
         if kind == "sum":
             work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -123,15 +135,17 @@ class Collectives:
     def _settle(self, step: int, deadline: float | None) -> None:
         runtime = self._runtime
         longest = self._issued
-        for rank in runtime.other_roots():
+        for rank in self._others():
             theirs = self._heard.get(rank)
             if theirs is None:
-                theirs = self._heard[rank] = receive_on(runtime, rank, _channel(step), deadline)
+                theirs = self._heard[rank] = receive_on(runtime, rank, self._channel(step), deadline)
             longest = max(longest, theirs, key=len)
         for kind, count, dtype in longest[len(self._issued) :]:
             self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.device))
         self._unsettled = None
 
+    def _others(self) -> list[int]:
+        return [rank for rank in self.ranks if rank != self._runtime.rank]
 
-def _channel(step: int) -> str:
-    return f"collectives of step {step}"
+    def _channel(self, step: int) -> str:
+        return f"collectives of {self._group} in step {step}"

@@ -1,18 +1,25 @@
-"""One model's share in data parallelism: equal weights at the start, averaged gradients after each step."""
+"""One model's share in data parallelism: equal weights at the start, averaged gradients after each step.
+
+What is divided over tp ranks is equal, and averaged, over RDP_GROUP; everything else over DP_GROUP.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 
 from shardwright.data_parallel.collectives import Collectives
 from shardwright.data_parallel.reducer import Reducer
+from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
 
 if TYPE_CHECKING:
     from shardwright.data_parallel.uneven import Attendance
     from shardwright.model.placement import Placement
+
+T = TypeVar("T", bound=torch.Tensor)
 
 
 class Replicas:
@@ -22,8 +29,13 @@ class Replicas:
         """Nothing is exchanged before :meth:`join_group`."""
         self._placement = placement
         self._options = options
+        #: Over DP_GROUP; None where it has one rank.
         self._reducer: Reducer | None = None
+        #: Over RDP_GROUP, of distributed parameters; None where there are none, or it has one rank.
+        self._rdp_reducer: Reducer | None = None
         self._comm_hook: tuple[Any, Callable[..., Any]] | None = None
+        #: Parameters with sparse gradients, over DP_GROUP and over RDP_GROUP.
+        self._sparse: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
         self._passes = 0
         self._average: bool = options["average_grads_across_microbatches"]
         #: Who still has batches, inside ``model.join()``.
@@ -36,17 +48,27 @@ class Replicas:
         runtime = self._placement.runtime
         if len(runtime.dp_ranks) == 1:
             return
-        parameters = [parameter.data for parameter in self._placement.owned_parameters()]
-        self._broadcast([*parameters, *self._buffers()])
-        self._reducer = Reducer(
-            self._collectives,
-            f"model {self._placement.model_id}",
+        parameters = self._placement.owned_parameters()
+        self._equalise([*parameters, *self._buffers()])
+        self._reducer = self._make_reducer(self._collectives, "")
+        if self._placement.sharded and runtime.rdp_collectives is not None:
+            self._rdp_reducer = self._make_reducer(runtime.rdp_collectives, ", distributed")
+        self._begin_reducers(parameters, False)
+
+    def _make_reducer(self, collectives: Collectives, which: str) -> Reducer:
+        reducer = Reducer(
+            collectives,
+            f"model {self._placement.model_id}{which}",
             int(float(self._options["bucket_cap_mb"]) * 2**20),
             bool(self._options["overlapping_allreduce"]),
         )
         if self._comm_hook is not None:
-            self._reducer.register_comm_hook(*self._comm_hook)
-        self._reducer.begin_step(self._placement.owned_parameters(), False)
+            reducer.register_comm_hook(*self._comm_hook)
+        return reducer
+
+    @property
+    def _reducers(self) -> list[Reducer]:
+        return [reducer for reducer in (self._reducer, self._rdp_reducer) if reducer is not None]
 
     @property
     def _collectives(self) -> Collectives:
@@ -54,21 +76,46 @@ class Replicas:
         assert collectives is not None, "there is a data-parallel group"
         return collectives
 
+    def over_rdp(self, tensors: Sequence[T]) -> list[T]:
+        """Those of some parameters or buffers that are divided over tp ranks."""
+        if not self._placement.sharded:
+            return []
+        shardings = self._placement.sharded.by_id()
+        return [tensor for tensor in tensors if id(tensor) in shardings and shardings[id(tensor)].over_rdp]
+
+    def _divided(self, tensors: Sequence[T]) -> tuple[list[T], list[T]]:
+        """Those of which DP_GROUP holds the same, and those of which RDP_GROUP does."""
+        over_rdp = self.over_rdp(tensors)
+        ids = {id(tensor) for tensor in over_rdp}
+        return [tensor for tensor in tensors if id(tensor) not in ids], over_rdp
+
     def _buffers(self) -> list[torch.Tensor]:
         found = (module._buffers[name] for module, name in self._placement.owned_buffers())
         return [buffer for buffer in found if buffer is not None]
 
-    def _broadcast(self, tensors: list[torch.Tensor], source: int | None = None) -> None:
-        """Send tensors from one rank (the group's first by default), those of one dtype together."""
+    def _equalise(self, tensors: list[torch.Tensor], source: int | None = None) -> None:
+        """Take tensors over from one data-parallel rank, by default the first, or from the one of its place here."""
         runtime = self._placement.runtime
-        source = runtime.dp_ranks[0] if source is None else source
+        over_dp, over_rdp = self._divided(tensors)
+        first = runtime.dp_ranks[0] if source is None else source
+        self._broadcast(over_dp, first, self._collectives)
+        if over_rdp and runtime.rdp_collectives is not None:
+            topology = runtime.topology
+            replica = set(topology.group("TP_GROUP", first))
+            same = next((rank for rank in runtime.rdp_ranks if rank in replica), runtime.rdp_ranks[0])
+            self._broadcast(over_rdp, same, runtime.rdp_collectives)
+
+    @staticmethod
+    def _broadcast(tensors: list[torch.Tensor], source: int, collectives: Collectives) -> None:
+        """Send tensors from one rank, those of one dtype together."""
+        tensors = [tensor.data for tensor in tensors]
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         with torch.no_grad():
             for together in kinds.values():
                 flat = torch.cat([tensor.reshape(-1) for tensor in together])
-                self._collectives.broadcast(flat, source)
+                collectives.broadcast(flat, source)
                 for tensor, part in zip(together, torch.split(flat, [t.numel() for t in together]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
 
@@ -80,8 +127,8 @@ class Replicas:
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Let a hook reduce gradients over data-parallel ranks."""
         self._comm_hook = (state, hook)
-        if self._reducer is not None:
-            self._reducer.register_comm_hook(state, hook)
+        for reducer in self._reducers:
+            reducer.register_comm_hook(state, hook)
 
     @property
     def _reduces_this_step(self) -> bool:
@@ -104,17 +151,28 @@ class Replicas:
         if torch.is_grad_enabled():
             self._share_buffers()
         may_overlap = may_overlap and self._reduces_this_step
-        return self._reducer.begin_step(self._placement.owned_parameters(), may_overlap)
+        return self._begin_reducers(self._placement.owned_parameters(), may_overlap)
+
+    def _begin_reducers(self, parameters: list[nn.Parameter], may_overlap: bool) -> bool:
+        sparse = set() if self._comm_hook is not None else sparse_parameters(self._placement.module)
+        self._sparse = self._divided([one for one in parameters if id(one) in sparse and one.requires_grad])
+        dense = self._divided([one for one in parameters if id(one) not in sparse])
+        began = [
+            reducer.begin_step(part, may_overlap)
+            for reducer, part in zip((self._reducer, self._rdp_reducer), dense, strict=True)
+            if reducer is not None
+        ]
+        return any(began)
 
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:
             source = None if self.attendance is None else self.attendance.present[0]
-            self._broadcast(self._buffers(), source)
+            self._equalise(self._buffers(), source)
 
     def abandon_step(self) -> None:
         """Forget a failed step's gradients."""
-        if self._reducer is not None:
-            self._reducer.abandon_step()
+        for reducer in self._reducers:
+            reducer.abandon_step()
 
     def reduce_gradients(self) -> None:
         """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th training step."""
@@ -126,11 +184,15 @@ class Replicas:
         if self._reduces_this_step:
             runtime = self._placement.runtime
             present = runtime.dp_ranks if self.attendance is None or self.divides_by_group else self.attendance.present
-            self._reducer.reduce(
-                len(present),
-                runtime.num_microbatches if self.averages_microbatches else 1,
-                bool(self._options["gradient_as_bucket_view"]),
-            )
+            as_views = bool(self._options["gradient_as_bucket_view"])
+            divisor = runtime.num_microbatches if self.averages_microbatches else 1
+            self._reducer.reduce(len(present), divisor, as_views)
+            reduce_sparse(self._sparse[0], self._collectives, len(present))
+            if self._rdp_reducer is not None:
+                present = [rank for rank in present if rank in runtime.rdp_ranks]
+                self._rdp_reducer.reduce(max(1, len(present)), divisor * runtime.tensor_divisor, as_views)
+                assert runtime.rdp_collectives is not None, "there is a reducer over it"
+                reduce_sparse(self._sparse[1], runtime.rdp_collectives, max(1, len(present)))
         else:
             self.agree()
         self._passes += 1  # a step that failed on any rank counts on none
@@ -147,12 +209,11 @@ class Replicas:
             parameter.grad = None
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
         self._share_buffers()
-        self._reducer.begin_step(parameters, False)
+        self._begin_reducers(parameters, False)
         self.reduce_gradients()
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
 
     def take_over_from(self, rank: int) -> None:
         """Take parameters and buffers over from a rank that trained longest."""
-        parameters = [parameter.data for parameter in self._placement.owned_parameters()]
-        self._broadcast([*parameters, *self._buffers()], rank)
+        self._equalise([*self._placement.owned_parameters(), *self._buffers()], rank)

@@ -32,7 +32,8 @@ class Attendance:
 
     def begin_step(self) -> None:
         """Begin a step in which this rank runs nothing of its own."""
-        self._collectives.begin_step()
+        for collectives in self._runtime.all_collectives:
+            collectives.begin_step()
 
     def announce(self, says: int) -> int:
         """Exchange what the ranks do next; returns what those who are left do.

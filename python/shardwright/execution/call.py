@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -15,14 +15,12 @@ from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import rebuild_results, sharing_of
+from shardwright.execution.results import Response, let_go, origins_of
 from shardwright.execution.task import RunningTask, running_task
-from shardwright.frames import Call, Frame, current_frame, edge_of
+from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import refuse_cache
-from shardwright.values import build, decode, encode, pack, registry, unpack
-
-if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+from shardwright.values import build, pack, registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +45,18 @@ class RemoteModule:
         """The seed that a request made at ``seed`` starts from; modules with seeds of their own derive them there."""
         return reproducible.within(seed) if self.draws is None else seed
 
+    @property
+    def passes(self) -> int:
+        """How many calls with seeds of their own a request for it is."""
+        return 1 if self.draws is None else self.draws
+
+
+#: What may be said of results that are not here: nothing about memory that they share with others that are.
+_OF_TENSORS_ELSEWHERE = {"open", "hooked", "kept_results", "kept_arguments", "ordered"}
+
+#: A module, and the children to run of an ``nn.Sequential``.
+Link = tuple[RemoteModule, tuple[int, int] | None]
+
 
 def call_remote(
     target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], children: tuple[int, int] | None = None
@@ -63,14 +73,42 @@ def call_remote(
         FrameError: The call stands where its backward could not be exact.
         UnsupportedValueError: An argument is of a type that cannot cross ranks.
     """
+    return _call([(target, children)], args, kwargs)[0]
+
+
+def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
+    """Have parts of an ``nn.Sequential`` run one after another, each sending its result straight to the next rank.
+
+    Where a part's result stands in a relation to its argument that the caller has to know (a view of it, a write to
+    it), it comes back to the caller instead, who goes on from there.
+
+    Args:
+        links: The parts, each on another rank than the one before.
+        value: The argument of the first.
+
+    Returns:
+        The result of the last part that ran, and how many ran.
+    """
+    task = running_task()
+    if task is not None and (task.runtime.watch_requests is not None or collector.outgoing() is not None):
+        links = links[:1]  # someone wants to see every call's arguments, or what it collects
+    return _call(links, (value,), {})
+
+
+def _call(links: Sequence[Link], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, int]:
+    (target, children), *following = links
     task, frame = running_task(), current_frame()
     _check_place(target, task, frame)
     assert task is not None
     assert frame is not None
+    runtime = task.runtime
+    let_go(task)
     number = frame.next_call_number()
-    if task.runtime.watch_requests is not None:
-        task.runtime.watch_requests(target, args, children)
+    if runtime.watch_requests is not None:
+        runtime.watch_requests(target, args, children)
     spec, given = _arguments(target, args, kwargs)
+    needs = [tensor.requires_grad for tensor in given]
+    parts = pack(given, needs, origins_of(given))
     extras = sharing_of(given) | carried(
         f"module {target.name!r}, which rank {target.rank} owns, was called", task.state.device, task.state.settings
     )
@@ -79,13 +117,25 @@ def call_remote(
     wanted = collector.outgoing()
     if wanted is not None:
         extras["collector"] = wanted
+    state = TaskState.capture()
+    asked = tuple((link.module_id, range) for link, range in links)
+    under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0)
+    site = runtime.sites.of((task.module, number, target.model_id, asked, under))
+    observed = state.inference_mode or wanted is not None or runtime.watch_requests is not None
+    description = _core.Description(spec, parts) if runtime.sites.learns and not observed else None
+    predicted = None if description is None else runtime.sites.prediction(site, description)
+    if predicted is not None and runtime.sites.keep_order and runtime.server.earlier_waits(task.worker):
+        predicted = None
+    held = runtime.sites.holds(site, predicted is not None) and not observed
+    then: list[Then] = []
+    if following:
+        then = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
+        extras["then"] = [tuple(one) for one in then]
     extras_spec, _ = _core.flatten(extras, registry)
-    needs = [tensor.requires_grad for tensor in given]
     inputs: list[tuple[GradientEdge, int]] = [
         (edge, index) for index, tensor in enumerate(given) if needs[index] and (edge := edge_of(tensor)) is not None
     ]
-    state = TaskState.capture()
-    request = task.runtime.server.send_request(
+    request = runtime.server.send_request(
         task.worker,
         to=target.rank,
         kind="forward",
@@ -102,13 +152,104 @@ def call_remote(
         autocast=state.autocast,
         checkpointing=frame.checkpointing > 0,
         spec=_core.Spec.join([spec, extras_spec]),
-        parts=pack(given, needs),
+        parts=parts,
+        hold=held,
+        expected=None if predicted is None else predicted[0],
     )
-    with suspended():
-        [(spec, parts)] = task.runtime.server.wait(task.worker, [request], "forward")
-    reproducible.pass_calls(seed, 1 if target.draws is None else target.draws)
+    requests = [request, *(one.request for one in then)]
+    if predicted is None:
+        with suspended():
+            answers = runtime.server.wait(task.worker, requests, "forward")
+        if description is not None:
+            runtime.sites.learn(site, description, [_core.Description(*answer) for answer in answers])
+    else:
+        answers = [(one.spec, one) for one in predicted]
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
-    return _receive(task.runtime, frame, call, spec, parts, given)
+    response = Response(task, frame, site, requests, held=held, is_there=predicted is None)
+    value, done = _receive_chain(response, call, [link for link, _ in following], then, answers, given)
+    reproducible.pass_calls(seed, sum(link.passes for link, _ in links[:done]))
+    return value, done
+
+
+class Then(NamedTuple):
+    """A request that the rank before is to send, with its own result as argument.
+
+    Attributes:
+        rank: Whom to ask.
+        request: The request's id at the first caller, who gets the answer.
+        module: The id of the module.
+        children: Which of its children to run.
+        number: The call's number in the first caller's frame.
+        seed: Where its random numbers start.
+    """
+
+    rank: int
+    request: int
+    module: int
+    children: tuple[int, int] | None
+    number: int
+    seed: int
+
+
+def _announce(
+    task: RunningTask, frame: Frame, links: Sequence[Link], predicted: list[Any] | None, seed: int
+) -> list[Then]:
+    then = []
+    for place, (link, children) in enumerate(links, start=1):
+        request = task.runtime.server.announce_request(
+            task.worker,
+            to=link.rank,
+            kind="forward",
+            model=link.model_id,
+            module=link.module_id,
+            microbatch=frame.microbatch,
+            range=children,
+            expected=None if predicted is None else predicted[place],
+        )
+        number = frame.next_call_number()
+        then.append(Then(link.rank, request, link.module_id, children, number, link.seed_at(seed)))
+        seed = reproducible.behind(seed, link.passes)
+    return then
+
+
+def _receive_chain(
+    response: Response,
+    call: Call,
+    following: list[RemoteModule],
+    then: list[Then],
+    answers: list[tuple[Any, Any]],
+    given: list[torch.Tensor],
+) -> tuple[Any, int]:
+    """Take the answers of a chain of calls: that a result went on, or was given up; of the last that ran its result."""
+    frame = response.frame
+    for done, (spec, parts) in enumerate(answers, start=1):
+        result_spec, returned_spec = spec.split()
+        returned: dict[str, Any] = returned_spec.build([], registry) or {}
+        is_open = returned.get("open", False)
+        if returned.get("ordered"):
+            response.in_order()
+        if call.passed and not is_open:
+            frame.calls.append(_ending_before(call))
+            call.passed, call.inputs = [], []
+        if not returned.get("passed"):
+            response.answered(call, done - 1, parts)
+            return _receive(response, call, result_spec, returned, parts, given), done
+        rebuild_results(frame, call.module, [], [], returned, given)
+        link, asked, before = following[done - 1], then[done - 1], call
+        call = Call(link.rank, link.name, link.module_id, link.model_id, asked.request, asked.number, [], [])
+        if is_open:
+            passed = Passed(before.rank, before.module, before.module_id, before.request, before.number)
+            call.inputs, call.passed = before.inputs, [*before.passed, passed]
+        given = []
+    raise AssertionError("the last of a chain has nobody to pass its result on to")
+
+
+def _ending_before(call: Call) -> Call:
+    """The calls of a chain before one that keeps no frame: no gradient will reach them, and they have to be closed."""
+    *passed, last = call.passed
+    ending = Call(last.rank, last.module, last.module_id, call.model_id, last.request, last.number, call.inputs, [])
+    ending.passed = passed
+    return ending
 
 
 def _arguments(
@@ -153,57 +294,17 @@ def refuse_transforms(what: str) -> None:
         )
 
 
-def _receive(runtime: Runtime, frame: Frame, call: Call, spec: Any, parts: Any, given: list[torch.Tensor]) -> Any:
-    received = unpack(parts)
-    needs = [bool(parts.meta(index)[4]) for index in range(len(received))]
-    result_spec, returned_spec = spec.split()
-    returned = returned_spec.build([], registry) or {}
+def _receive(
+    response: Response, call: Call, result_spec: Any, returned: dict[str, Any], parts: Any, given: list[torch.Tensor]
+) -> Any:
+    metas = [parts.meta(index) for index in range(len(parts))]
+    needs = [bool(meta[4]) for meta in metas]
+    received = response.tensors_of(metas, may_stay=returned.keys() <= _OF_TENSORS_ELSEWHERE)
+    frame = response.frame
     if returned.get("open"):
         frame.calls.append(call)
     tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
-    result, additions = build(runtime, call.rank, result_spec, tensors)
+    result, additions = build(response.runtime, call.rank, result_spec, tensors)
     if additions is not None:
         collector.incoming(additions)
     return result
-
-
-class ServerBackward:
-    """Backward of remote calls through the execution server; the calls of one level run in parallel."""
-
-    def __init__(self, task: RunningTask, frame: Frame) -> None:
-        """For the frame that the task is running backward."""
-        self._task = task
-        self._frame = frame
-
-    def backward(self, calls: list[tuple[Call, list[tuple[int, torch.Tensor]]]]) -> list[dict[int, torch.Tensor]]:
-        """Send every call its results' gradients (or close it) and wait for all answers."""
-        server = self._task.runtime.server
-        requests = []
-        for call, gradients in calls:
-            spec, parts = encode(gradients)
-            requests.append(
-                server.send_request(
-                    self._task.worker,
-                    to=call.rank,
-                    kind="backward" if gradients else "close",
-                    model=call.model_id,
-                    module=call.module_id,
-                    range=None,
-                    forward=call.request,
-                    control=None,
-                    microbatch=self._frame.microbatch,
-                    parent=self._frame.request,
-                    call=call.number,
-                    grad_mode=False,
-                    inference_mode=False,
-                    autocast=[],
-                    checkpointing=False,
-                    spec=spec,
-                    parts=parts,
-                )
-            )
-            del parts  # the server has it until it is sent
-            gradients.clear()
-        with suspended():
-            answers = server.wait(self._task.worker, requests, "backward")
-        return [dict(decode(spec, parts) or ()) for spec, parts in answers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from shardwright.errors import FrameError
 from shardwright.execution import process
 from shardwright.execution.task import running_task
+from shardwright.frames.grad_mode import GradMode
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -44,9 +45,14 @@ class TaskState:
         ]
         return TaskState(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> AbstractContextManager[Any]:
         """Run the block under this state, in a thread that has torch's defaults."""
+        if self.inference_mode or self.autocast:
+            return self._all_applied()
+        return GradMode(self.grad_mode)
+
+    @contextmanager
+    def _all_applied(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.inference_mode:
                 stack.enter_context(torch.inference_mode())
@@ -62,6 +68,8 @@ def default_device(what: str) -> torch.device | None:
     Raises:
         FrameError: A torch mode is active that cannot follow into other threads; ``what`` was done under it.
     """
+    if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
+        return None  # the ordinary case, at every call
     device = None
     for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
         if not isinstance(mode, DeviceContext):
@@ -79,14 +87,12 @@ def default_device(what: str) -> torch.device | None:
     return device
 
 
-@contextmanager
-def on_device(device: torch.device | None) -> Iterator[None]:
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
     """Run the block with a default device, or without one."""
-    if device is None:
-        yield
-    else:
-        with device:
-            yield
+    return _NOTHING if device is None else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +137,12 @@ class StepState:
             cuda,
         )
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Set the thread's default device, CUDA device and the process's settings for the block."""
+    def applied(self) -> AbstractContextManager[Any]:
+        """Set the thread's CUDA device and the process's settings, and its default device for the block."""
         if self.cuda_device is not None:
             torch.cuda.set_device(self.cuda_device)
         process.restore_settings(self.settings)
-        with on_device(self.device):
-            yield
+        return on_device(self.device)
 
     def restore(self) -> None:
         """After a step: put back what its tasks may have left changed, the random number generators too."""
@@ -158,32 +162,33 @@ def carried(what: str, device: torch.device | None, settings: process.Settings) 
     return changed
 
 
-@contextmanager
-def as_carried(extras: Mapping[str, Any]) -> Iterator[None]:
+def as_carried(extras: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Run the block under what :func:`carried` gave."""
     if "settings" in extras:
         process.restore_settings(process.changed(process.settings(), extras["settings"]))
-    if "device" in extras:
-        with on_device(extras["device"]):
-            yield
-    else:
-        yield
+    return on_device(extras.get("device"))
 
 
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Around a wait: puts back what is process-wide, or in modules, and another task may have changed meanwhile."""
-    settings, random = process.settings(), process.random_state()
-    if any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES):
-        torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
-    try:
-        yield
-    finally:
-        process.restore_settings(settings)
-        process.restore_random_state(random)
+class _Suspended:
+    """Puts back after a wait what is process-wide, or in modules, and another task may have changed meanwhile."""
+
+    __slots__ = ("_random", "_settings")
+
+    def __enter__(self) -> None:
+        self._settings, self._random = process.settings(), process.random_state()
+        for device in _AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
+
+    def __exit__(self, *_: object) -> None:
+        process.restore_settings(self._settings)
+        process.restore_random_state(self._random)
         task = running_task()
         if task is not None:
             task.runtime.workers.resume(task)
+
+
+suspended = _Suspended
 
 
 def saved_tensor_hooks_are_set() -> bool:

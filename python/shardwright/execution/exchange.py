@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import Node
 
 from shardwright.errors import FrameError
 from shardwright.execution.layout import layouts_of, restride
 from shardwright.frames import Frame, Slot, cut
+from shardwright.frames.remote import RemoteTensor, is_remote, when_here
 from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
 
@@ -33,13 +36,20 @@ def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
     shared: dict[int, list[int]] = {}
     if len(tensors) > 1:
         for index, tensor in enumerate(tensors):
-            shared.setdefault(memory_id(tensor), []).append(index)
+            if not is_remote(tensor):  # those share memory with nothing
+                shared.setdefault(memory_id(tensor), []).append(index)
     groups = [group for group in shared.values() if len(group) > 1]
     return layouts_of(tensors) | ({"groups": groups} if groups else {})
 
 
+#: Values of these types hold nothing that could be changed.
+_PLAIN = frozenset((torch.Tensor, nn.Parameter, RemoteTensor, type(None), bool, int, float, str))
+
+
 def _contents(value: Any) -> list[Any] | None:
     """What a value that can be changed holds; None for any other value."""
+    if type(value) in _PLAIN:
+        return None
     if isinstance(value, list):
         return list(value)
     if isinstance(value, dict):
@@ -61,6 +71,10 @@ class Arguments:
         self.groups: list[list[int]] = extras.get("groups", [])
         self.relaid: list[int] = extras.get("relaid", [])
         self.overlapping: list[int] = extras.get("overlapping", [])
+        #: Whether the caller has no such tensors: another rank made them, and sent them here.
+        self.private: bool = extras.get("private", False)
+        #: Of those, the ones whose memory that rank keeps.
+        self.kept: list[int] = extras.get("kept", [])
         self._versions = [tensor._version for tensor in tensors]
         self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
         self._containers = list(self._snapshots(tree))
@@ -106,6 +120,11 @@ class Arguments:
                     f"module {self.module!r} wrote in place to an argument whose elements share memory (an expanded "
                     "tensor); on another rank each has a place of its own: pass a clone()"
                 )
+            if index in self.kept:
+                raise FrameError(
+                    f"module {self.module!r} wrote in place to its argument, which the module before it kept on "
+                    "another rank, where that write cannot be seen: write to a clone()"
+                )
             if any(index in group for group in self.groups):
                 raise FrameError(
                     f"module {self.module!r} wrote in place to an argument that shares memory with another "
@@ -143,6 +162,11 @@ class Returned:
     written: list[tuple[int, int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
 
+    def is_plain(self, num_results: int) -> bool:
+        """Whether the results stand in no relation to the arguments or to each other."""
+        related = self.recipes or self.watch or self.watch_arguments or self.written or self.dropped
+        return not related and len(self.tensors) == num_results
+
     def as_value(self) -> dict[str, Any]:
         """What travels beside the result; empty in the ordinary case that nothing needs saying."""
         names = ("recipes", "strides", "watch", "watch_arguments", "written", "dropped")
@@ -157,10 +181,14 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
         results: The tensors of the result.
         arguments: The arguments as they were.
     """
+    written = arguments.written()
+    if arguments.private:
+        written = []
+    if not written and len(results) == 1 and _stands_alone(frame, results[0], arguments):
+        return Returned(results, [results[0].requires_grad])
     replay = not frame.hooked  # views that require a gradient: made again by the requester, they would miss the hooks
     returned = Returned(list(results))
-    written = arguments.written()
-    numbers = {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
+    numbers = {} if arguments.private else {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
     _add_bases(returned, numbers, replay)
     places = {id(tensor): place for place, tensor in enumerate(returned.tensors)}
     for place, tensor in enumerate(returned.tensors):
@@ -191,6 +219,15 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
             returned.tensors.append(tensor.detach() if node is None else tensor.view_as(tensor))
         returned.needs.append(node is not None)
     return returned
+
+
+def _stands_alone(frame: Frame, result: torch.Tensor, arguments: Arguments) -> bool:
+    """Whether a result is dense, no view, and shares no memory with an argument."""
+    if result._is_view() or not is_dense(result):
+        return False
+    group_of = frame.elsewhere.group_of
+    own = group_of(memory_id(result))
+    return all(group_of(memory_id(tensor)) != own for tensor in arguments.tensors)
 
 
 def _replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
@@ -236,6 +273,8 @@ def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None
     users: dict[int, list[tuple[bool, int, int, tuple[int, int]]]] = {}
     for index, tensor in enumerate(arguments.tensors):
         memory = memory_id(tensor)
+        if arguments.private and index not in arguments.kept:
+            continue
         users.setdefault(frame.elsewhere.group_of(memory), []).append((True, index, memory, _extent(tensor)))
     for place, tensor in enumerate(returned.tensors):
         if place in returned.recipes:
@@ -244,7 +283,10 @@ def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None
         others = users.setdefault(frame.elsewhere.group_of(memory), [])
         for is_argument, other, other_memory, (start, end) in others:
             if other_memory != memory or (start < extent[1] and extent[0] < end):
-                (returned.watch_arguments if is_argument else returned.watch).append(other)
+                if not is_argument:
+                    returned.watch.append(other)
+                elif not arguments.private:
+                    returned.watch_arguments.append(other)
                 returned.watch.append(place)
         others.append((False, place, memory, extent))
 
@@ -314,9 +356,14 @@ def rebuild_results(
     kept = [tensors[place] for place in returned.get("kept_results", ())]
     kept += [given[index] for index in returned.get("kept_arguments", ())]
     for tensor in kept:
-        frame.watch(tensor, f"module {module!r} kept a tensor that it was given or returned")
-        frame.elsewhere.keep(tensor)
+        why = f"module {module!r} kept a tensor that it was given or returned"
+        when_here(tensor, partial(_keep_elsewhere, frame, why))
     return tensors, slots
+
+
+def _keep_elsewhere(frame: Frame, why: str, tensor: torch.Tensor) -> None:
+    frame.watch(tensor, why)
+    frame.elsewhere.keep(tensor)
 
 
 def _dropped(tensor: torch.Tensor) -> torch.Tensor:

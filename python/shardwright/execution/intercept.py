@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import FrameError
-from shardwright.execution.call import RemoteModule, call_remote
+from shardwright.execution.call import Link, RemoteModule, call_chain, call_remote
 
 
 def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Module], None]) -> None:
@@ -53,7 +54,8 @@ def group_sequential(
 ) -> None:
     """Send each run of consecutive children of an ``nn.Sequential`` that one rank owns as one request (appendix B).
 
-    Children without parameters and buffers between two children of a run go along with it.
+    Children without parameters and buffers between two children of a run go along with it. Where one run follows
+    another, the result of the first goes from its rank to the next one's, and not by way of the caller.
 
     Args:
         module: A sequential that this rank runs itself, some of whose children live elsewhere.
@@ -71,25 +73,37 @@ def group_sequential(
     if all(rank is None for rank, _, _ in runs):
         return
 
-    together = {
-        start: remote_self(rank, list(module)[start:end])
-        for rank, start, end in runs
-        if rank is not None and end - start > 1
-    }
+    # What to do, in order: a chain of requests, or children to call one by one.
+    parts: list[list[Link] | tuple[int, int]] = []
+    for is_remote, group in itertools.groupby(runs, lambda run: run[0] is not None):
+        neighbours = list(group)
+        if is_remote and (len(neighbours) > 1 or neighbours[0][2] - neighbours[0][1] > 1):
+            parts.append(
+                [(remote_self(rank, list(module)[start:end]), (start, end)) for rank, start, end in _remote(neighbours)]
+            )
+        else:
+            parts += [(start, end) for _, start, end in neighbours]
 
     @functools.wraps(module.forward)
     def forward(input: Any) -> Any:
         children = list(module._modules.values())  # children() would leave out repeated ones
-        for _, start, end in runs:
-            if start in together:
-                input = call_remote(together[start], (input,), {}, (start, end))
+        for part in parts:
+            if isinstance(part, list):
+                done = 0
+                while done < len(part):
+                    input, number = call_chain(part[done:], input)
+                    done += number
             else:
-                for child in children[start:end]:
+                for child in children[part[0] : part[1]]:
                     assert child is not None, "an nn.Sequential holds modules only"
                     input = child(input)
         return input
 
     module.forward = forward  # type: ignore[method-assign]
+
+
+def _remote(runs: list[tuple[int | None, int, int]]) -> list[tuple[int, int, int]]:
+    return [(rank, start, end) for rank, start, end in runs if rank is not None]
 
 
 def runs_of(module: nn.Sequential, rank_of: Callable[[nn.Module], int | None]) -> list[tuple[int | None, int, int]]:

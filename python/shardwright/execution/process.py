@@ -13,12 +13,20 @@ Settings = tuple[Any, ...]
 RandomState = tuple[torch.Generator, dict[int, torch.Tensor]]
 
 
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+def _set_deterministic(value: bool) -> None:
+    torch.use_deterministic_algorithms(value, warn_only=torch._C._get_deterministic_algorithms_warn_only())
 
 
-def _set_anomaly(value: tuple[bool, bool]) -> None:
-    torch.set_anomaly_enabled(value[0], value[1])
+def _set_deterministic_warnings(value: bool) -> None:
+    torch.use_deterministic_algorithms(torch._C._get_deterministic_algorithms(), warn_only=value)
+
+
+def _set_anomaly(value: bool) -> None:
+    torch.set_anomaly_enabled(value, torch.is_anomaly_check_nan_enabled())
+
+
+def _set_anomaly_check_nan(value: bool) -> None:
+    torch.set_anomaly_enabled(torch.is_anomaly_enabled(), value)
 
 
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
@@ -27,17 +35,22 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
     ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
     ("mathematical attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
     ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
-    ("matrix product precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("matrix product precision", torch._C._get_float32_matmul_precision, torch._C._set_float32_matmul_precision),
+    ("deterministic algorithms", torch._C._get_deterministic_algorithms, _set_deterministic),
     (
-        "deterministic algorithms",
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        _set_deterministic,
+        "deterministic algorithms' warnings",
+        torch._C._get_deterministic_algorithms_warn_only,
+        _set_deterministic_warnings,
     ),
-    ("anomaly detection", lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()), _set_anomaly),
+    ("anomaly detection", torch.is_anomaly_enabled, _set_anomaly),
+    ("anomaly detection's check for NaN", torch.is_anomaly_check_nan_enabled, _set_anomaly_check_nan),
     ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
     ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
     ("cuDNN determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
 )
+
+
+_GETTERS = [get for _, get, _ in _SETTINGS]
 
 
 def cuda_in_use() -> bool:
@@ -58,14 +71,16 @@ def keep_device_guard() -> None:
 
 def settings() -> Settings:
     """The process's settings now."""
-    return tuple(get() for _, get, _ in _SETTINGS)
+    return tuple([get() for get in _GETTERS])
 
 
 def restore_settings(wanted: Settings) -> None:
     """Make the settings what they were."""
-    for (_, get, set_), value in zip(_SETTINGS, wanted, strict=True):
-        if get() != value:
-            set_(value)
+    now = settings()
+    if now != wanted:
+        for (_, _, set_), value, other in zip(_SETTINGS, wanted, now, strict=True):
+            if value != other:
+                set_(value)
 
 
 def difference(before: Settings, after: Settings) -> dict[str, Any]:

@@ -49,11 +49,16 @@ def within(seed: int) -> int:
     return _core.derive_seed(seed, _INTO)
 
 
-def pass_calls(seed: int, count: int) -> None:
-    """Go on behind so many calls made from a place."""
+def behind(seed: int, count: int) -> int:
+    """The place behind so many calls made from a place."""
     for _ in range(count):
         seed = _core.derive_seed(seed, _PAST)
-    process.seed(seed)
+    return seed
+
+
+def pass_calls(seed: int, count: int) -> None:
+    """Go on behind so many calls made from a place."""
+    process.seed(behind(seed, count))
 
 
 def may_draw(module: nn.Module) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,16 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright import _core
 from shardwright.execution import process
-from shardwright.execution.call import ServerBackward
+from shardwright.execution.backward import ServerBackward, ThenBackward
+from shardwright.execution.call import Then
 from shardwright.execution.context import TaskState, as_carried
-from shardwright.execution.exchange import Arguments, Returned, describe_results
+from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
 from shardwright.execution.layout import restride
+from shardwright.execution.results import finish
+from shardwright.execution.state import ModuleState
 from shardwright.execution.task import RunningTask
-from shardwright.frames import Frame, cut, edge_of, in_frame, run_backward
+from shardwright.frames import Frame, WeightGradients, cut, edge_of, in_frame, run_backward
+from shardwright.frames.remote import bring_all
 from shardwright.frames.watch import Memory, Watched
 from shardwright.huggingface import collector
 from shardwright.values import build, decode, encode, pack, registry, unpack
@@ -37,28 +42,38 @@ class FrameTable:
     def __init__(self) -> None:
         """Start empty; it is empty again after every step."""
         self._frames: dict[FrameKey, Frame] = {}
-        self._visits: Counter[tuple[int, int, int]] = Counter()
+        self._visits: Counter[tuple[nn.Module, int]] = Counter()
         self._watched: dict[int, list[Watched]] = {}
+        self._left: dict[int, tuple[WeightGradients, int]] = {}
+        self._num_left = 0
 
     def __len__(self) -> int:
         """How many frames wait."""
         return len(self._frames)
 
-    def visit(self, model: int, module: int, microbatch: int) -> None:
-        """Count an execution of a module for a microbatch."""
-        self._visits[model, module, microbatch] += 1
-
-    def visited_again(self, model: int, module: int, microbatch: int) -> bool:
-        """Whether the module ran more than once for this microbatch; state may then be carried between calls."""
-        return self._visits[model, module, microbatch] > 1
+    def visited_again(self, frame: Frame) -> bool:
+        """Whether one of its modules ran in other frames of its microbatch too; state may then be carried between."""
+        return any(self._visits[module, frame.microbatch] > 1 for module in frame.executed)
 
     def keep(self, key: FrameKey, frame: Frame) -> None:
         """Keep a frame until its backward or close."""
         self._frames[key] = frame
+        for module in frame.executed:
+            self._visits[module, frame.microbatch] += 1
 
     def take(self, key: FrameKey) -> Frame:
         """Give a frame away."""
         return self._frames.pop(key)
+
+    def leave(self, left: WeightGradients, place: int) -> int:
+        """Keep what a backward has left for later, and where in the microbatch that was; the token to ask for it."""
+        self._num_left += 1
+        self._left[self._num_left] = left, place
+        return self._num_left
+
+    def take_left(self, token: int) -> tuple[WeightGradients, int]:
+        """Give away what a backward has left, and where in the microbatch that was."""
+        return self._left.pop(token)
 
     def watch(self, microbatch: int, watched: Watched) -> None:
         """Refuse writes to a tensor of which the requester has a copy, until the microbatch's backward."""
@@ -78,6 +93,8 @@ class FrameTable:
         self._frames.clear()
         self._visits.clear()
         self._watched.clear()
+        self._left.clear()
+        self._num_left = 0
 
 
 @dataclass(slots=True)
@@ -109,29 +126,98 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     name = placement.name_of(request.module)
     frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime.leaves)
     frame.spanning = placement.is_divided(module)
-    spec, parts, returned, sent = _forward(runtime, module, name, frame, request)
+    frame.executed = _executed(module, request)
+    tree_spec, extras_spec = request.spec.split()
+    extras: dict[str, Any] = extras_spec.build([], registry)
+    then = [Then(*one) for one in extras.get("then", ())]
+    if "stopped" in extras:  # the rank before has sent its result to the caller, who goes on from there
+        runtime.server.ends_with_forward(task.worker)
+        _stop(runtime, request, task, then)
+        _respond(runtime, request, None, {"stopped": True})
+        return
+    state = ModuleState(module) if runtime.sites.learns else None
+    spec, parts, returned, sent, lone = _forward(runtime, module, name, frame, request, tree_spec, extras)
+    if task.ordered or (state is not None and state.changed()):
+        returned["ordered"] = True
+    finish(task)
     # The tensors are gone now, unless autograd or the module keeps them.
     for one in sent:
         if one.memory.lives or frame.elsewhere.keeps(one.memory.id):
             returned.setdefault(one.name, []).append(one.number)
             if one.watched is not None:
                 runtime.frames.watch(request.microbatch, one.watched)
+    if "private" in extras:
+        returned.pop("kept_arguments", None)  # nobody else has them
     runtime.frames.settle(request.microbatch)
     if frame.answers or frame.calls or frame.inputs_live():
         returned["open"] = True
         runtime.frames.keep((request.requester, request.id), frame)
-        runtime.frames.visit(request.model, request.module, request.microbatch)
+    else:
+        runtime.server.ends_with_forward(task.worker)
     if frame.hooked:
         returned["hooked"] = True
+    if lone is None:
+        _stop(runtime, request, task, then)
+        _respond(runtime, request, (spec, parts), returned)
+    else:
+        argument_spec, following = lone
+        kept = returned.pop("kept_results", None)
+        if kept:
+            following["kept"] = kept
+        _pass_on(runtime, request, task, then, argument_spec, parts, following)
+        _respond(runtime, request, None, returned | {"passed": True})
+
+
+def _respond(runtime: Runtime, request: Any, result: tuple[Any, Any] | None, returned: dict[str, Any]) -> None:
+    spec, parts = result or (_core.flatten(None, registry)[0], pack([], []))
     returned_spec, _ = _core.flatten(returned or None, registry)
     runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
 
 
+def _stop(runtime: Runtime, request: Any, task: RunningTask, then: list[Then]) -> None:
+    """Tell the ranks that follow in a chain, if any do, that they get nothing."""
+    if then:
+        _pass_on(runtime, request, task, then, _core.flatten(None, registry)[0], pack([], []), {"stopped": True})
+
+
+def _pass_on(
+    runtime: Runtime,
+    request: Any,
+    task: RunningTask,
+    then: list[Then],
+    argument_spec: Any,
+    parts: Any,
+    extras: dict[str, Any],
+) -> None:
+    """Send the next request of a chain in the name of its first caller."""
+    following, *rest = then
+    extras |= {"seed": following.seed}
+    if rest:
+        extras["then"] = [tuple(one) for one in rest]
+    extras_spec, _ = _core.flatten(extras, registry)
+    runtime.server.send_request_for(
+        task.worker,
+        request,
+        id=following.request,
+        to=following.rank,
+        kind="forward",
+        module=following.module,
+        range=following.children,
+        call=following.number,
+        spec=_core.Spec.join([argument_spec, extras_spec]),
+        parts=parts,
+    )
+
+
 def _forward(
-    runtime: Runtime, module: nn.Module, name: str, frame: Frame, request: Any
-) -> tuple[Any, Any, dict[str, Any], list[_Sent]]:
-    tree_spec, extras_spec = request.spec.split()
-    extras: dict[str, Any] = extras_spec.build([], registry)
+    runtime: Runtime,
+    module: nn.Module,
+    name: str,
+    frame: Frame,
+    request: Any,
+    tree_spec: Any,
+    extras: dict[str, Any],
+) -> tuple[Any, Any, dict[str, Any], list[_Sent], tuple[Any, dict[str, Any]] | None]:
     given = _cut_arguments(frame, request, name, extras.get("strides", {}))
     args, kwargs = build(runtime, request.requester, tree_spec, given)
     arguments = Arguments(name, given, (args, kwargs), extras)
@@ -140,11 +226,18 @@ def _forward(
     state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
     with state.applied(), as_carried(extras):
         with in_frame(frame), collector.executing(extras.get("collector")) as additions:
-            result = _execute(module, request, args, kwargs)
+            result = _execute(frame.executed, request, args, kwargs)
         frame.settle()
         arguments.check_containers()
-        spec, results = _core.flatten((result, additions()), registry, [f"the result of {name}", "collected outputs"])
+        added = additions()
+        spec, results = _core.flatten((result, added), registry, [f"the result of {name}", "collected outputs"])
+        results = bring_all(results)
         returned = describe_results(frame, results, arguments)
+        lone = None
+        if "then" in extras and added is None and returned.is_plain(len(results)):
+            argument_spec, _ = _core.flatten(((result,), {}), registry)
+            carried = {key: extras[key] for key in ("settings", "device") if key in extras}
+            lone = argument_spec, sharing_of(results) | carried | {"private": True}
     for place, tensor in enumerate(returned.tensors):
         if returned.needs[place]:
             frame.answers = True
@@ -154,7 +247,10 @@ def _forward(
                 frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
             else:
                 returned.dropped.append(place)
-    return spec, _pack(returned), returned.as_value(), _sent(name, given, returned)
+    said = returned.as_value()
+    if lone is not None:  # how results lie is told to the next rank
+        said.pop("strides", None)
+    return spec, _pack(returned), said, _sent(name, given, returned), lone
 
 
 def _cut_arguments(frame: Frame, request: Any, name: str, strides: dict[int, list[int]]) -> list[torch.Tensor]:
@@ -182,15 +278,20 @@ def _sent(name: str, given: list[torch.Tensor], returned: Returned) -> list[_Sen
     return sent
 
 
-def _execute(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if request.range is not None:
-        start, end = request.range
-        (value,) = args
-        for child in list(module._modules.values())[start:end]:
-            assert child is not None, "an nn.Sequential holds modules only"
-            value = _execute_one(child, request, (value,), {})
-        return value
-    return _execute_one(module, request, args, kwargs)
+def _executed(module: nn.Module, request: Any) -> list[nn.Module]:
+    """What a request runs: a module, or some consecutive children of an ``nn.Sequential``."""
+    if request.range is None:
+        return [module]
+    start, end = request.range
+    return [child for child in list(module._modules.values())[start:end] if child is not None]
+
+
+def _execute(modules: list[nn.Module], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    value = None
+    for module in modules:
+        value = _execute_one(module, request, args, kwargs)
+        args, kwargs = (value,), {}
+    return value
 
 
 def _execute_one(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,13 +322,50 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     runtime.frames.settle(request.microbatch)
     runtime.frames.forget_watched(request.microbatch)
     # State that modules hand on past arguments and results may lead from one frame's graph into another's.
-    frame.retain_graph = runtime.placement(request.model).one_at_a_time or runtime.frames.visited_again(
-        request.model, request.module, request.microbatch
-    )
-    gradients = dict(decode(request.spec, request.parts) or ())
+    frame.retain_graph = runtime.placement(request.model).one_at_a_time or runtime.frames.visited_again(frame)
+    received, then = decode(request.spec, request.parts)
+    gradients = dict(received)
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
     frame.results = []
-    run_backward(frame, roots, ServerBackward(task, frame), close=True)
+    run_backward(frame, roots, ServerBackward(task, frame), close=True, defer=deferring(task))
     answer = [(index, gradient) for slot, index in frame.inputs if (gradient := slot.take()) is not None]
     frame.inputs = []
-    runtime.server.respond(request, *encode(answer))
+    if not then:
+        runtime.server.respond(request, *encode(answer))
+        return
+    following, *rest = (ThenBackward(*one) for one in then)
+    if following.indices is not None:
+        results = dict(following.indices)
+        answer = [(results[index], gradient) for index, gradient in answer]
+    spec, parts = encode((answer, [tuple(one) for one in rest]))
+    runtime.server.send_request_for(
+        task.worker,
+        request,
+        id=following.request,
+        to=following.rank,
+        kind="backward" if answer else "close",
+        module=following.module,
+        forward=following.forward,
+        call=following.number,
+        spec=spec,
+        parts=parts,
+    )
+    runtime.server.respond(request, *encode(None))
+
+
+def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:
+    """Takes weights' gradients that a task's backward leaves for later; None where the schedule has none left."""
+    runtime = task.runtime
+    if not runtime.splits_backward:
+        return None
+
+    def defer(left: WeightGradients) -> None:
+        runtime.server.defer_weight_gradient(task.worker, runtime.frames.leave(left, task.place))
+
+    return defer
+
+
+def run_weight_gradients(runtime: Runtime, token: int, task: RunningTask) -> None:
+    """Compute weights' gradients that a backward has left."""
+    left, task.place = runtime.frames.take_left(token)
+    left.run()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardwright.execution.context import StepState
+    from shardwright.execution.results import Response
     from shardwright.runtime import Runtime
 
 
@@ -24,6 +25,9 @@ class RunningTask:
         phase: ``"forward"`` or ``"backward"``.
         state: What the script had set when the step began.
         place: Of a backward: where in the microbatch its module was called, the same in every run.
+        ordered: Whether it called a module that changes what it keeps: nobody may go on before that is over.
+        ending: Whether its code has run, and only the result is to be taken.
+        responses: The answers to its calls that are not here, or not whole.
     """
 
     runtime: Runtime
@@ -33,6 +37,9 @@ class RunningTask:
     phase: str
     state: StepState
     place: int = 0
+    ordered: bool = False
+    ending: bool = False
+    responses: list[Response] = field(default_factory=list)
 
     def describe(self) -> str:
         """Where the task runs, for an exception raised in it."""

@@ -7,10 +7,10 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import RemoteError, StepAborted
+from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.attributes import Attributes
 from shardwright.execution.context import StepState
-from shardwright.execution.serve import run_forward, run_request_backward
+from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.frames.guards import close_checkpoints
 
@@ -75,7 +75,7 @@ class WorkerPool:
             return  # the main thread has given the step up
         request = task.request
         module = None if request is None else self._runtime.placement(request.model).name_of(request.module)
-        phase = "backward" if task.kind in ("backward", "close") else "forward"
+        phase = "backward" if task.kind in ("backward", "close", "weight") else "forward"
         running = RunningTask(self._runtime, worker, module, task.microbatch, phase, state)
         set_running_task(running)
         self.running[threading.get_ident()] = running
@@ -85,7 +85,8 @@ class WorkerPool:
             close_checkpoints(error)
         except BaseException as error:
             close_checkpoints(error)
-            self._fail(running, error)
+            if not self._was_misled(running):
+                self._fail(running, error)
         finally:
             set_running_task(None)
             del self.running[threading.get_ident()]
@@ -100,8 +101,21 @@ class WorkerPool:
                     self._root(task.microbatch)
             elif task.kind == "forward":
                 run_forward(runtime, task.request, running)
+            elif task.kind == "weight":
+                run_weight_gradients(runtime, task.token, running)
             else:
                 run_request_backward(runtime, task.request, running)
+
+    def _was_misled(self, running: RunningTask) -> bool:
+        """Whether a failed task went on from answers which then were other ones: the step fails for that reason."""
+        try:
+            for response in running.responses:
+                response.verify()
+        except StepAborted:
+            return True
+        except ShardwrightError:
+            return False  # what went wrong first is told
+        return False
 
     def _fail(self, running: RunningTask, error: BaseException) -> None:
         if self.error is None:

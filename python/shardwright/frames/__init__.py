@@ -8,15 +8,18 @@ a frame runs its nodes level by level between the remote calls, each node once, 
 
 from shardwright.frames.backward import RemoteBackward, close_calls, run_backward
 from shardwright.frames.cut import Slot, cut, edge_of, owning_edge
-from shardwright.frames.frame import Call, Frame, current_frame, in_frame
+from shardwright.frames.frame import Call, Frame, Passed, current_frame, in_frame
 from shardwright.frames.leaves import Leaves
+from shardwright.frames.weights import WeightGradients
 
 __all__ = [
     "Call",
     "Frame",
     "Leaves",
+    "Passed",
     "RemoteBackward",
     "Slot",
+    "WeightGradients",
     "close_calls",
     "current_frame",
     "cut",

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from shardwright.frames.cut import slot_of
+from shardwright.frames.cut import SlotEnd, slot_of
 from shardwright.frames.engine import accumulate, capture
 from shardwright.frames.frame import Call, Frame
 from shardwright.frames.levels import Levels, Vertex
 from shardwright.frames.single import run_node
+from shardwright.frames.weights import Split, WeightGradients
 
 Roots = list[tuple[GradientEdge, torch.Tensor]]
+Defer = Callable[[WeightGradients], None]
+
+
+#: Nodes that give up what they have saved when they run: those of compiled modules refuse to keep it.
+_RUN_ONCE = ("CompiledFunctionBackward",)
+#: Gradients go straight on over at most so many calls: each is told of all behind it, a quadratic number in all.
+_MOST_ONWARD = 32
 
 
 class RemoteBackward(Protocol):
@@ -23,15 +32,18 @@ class RemoteBackward(Protocol):
         """Run the calls' backward, in parallel where possible.
 
         Args:
-            calls: Each call with its results' gradients by result index; no gradients means: only close it.
+            calls: Each call with its results' gradients by result index; no gradients means: only close it. Calls
+                onward of it follow.
 
         Returns:
-            For each call the gradients of its arguments, by argument index.
+            For each call the gradients of the arguments of the last that follows, by argument index.
         """
         ...
 
 
-def run_backward(frame: Frame, roots: Roots, remote: RemoteBackward, *, close: bool = False) -> None:
+def run_backward(
+    frame: Frame, roots: Roots, remote: RemoteBackward, *, close: bool = False, defer: Defer | None = None
+) -> None:
     """Run a frame's backward from root edges and their gradients.
 
     Parameters' gradients accumulate in ``.grad``, the frame's arguments' gradients in its input slots. ``roots``
@@ -43,9 +55,17 @@ def run_backward(frame: Frame, roots: Roots, remote: RemoteBackward, *, close: b
         remote: Runs the remote calls' backward.
         close: Whether this is the frame's last backward: calls that no gradient reaches are then closed too, and what
             gradients those still bring (of state that a module carried to a later call) go on their way.
+        defer: Takes weights' gradients that nobody waits for, to be computed later; where a backward cannot be run in
+            two parts, it is not called. None: all is computed at once.
     """
-    if frame.calls or frame.hooks or frame.kept_gradients:
-        _LevelBackward(frame, roots, remote, close).run()
+    if not frame.splits:
+        defer = None
+    if defer is None and (call := _only_call(frame, roots)) is not None:
+        _run_only_call(frame, call, roots, remote)
+        return
+    remote_root = any(isinstance(edge.node, SlotEnd) for edge, _ in roots)
+    if frame.calls or frame.hooks or frame.kept_gradients or defer is not None or remote_root:
+        _LevelBackward(frame, roots, remote, close, defer).run()
         return
     # A root may enter one edge twice; the engine, given edges one by one, adds that up itself.
     entering = _summed(roots)
@@ -54,6 +74,37 @@ def run_backward(frame: Frame, roots: Roots, remote: RemoteBackward, *, close: b
     roots.clear()
     accumulate(entering, frame.retain_graph)
     del edges
+
+
+def _only_call(frame: Frame, roots: Roots) -> Call | None:
+    """The frame's only remote call, if all roots are its results and nobody looks at gradients on the way."""
+    if len(frame.calls) != 1 or not roots or frame.hooks or frame.kept_gradients:
+        return None
+    slots = [slot for slot, _ in frame.calls[0].results]
+    return frame.calls[0] if all(slot_of(edge.node) in slots for edge, _ in roots) else None
+
+
+def _run_only_call(frame: Frame, call: Call, roots: Roots, remote: RemoteBackward) -> None:
+    """Run a call's backward and all that lies behind its arguments, in one engine call: there are no levels."""
+    for edge, gradient in roots:
+        end = slot_of(edge.node)
+        assert end is not None, "it was one before"
+        end.add(gradient)
+    gradients = [(index, taken) for slot, index in call.results if (taken := slot.take()) is not None]
+    call.results = []
+    edges = [edge for edge, _ in roots]  # may be all that keeps nodes of Python functions
+    roots.clear()
+    frame.in_backward = True
+    try:
+        (answer,) = remote.backward([(call, gradients)])
+        inputs, call.inputs, frame.calls = call.inputs, [], []
+        entering = _summed([(edge, answer[index]) for edge, index in inputs if index in answer])
+        answer.clear()
+        frame.leaves.check_behind((node for node, _ in entering), frame.name, frame.microbatch)
+        accumulate(entering, frame.retain_graph)
+    finally:
+        frame.in_backward = False
+        edges.clear()
 
 
 def close_calls(frame: Frame, remote: RemoteBackward) -> None:
@@ -73,7 +124,9 @@ def _summed(roots: Roots) -> dict[tuple[Node, int], torch.Tensor]:
 class _LevelBackward:
     """One backward of one frame; holds the gradients that wait for their level."""
 
-    def __init__(self, frame: Frame, roots: Roots, remote: RemoteBackward, close: bool) -> None:
+    def __init__(
+        self, frame: Frame, roots: Roots, remote: RemoteBackward, close: bool, defer: Defer | None = None
+    ) -> None:
         self.frame = frame
         self.remote = remote
         self.hooks = frame.all_hooks()
@@ -86,6 +139,7 @@ class _LevelBackward:
         self.levels = Levels(frame.calls, starts, {node for node, _ in self.hooks})
         for leaf in self.levels.leaves:
             frame.leaves.check(leaf, frame.name, frame.microbatch)
+        self.defer = None if self.hooks or self.levels.hooked_leaves else defer
         self.waiting: list[dict[tuple[Node, int], torch.Tensor]] = [{} for _ in self.levels.nodes_at]
         for edge, gradient in roots:
             self.put(edge.node, edge.output_nr, gradient)
@@ -117,26 +171,43 @@ class _LevelBackward:
         reached: set[Call] = set()
         for level in range(len(self.waiting)):
             self.run_nodes(level)
-            calls = self.levels.calls_at[level]
+            calls = [call for call in self.levels.calls_at[level] if call not in reached]
             if calls:
-                reached.update(calls)
-                self.run_calls(calls)
+                reached.update(self.run_calls(calls))
         self.frame.calls = [call for call in self.frame.calls if call not in reached]
 
-    def run_calls(self, calls: list[Call]) -> None:
+    def run_calls(self, calls: list[Call]) -> list[Call]:
+        """Run the calls' backward, and that of calls which get their gradients straight from them; which ran."""
         asked = []
+        ran = list(calls)
         for call in calls:
             gradients = [(index, slot.take()) for slot, index in call.results]
             call.results = []
             asked.append((call, [(index, gradient) for index, gradient in gradients if gradient is not None]))
             del gradients
+            last = call
+            for _ in range(_MOST_ONWARD):
+                onward = self.levels.onward(last)
+                if onward is None:
+                    break
+                last.onward = onward
+                last = onward[0]
+                for slot, _ in last.results:
+                    slot.take()
+                ran.append(last)
         for call, answer in zip(calls, self.remote.backward(asked), strict=True):
-            for edge, index in call.inputs:
+            last = call
+            while last.onward is not None:
+                self.edges += [edge for edge, _ in last.inputs]
+                last = last.onward[0]
+            for edge, index in last.inputs:
                 gradient = answer.pop(index, None)
                 self.edges.append(edge)
                 if gradient is not None:
                     self.put(edge.node, edge.output_nr, gradient)
-            call.inputs = []
+        for call in ran:
+            call.inputs, call.results, call.onward = [], [], None
+        return ran
 
     def run_nodes(self, level: int) -> None:
         entering, self.waiting[level] = self.waiting[level], {}
@@ -165,6 +236,8 @@ class _LevelBackward:
                 if edge[0] not in inside:
                     leaving[edge] = None
         ends = [node for node in nodes if not self.levels.edges_of(node)]
+        if self.defer is not None and self.run_first_part(nodes, entering, leaving, ends, self.defer):
+            return
         if not leaving and not any(slot_of(end) for end in ends):
             accumulate(entering, self.frame.retain_graph)
             return
@@ -177,6 +250,36 @@ class _LevelBackward:
             if gradient is not None:
                 self.put(node, number, gradient)
         self.finish(list(zip(ends, gradients[len(leaving) :], strict=True)))
+
+    def run_first_part(
+        self,
+        nodes: list[Node],
+        entering: dict[tuple[Node, int], torch.Tensor],
+        leaving: dict[tuple[Node, int], None],
+        ends: list[Node],
+        defer: Defer,
+    ) -> bool:
+        """Run what others wait for, and defer the rest; False where the level has to run as a whole."""
+        if any(type(node).__name__ in _RUN_ONCE for node in nodes):
+            return False
+        # A parameter of a later level may get this level's part of its gradient at any time; of other leaves the script
+        # may read it once the backward has run.
+        parameters = self.frame.leaves.known
+        later = {node for node, _ in leaving if id(getattr(node, "variable", None)) in parameters}
+        wanted = [edge for edge in leaving if edge[0] not in later]
+        at_once = [node for node in ends if id(getattr(node, "variable", None)) not in parameters]
+        split = Split(nodes, self.levels.edges_of, [*wanted, *((node, 0) for node in at_once)], later)
+        stops = [*at_once, *split.early]
+        if wanted and self.levels.stops_short({node for node, _ in wanted}, stops):
+            return False
+        found, left = split.run(entering, [*wanted, *((node, 0) for node in stops)], self.edges)
+        for node, number in wanted:
+            if (node, number) in found:
+                self.put(node, number, found.pop((node, number)))
+        self.finish([(node, found.pop((node, 0), None)) for node in stops])
+        if left.entering or left.again:
+            defer(left)
+        return True
 
     def finish(self, ends: list[tuple[Node, torch.Tensor | None]]) -> None:
         """Hand gradients to the slots, and to the nodes that accumulate them in leaves."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
+from shardwright.frames.grad_mode import GradMode
+from shardwright.frames.remote import RemoteTensor
 
 #: How many of our own engine calls are running, over all threads: on a GPU sinks run on the device's autograd
 #: thread, so this cannot be thread-local.
 _engine_calls = 0
 #: Whether edges of this torch keep the nodes of Python functions.
 _EDGES_OWN = "ownership_token" in GradientEdge._fields
+_NO_OWNER = (None,) if _EDGES_OWN else ()
+_OWNS = "shardwright.owns"
 
 
 class EngineCall:
@@ -67,6 +72,21 @@ class Slot:
         return gradient
 
 
+class SlotEnd:
+    """The cut of a tensor that nothing here has used: what the graph of this rank has of it is that it ends there.
+
+    It stands for a node in edges and levels, but torch's engine never sees it.
+    """
+
+    __slots__ = ("slot",)
+    next_functions = ()
+    metadata: ClassVar[dict[str, Node]] = {}
+
+    def __init__(self, slot: Slot) -> None:
+        """For the slot that gathers the cut's gradient."""
+        self.slot = slot
+
+
 class _Cut(torch.autograd.Function):
     """A fresh non-leaf tensor whose backward only gathers its gradient into a slot."""
 
@@ -91,6 +111,8 @@ class _Cut(torch.autograd.Function):
         return None, None, None
 
 
+#: Without the checks of ``Function.apply``: calls under ``torch.func`` transforms are refused before.
+_cut: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Cut).apply
 _anchors: dict[torch.device, torch.Tensor] = {}
 
 
@@ -116,8 +138,10 @@ def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
         gathers its gradient.
     """
     slot = Slot(what)
-    with torch.enable_grad():  # whatever the caller's mode: the mode travels with the request
-        result: torch.Tensor = _Cut.apply(_anchor(tensor.device), [tensor], slot)  # type: ignore[no-untyped-call]
+    with GradMode(True):  # whatever the caller's mode: the mode travels with the request
+        result = _cut(_anchor(tensor.device), [tensor], slot)
+    if isinstance(result, RemoteTensor):
+        result.end = SlotEnd(slot)
     return result, slot
 
 
@@ -127,11 +151,25 @@ def owning_edge(tensor: torch.Tensor) -> GradientEdge:
     The node of a Python function lives only as long as a tensor, an edge's token (of newer torch) or a node in front of
     it; without tokens a node is put there, which takes no memory of the tensor's size.
     """
+    if isinstance(tensor, RemoteTensor) and tensor.here is None:
+        assert isinstance(tensor.end, SlotEnd), "it requires a gradient"
+        return GradientEdge(tensor.end, 0, *_NO_OWNER)  # type: ignore[arg-type]
     edge = get_gradient_edge(tensor)
     if _EDGES_OWN or not isinstance(edge.node, torch.autograd.function.BackwardCFunction):
         return edge
     with torch.enable_grad():
-        return get_gradient_edge(tensor.view_as(tensor))
+        owning = get_gradient_edge(tensor.view_as(tensor))
+    owning.node.metadata[_OWNS] = edge.node
+    return owning
+
+
+def owned_by(node: Node) -> Node:
+    """The node that a node was put in front of by :func:`owning_edge`; any other node itself."""
+    if _EDGES_OWN:
+        return node
+    metadata: Any = node.metadata  # torch's types say that it is a method
+    owned: Node = metadata.get(_OWNS, node)
+    return owned
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
@@ -152,7 +190,8 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
 
 def slot_of(node: object) -> Slot | None:
     """The slot that gathers the gradient arriving at an autograd node; None for a node that is no cut."""
-    if getattr(type(node), "_forward_cls", None) is not _Cut:
+    kind = type(node)
+    if kind is not SlotEnd and getattr(kind, "_forward_cls", None) is not _Cut:
         return None
     slot: Slot = node.slot  # type: ignore[attr-defined]
     return slot

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
@@ -19,6 +19,25 @@ from shardwright.frames.watch import MemoryElsewhere, Watched
 
 Hook = Callable[[torch.Tensor], Any]
 Hooks = dict[tuple[Node, int], list[Hook]]
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A call whose results went straight to the next rank, which got them as its arguments.
+
+    Attributes:
+        rank: The global rank that executed it.
+        module: The module's name.
+        module_id: The module's id in its model.
+        request: The id of the forward request.
+        number: The call's number in the frame.
+    """
+
+    rank: int
+    module: str
+    module_id: int
+    request: int
+    number: int
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +53,9 @@ class Call:
         number: The call's number in the frame.
         inputs: For each argument that needs a gradient its edge, taken at the call, and its index in the request.
         results: For each differentiable result its slot and its index in the response.
+        passed: The calls before it, from whose rank its arguments came; ``inputs`` are then the first one's.
+        onward: In backward, the call whose results its arguments are, and for each argument's index the result's: its
+            rank gets the gradients straight from this one's.
     """
 
     rank: int
@@ -44,6 +66,13 @@ class Call:
     number: int
     inputs: list[tuple[GradientEdge, int]]
     results: list[tuple[Slot, int]]
+    passed: list[Passed] = field(default_factory=list)
+    onward: tuple[Call, dict[int, int]] | None = None
+
+    @property
+    def modules(self) -> list[tuple[int, int]]:
+        """The modules that ran: the model's id and the module's."""
+        return [(self.model_id, one.module_id) for one in self.passed] + [(self.model_id, self.module_id)]
 
 
 @dataclass(slots=True)
@@ -88,6 +117,7 @@ class Frame:
         request: The id of the request that is executed, None for the step function.
         requester: The global rank that made the request.
         name: What is executed, for errors.
+        executed: The modules that it runs, one after another; none in the step function.
         calls: The remote calls that still wait for their backward, in order.
         inputs: The slots of the arguments that need a gradient, with their index in the request.
         results: The edges of the differentiable results, with their index in the response.
@@ -105,6 +135,7 @@ class Frame:
         guarded: Nodes with hooks, which run in this frame's backward only.
         in_backward: Whether its backward is running.
         elsewhere: What is known of its tensors' memory on other ranks.
+        checkpointed: Whether anything in it is computed again in backward.
         leaves: Checks the leaves that its backward reaches.
         place: Where in the microbatch it was called.
     """
@@ -113,6 +144,7 @@ class Frame:
     request: int | None = None
     requester: int | None = None
     name: str = "the step function"
+    executed: list[nn.Module] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     inputs: list[tuple[Slot, int]] = field(default_factory=list)
     results: list[tuple[GradientEdge, int]] = field(default_factory=list)
@@ -130,9 +162,15 @@ class Frame:
     guarded: set[Node] = field(default_factory=set)
     in_backward: bool = False
     elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
+    checkpointed: bool = False
     leaves: Leaves = field(default_factory=Leaves)
     place: int = 0
     _watched: list[Watched] = field(default_factory=list)
+
+    @property
+    def splits(self) -> bool:
+        """Whether its backward may run in two parts, which runs some nodes twice and keeps what they have saved."""
+        return not (self.hooked or self.retain_graph or self.checkpointed)
 
     def next_call_number(self) -> int:
         """The number of the next remote call of this frame."""
@@ -199,11 +237,20 @@ def current_frame() -> Frame | None:
     return _current.frame
 
 
-@contextmanager
-def in_frame(frame: Frame | None) -> Iterator[None]:
-    """Run the block as the frame's own code (None: as code that nothing is intercepted in)."""
-    previous, _current.frame = _current.frame, frame
-    try:
-        yield
-    finally:
-        _current.frame = previous
+class _InFrame:
+    """Runs a block as the frame's own code (None: as code that nothing is intercepted in)."""
+
+    __slots__ = ("_frame", "_previous")
+
+    def __init__(self, frame: Frame | None) -> None:
+        """For a block of this frame."""
+        self._frame = frame
+
+    def __enter__(self) -> None:
+        self._previous, _current.frame = _current.frame, self._frame
+
+    def __exit__(self, *_: object) -> None:
+        _current.frame = self._previous
+
+
+in_frame = _InFrame

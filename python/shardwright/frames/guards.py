@@ -22,6 +22,7 @@ from shardwright.errors import FrameError
 from shardwright.frames.cut import slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
+from shardwright.frames.remote import bring
 from shardwright.patches import Patches
 
 #: Modules of this process that have a part on another rank, or live there altogether.
@@ -45,6 +46,7 @@ def _refuse_on_parameter(frame: Frame, tensor: torch.Tensor) -> None:
 
 
 def _requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+    tensor = bring(tensor)
     frame = current_frame()
     if frame is not None and id(tensor) in frame.leaves.known and tensor.requires_grad != requires_grad:
         raise FrameError(
@@ -63,6 +65,7 @@ def _register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Callable[[to
 
 
 def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    tensor = bring(tensor)
     frame = current_frame()
     if frame is not None:
         _refuse_on_parameter(frame, tensor)
@@ -98,6 +101,7 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
 
 
 def _retain_grad(tensor: torch.Tensor) -> None:
+    tensor = bring(tensor)
     frame = current_frame()
     if frame is None or tensor.grad_fn is None:
         _patches.original["retain_grad"](tensor)
@@ -194,6 +198,9 @@ def _frame_for_checkpoint(function: Any) -> Frame | None:
 
 def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     frame = _frame_for_checkpoint(function)
+    around = current_frame()
+    if around is not None:
+        around.checkpointed = True
     if frame is None:
         yield from _patches.original[_GENERATOR](function, *args, **kwargs)
         return

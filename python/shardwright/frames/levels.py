@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import torch
 from torch.autograd.graph import Node
 
-from shardwright.frames.cut import Slot, slot_of
+from shardwright.frames.cut import Slot, SlotEnd, owned_by, slot_of
 from shardwright.frames.frame import Call
 
 Vertex: TypeAlias = "Node | Call"
@@ -39,13 +40,11 @@ class Levels:
             hooked: The nodes with hooks.
         """
         self._call_of: dict[Slot, Call] = {slot: call for call in calls for slot, _ in call.results}
-        self._earlier: dict[Call, Call] = {}
+        self._earlier: dict[Call, list[Call]] = {}
         last: dict[tuple[int, int], Call] = {}
         for call in calls:
-            key = (call.model_id, call.module_id)
-            if key in last:
-                self._earlier[call] = last[key]
-            last[key] = call
+            self._earlier[call] = [last[module] for module in call.modules if module in last]
+            last.update(dict.fromkeys(call.modules, call))
         self.leaves: list[torch.Tensor] = []
         self.hooked_leaves: dict[Node, torch.Tensor] = {}
         self._edges: dict[Node, tuple[tuple[Node, int], ...]] = {}
@@ -53,9 +52,13 @@ class Levels:
         order = self._topological(first)
         hooked = hooked | self.hooked_leaves.keys()
         self.level: dict[Vertex, int] = dict.fromkeys(first, 0)
+        self._hooked = hooked
+        #: How many edges lead to a vertex, gradients from outside included.
+        self._ahead: Counter[Vertex] = Counter(start for start in first if isinstance(start, Node))
         for vertex in order:
             base = self.level[vertex] + (1 if isinstance(vertex, Call) else 0)
             for behind in self.behind(vertex):
+                self._ahead[behind] += 1
                 level = self.level[vertex] + 1 if behind in hooked else base
                 if self.level.get(behind, -1) < level:
                     self.level[behind] = level
@@ -65,7 +68,7 @@ class Levels:
         for vertex in order:
             if isinstance(vertex, Call):
                 self.calls_at[self.level[vertex]].append(vertex)
-            else:
+            elif not isinstance(vertex, SlotEnd):
                 self.nodes_at[self.level[vertex]].append(vertex)
         for those in self.calls_at:
             those.sort(key=lambda call: -call.number)
@@ -73,8 +76,7 @@ class Levels:
     def behind(self, vertex: Vertex) -> list[Vertex]:
         """What a vertex's gradient flows to."""
         if isinstance(vertex, Call):
-            earlier = self._earlier.get(vertex)
-            return [edge.node for edge, _ in vertex.inputs] + ([] if earlier is None else [earlier])
+            return [*(edge.node for edge, _ in vertex.inputs), *self._earlier[vertex]]
         edges = self.edges_of(vertex)
         if not edges:
             slot = slot_of(vertex)
@@ -94,6 +96,28 @@ class Levels:
                 if leaf._backward_hooks:
                     self.hooked_leaves[node] = leaf
         return edges
+
+    def onward(self, call: Call) -> tuple[Call, dict[int, int]] | None:
+        """The call to which all gradients of a call's arguments flow and no others do; for each argument its result.
+
+        Those gradients need not come here. That is so where a call was given another one's results as they were.
+        """
+        given = [(owned_by(edge.node), index) for edge, index in call.inputs]
+        results = {slot_of(node): (node, index) for node, index in given}
+        calls = {self._call_of.get(slot) if slot is not None else None for slot in results}
+        before = calls.pop() if len(calls) == 1 else None
+        if before is None or before.model_id != call.model_id or len(results) < len(call.inputs):
+            return None
+        to_result = {slot: index for slot, index in before.results}
+        nodes = [node for node, _ in results.values()]
+        leading = len(nodes) + (before in self._earlier[call])
+        if (
+            self._ahead[before] != leading
+            or any(self._ahead[node] != 1 or node in self._hooked for node in nodes)
+            or any(slot.gradient is not None for slot in to_result)
+        ):
+            return None
+        return before, {index: to_result[slot] for slot, (_, index) in results.items() if slot is not None}
 
     def stops_short(self, stops: set[Node], ends: list[Node]) -> bool:
         """Whether one of the nodes to stop at lies upstream of another: the engine would then run past the first."""

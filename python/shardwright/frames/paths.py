@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from shardwright.frames.cut import Slot, slot_of
+from shardwright.frames.cut import Slot, owned_by, slot_of
 from shardwright.frames.frame import Frame
+from shardwright.frames.remote import made_by
 
 
 def node_of(value: Any) -> Node | None:
@@ -31,9 +32,10 @@ class Paths:
         self._frame = frame
         self._arguments = {slot for slot, _ in frame.inputs}
         self._numbers = {slot: call.number for call in frame.calls for slot, _ in call.results}
-        self._targets = {node for value in inputs if (node := node_of(value)) is not None}
+        self._ends: dict[Slot, Node] = {}
+        self._targets = {self._one(node) for value in inputs if (node := node_of(value)) is not None}
         behind: dict[Node, list[Node]] = {}
-        stack = [node for value in outputs if (node := node_of(value)) is not None]
+        stack = [self._one(node) for value in outputs if (node := node_of(value)) is not None]
         while stack:
             node = stack.pop()
             if node not in behind:
@@ -50,6 +52,12 @@ class Paths:
             isinstance(value, nn.Parameter) or slot_of(node_of(value)) in self._arguments for value in inputs
         )
 
+    def _one(self, node: Node) -> Node:
+        """One node for all that stand for a tensor of another rank: its cut, before it was used here and after."""
+        node = made_by(owned_by(node))
+        slot = slot_of(node)
+        return node if slot is None else self._ends.setdefault(slot, node)
+
     def _crosses(self, node: Node) -> bool:
         slot = slot_of(node)
         return slot is not None and slot not in self._arguments
@@ -57,7 +65,7 @@ class Paths:
     def _behind(self, node: Node) -> Iterator[Node]:
         slot = slot_of(node)
         if slot is None:
-            yield from (behind for behind, _ in node.next_functions if behind is not None)
+            yield from (self._one(behind) for behind, _ in node.next_functions if behind is not None)
         elif slot not in self._arguments:
             yield from self._inputs_until(slot)
 
@@ -65,7 +73,7 @@ class Paths:
         number = self._numbers.get(slot, self._frame.num_calls)
         for call in self._frame.calls:
             if call.number <= number:
-                yield from (edge.node for edge, _ in call.inputs)
+                yield from (self._one(edge.node) for edge, _ in call.inputs)
 
     def _leading_to_targets(self) -> set[Node]:
         found: set[Node] = set()

@@ -79,6 +79,11 @@ def _as_tuple(value: Any) -> _Gradients:
     return value if isinstance(value, tuple) else (value,)
 
 
+def has_hooks(node: Node) -> bool:
+    """Whether a node has hooks of its own; those on tensors do not show."""
+    return bool(_hooks_of(node, "register_prehook") or _hooks_of(node, "register_hook"))
+
+
 def _hooks_of(node: Node, register: str) -> list[Any]:
     """A node's own hooks; a handle of one more hook is the only way to them."""
     handle = getattr(node, register)(lambda *_: None)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.errors import FrameError
+
+# As torch.multiprocessing.reductions.StorageWeakRef does it, in fewer calls.
+_refer: Callable[[Any], int] = torch.UntypedStorage._weak_ref  # type: ignore[assignment]
+_expired: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
+_free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 
 
 def memory_id(tensor: torch.Tensor) -> int:
@@ -14,23 +21,26 @@ def memory_id(tensor: torch.Tensor) -> int:
 
 
 class Memory:
-    """Refers to the memory behind a tensor without keeping it."""
+    """Refers to the memory behind a tensor without keeping it.
 
-    __slots__ = ("_reference",)
+    Attributes:
+        id: The same as :func:`memory_id` gives; not given to other memory while this object lives.
+    """
+
+    __slots__ = ("id",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Refer to a tensor's memory."""
-        self._reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self.id: int = _refer(tensor.untyped_storage())
 
-    @property
-    def id(self) -> int:
-        """The same as :func:`memory_id` gives; not given to other memory while this object lives."""
-        return int(self._reference.cdata)
+    def __del__(self) -> None:
+        """Forget it."""
+        _free(self.id)
 
     @property
     def lives(self) -> bool:
         """Whether anything still keeps the memory."""
-        return not self._reference.expired()  # type: ignore[no-untyped-call]
+        return not _expired(self.id)
 
 
 class MemoryElsewhere:

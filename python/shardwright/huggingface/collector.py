@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -32,12 +32,16 @@ def outgoing() -> dict[str, Any] | None:
     return {key: len(value) if isinstance(value, list) else (value,) for key, value in active.items()}
 
 
-@contextmanager
-def executing(wanted: dict[str, Any] | None) -> Iterator[Callable[[], Collected | None]]:
+_NOTHING: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+
+
+def executing(wanted: dict[str, Any] | None) -> AbstractContextManager[Callable[[], Collected | None]]:
     """Collect around the execution of a request; the function given tells what was added."""
-    if wanted is None:
-        yield lambda: None
-        return
+    return _NOTHING if wanted is None else _executing(wanted)
+
+
+@contextmanager
+def _executing(wanted: dict[str, Any]) -> Iterator[Callable[[], Collected]]:
     variable = _variable()
     if variable is None:
         import transformers.utils.output_capturing  # noqa: F401

@@ -9,10 +9,14 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.errors import ShardwrightError
-from shardwright.execution.call import ServerBackward
+from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import suspended
+from shardwright.execution.results import let_go
+from shardwright.execution.serve import deferring
 from shardwright.execution.task import running_task
 from shardwright.frames import current_frame, in_frame, owning_edge, run_backward
+from shardwright.frames.cut import slot_of
+from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -28,6 +32,9 @@ def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], g
             listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
             runtime.leaves.check_behind(nodes, "the step function", runtime.microbatch)
+        if runtime.tensor_group is not None:
+            # Collectives of a forward must not meet those of a backward.
+            runtime.tensor_group.meet("model.backward")
         torch.autograd.backward(tensors, grad_tensors)
         runtime.recorder.passed_backward()
         return
@@ -36,13 +43,16 @@ def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], g
         raise ShardwrightError(
             "model.backward can be called only in the step function itself when pipeline_parallel_degree > 1"
         )
+    let_go(task)
     frame.settle()
     roots = _roots(tensors, grad_tensors)
     task.phase = "backward"
-    with suspended():
-        runtime.server.await_backward(task.worker)
+    elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
+    if not (elsewhere and runtime.server.begin_backward_elsewhere(task.worker)):
+        with suspended():
+            runtime.server.await_backward(task.worker)
     with in_frame(None):
-        run_backward(frame, roots, ServerBackward(task, frame))
+        run_backward(frame, roots, ServerBackward(task, frame), defer=deferring(task))
     frame.forget_watched()
     task.phase = "forward"
 
@@ -67,7 +77,7 @@ def _roots(
                     f"element {index} of the tensors given to model.backward has shape {tuple(tensor.shape)}; give its "
                     "gradient in grad_tensors, or reduce it to one element"
                 )
-            gradient = torch.ones_like(tensor)
+            gradient = torch.ones(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         elif gradient.shape != tensor.shape:
             raise RuntimeError(
                 f"element {index} of grad_tensors has shape {tuple(gradient.shape)}, its tensor {tuple(tensor.shape)}"
@@ -75,6 +85,6 @@ def _roots(
         roots.append((owning_edge(tensor), gradient))
     # A single root is saved by no node behind it, so it may let go: only the roots hold the graph then, and it is freed
     # as backward passes through it.
-    if len(listed) == 1 and listed[0].grad_fn is not None and not listed[0]._is_view():
+    if len(listed) == 1 and not is_remote(listed[0]) and listed[0].grad_fn is not None and not listed[0]._is_view():
         listed[0].detach_()
     return roots

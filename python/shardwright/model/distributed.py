@@ -14,18 +14,23 @@ from shardwright.data_parallel.uneven import joined
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
+from shardwright.huggingface import prepare
 from shardwright.model.backward import backward
-from shardwright.model.local import LocalTensors
+from shardwright.model.divided import DividedTensors
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.runtime import current_runtime
+from shardwright.tensor_parallel.replacement import replace
+from shardwright.tensor_parallel.report import announce
 
 
-class DistributedModel(LocalTensors, Saving):
-    """Wraps a module for pipeline and data parallelism; do not wrap it in DistributedDataParallel as well.
+class DistributedModel(DividedTensors, Saving):
+    """Wraps a module for pipeline, tensor and data parallelism; do not wrap it in DistributedDataParallel as well.
 
     With several pipeline ranks the module is divided inside the first call of the first step: traced, split over
-    the ranks by cost, and each rank gives up what it does not own. With one, nothing about it changes.
+    the ranks by cost, and each rank gives up what it does not own. With one, nothing about it changes. With several
+    tensor-parallel ranks, modules marked by ``smp.tensor_parallelism`` are replaced here, in place, by distributed ones
+    with the same weights: make optimizers afterwards.
 
     Attributes:
         module: The wrapped module.
@@ -76,8 +81,14 @@ class DistributedModel(LocalTensors, Saving):
         if isinstance(module, DistributedModel):
             raise ConfigError("the module is a DistributedModel already")
         runtime = current_runtime()
-        self.module = module
+        divided = replace(module, runtime)
+        if any(each.substitute for each in divided.replacements):
+            prepare(divided.module, announce=runtime.rank == 0)
+        if runtime.rank == 0:
+            announce(divided, len(runtime.tp_ranks))
+        self.module = module = divided.module
         self.model_id = runtime.add_model(self)
+        self._replacements = divided.replacements
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._options = {
             "average_grads_across_microbatches": average_grads_across_microbatches,

@@ -1,4 +1,4 @@
-"""Collecting a value from every rank of a pipeline."""
+"""Collecting a value from every rank of a pipeline, of TP_GROUP, or of both."""
 
 from __future__ import annotations
 
@@ -9,32 +9,56 @@ import torch
 from torch.utils._pytree import tree_map
 
 Gather = Callable[[Any], list[Any]]
-"""Gives every pipeline rank's value, in the order of pp_ranks; all of them call it."""
+"""Gives the value of every rank of a group, in the order of ranks; all of them call it."""
 
 
 def over_pipeline(value: Any) -> list[Any]:
     """Every pipeline rank's `value`, in the order of pp_ranks; called by all ranks of the pipeline."""
-    # Imported late: the runtime needs the model.
-    from shardwright.objects import allgather
-    from shardwright.ranks import PP_GROUP
-    from shardwright.runtime import find_runtime
+    return _over("PP_GROUP", value)
 
-    runtime = find_runtime()
-    if runtime is None or runtime.pp_size == 1:
-        return [value]
-    return allgather(value, PP_GROUP)
+
+def over_tensor_ranks(value: Any) -> list[Any]:
+    """Every tensor-parallel rank's `value`, in the order of tp_ranks; called by all ranks of TP_GROUP."""
+    return _over("TP_GROUP", value)
+
+
+def over_model(value: Any) -> list[Any]:
+    """The `value` of every rank that has a part of the model; called by all ranks of MP_GROUP."""
+    return _over("MP_GROUP", value)
 
 
 def to_first_rank(value: Any) -> list[Any]:
     """Every pipeline rank's `value` on pp_rank 0, and an empty list on the others; called by all of them."""
+    return _to_first("PP_GROUP", value)
+
+
+def to_first_tensor_rank(value: Any) -> list[Any]:
+    """Every tensor-parallel rank's `value` on tp_rank 0, and an empty list on the others; called by all of them."""
+    return _to_first("TP_GROUP", value)
+
+
+def _over(group: str, value: Any) -> list[Any]:
+    # Imported late: the runtime needs the model.
+    from shardwright.objects import allgather
+    from shardwright.ranks import CommGroup
+    from shardwright.runtime import find_runtime
+
+    runtime = find_runtime()
+    if runtime is None or len(runtime.topology.group(group, runtime.rank)) == 1:
+        return [value]
+    return allgather(value, CommGroup(group))
+
+
+def _to_first(group: str, value: Any) -> list[Any]:
     # Imported late: the runtime needs the model.
     from shardwright.objects import receive_on, send_on
     from shardwright.runtime import find_runtime
 
     runtime = find_runtime()
-    if runtime is None or runtime.pp_size == 1:
+    ranks = [] if runtime is None else runtime.topology.group(group, runtime.rank)
+    if runtime is None or len(ranks) == 1:
         return [value]
-    first, *others = runtime.pp_ranks
+    first, *others = ranks
     if runtime.rank != first:
         send_on(runtime, first, "gather to the first rank", value)
         return []

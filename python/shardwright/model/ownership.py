@@ -42,7 +42,7 @@ class Ownership(LocalTensors):
         buffers: dict[int, Sentinel] = {}
         for entry in tree.modules:
             for name, index in entry.parameters.items():
-                owner = self.decision.parameters[index].ranks[0]
+                owner = self.decision.parameter_owner(tree.parameters[index].name)
                 if owner == self.pp_rank:
                     continue
                 if index not in parameters:
@@ -51,7 +51,7 @@ class Ownership(LocalTensors):
                 entry.module._parameters[name] = parameters[index]  # type: ignore[assignment]
                 self._sentinels[join_path(entry.path, name)] = parameters[index]
             for name, index in entry.buffers.items():
-                ranks = self.decision.buffers[index].ranks
+                ranks = self.decision.buffer_ranks(tree.buffers[index].name)
                 if self.pp_rank in ranks:
                     continue
                 if index not in buffers:

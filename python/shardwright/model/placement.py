@@ -28,6 +28,8 @@ from shardwright.objects import receive_on, send_on
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
+from shardwright.tensor_parallel.group import current_tensor_group
+from shardwright.tensor_parallel.module import ShardedTensors
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class Placement:
         self._names: list[str] = []
         self._placed = False
         self._failed = False
+        self.sharded = ShardedTensors(module)
+        self.sharded.name_modules()
         self.replicas = Replicas(self, model._options)
         self._synchronises = False
         if runtime.pp_size > 1:
@@ -111,6 +115,11 @@ class Placement:
         return self._placed and not self._failed
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether modules are divided over several tensor-parallel ranks."""
+        return len(self.runtime.tp_ranks) > 1 and bool(self.sharded)
+
+    @property
     def one_at_a_time(self) -> bool:
         """Whether microbatches must not overlap: modules keep state, or replicas need one order of collectives."""
         return self.ownership is not None and (self._synchronises or bool(self.ownership.decision.one_at_a_time))
@@ -126,13 +135,17 @@ class Placement:
     def partition(self, call: Callable[[], Any]) -> None:
         """Divide the model: on the root, inside its first call.
 
-        Rank 0 traces ``call`` and decides; every other root gets the decision from it, every peer from its root.
+        Rank 0 traces ``call`` and decides, and the other ranks of its TP_GROUP trace with it, for the collectives in
+        their modules; every other root gets the decision from it, every peer from its root.
         """
         runtime = self.runtime
-        if runtime.rank == 0:
+        if 0 in runtime.tp_ranks:
             with in_frame(None):
-                prepare(self.module, announce=True)  # before the trace, which then sees what training will run
-            decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options)
+                # Before the trace, which then sees what training will run.
+                prepare(self.module, announce=runtime.rank == 0)
+            together = current_tensor_group().as_first
+            decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options, together)
+        if runtime.rank == 0:
             text = decision.to_json()
             announce(decision, self.module)
             if runtime.cfg.skip_tracing:
@@ -206,7 +219,7 @@ class Placement:
             if runtime.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
                 runtime.workers.attributes.add(self.module.get_submodule(path), attribute)
-        if self.one_at_a_time and runtime.is_root:
+        if self.one_at_a_time:
             runtime.server.run_microbatches_one_at_a_time()
         if runtime.device.type != "cpu":
             self._move_to(runtime.device)

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from shardwright.errors import ConfigError
 from shardwright.model.gather import over_pipeline, to_first_rank
+from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
 from shardwright.model.state_dict import (
+    PARTIAL_KEY,
     IncompatibleKeys,
     load_state_dict,
     local_state_dict,
@@ -35,15 +38,21 @@ class Saving(nn.Module):
     def state_dict(self, gather_to_rank0: bool = False) -> dict[str, Any]:  # type: ignore[override]
         """The state dict of the whole model, on the CPU.
 
-        With several pipeline ranks every rank of the pipeline calls this; one pipeline (``smp.rdp_rank() == 0``) is
-        enough. Before the model is divided, nothing is sent or moved.
+        Every rank of a model replica (MP_GROUP: the pipeline, and with distributed modules its tensor-parallel ranks)
+        calls this; one replica (``smp.rdp_rank() == 0``) is enough. Tensors of distributed modules are whole in it.
+        Before the model is divided over pipeline ranks, and without distributed modules, nothing is sent or moved.
 
         Args:
-            gather_to_rank0: Give it to the first rank of the pipeline only, and ``{}`` to the others.
+            gather_to_rank0: Give it to the first rank of the replica only, and ``{}`` to the others.
         """
+        gather = to_first_rank if gather_to_rank0 else over_pipeline
+        if self._is_sharded:
+            shardings = self.placement.sharded.by_name()
+            return whole_state_dict(
+                self.module, self.placement.ownership, shardings, to_first=gather_to_rank0, gather=gather
+            )
         if self.placement.ownership is None:
             return self.module.state_dict()
-        gather = to_first_rank if gather_to_rank0 else over_pipeline
         return state_dict(self.module, self.placement.ownership, gather=gather)
 
     def load_state_dict(
@@ -52,8 +61,8 @@ class Saving(nn.Module):
         """Load a state dict, before the model is divided or after; every rank calls this.
 
         Args:
-            state_dict: That of a whole model, or what `local_state_dict` returned: the parts of all ranks of the
-                pipeline are merged then.
+            state_dict: That of a whole model, of which each rank takes its part, or what `local_state_dict` returned on
+                a rank of this place: the parts of all ranks of the pipeline are merged then.
             strict: Whether missing and unexpected keys, counted on the whole model, are errors.
             same_partition_load: It is this rank's own part under this same partition: nothing is merged. Before the
                 model is divided, it is kept and loaded then.
@@ -69,18 +78,36 @@ class Saving(nn.Module):
                 lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
             )
             return IncompatibleKeys([], [])
-        return load_state_dict(
-            self.module,
-            state_dict,
-            strict,
-            same_partition_load,
-            ownership=self.placement.ownership,
-        )
+        ownership = self.placement.ownership
+        if self._is_sharded and not same_partition_load and not state_dict.get(PARTIAL_KEY, False):
+            tp_ranks = self.placement.runtime.tp_ranks
+            return load_whole_state_dict(
+                self.module,
+                state_dict,
+                self.placement.sharded.by_name(),
+                tp_ranks.index(self.placement.runtime.rank),
+                len(tp_ranks),
+                lambda parts: load_state_dict(self.module, parts, strict, ownership=ownership),
+                strict,
+            )
+        return load_state_dict(self.module, state_dict, strict, same_partition_load, ownership=ownership)
 
     def cpu(self) -> Self:
         """Bring all parameters and buffers of the pipeline to every rank of it, in host memory.
 
         For the end of a run: `get_module` then holds the whole model. A divided model cannot be called again after it.
+
+        Raises:
+            ConfigError: Modules are divided over tensor-parallel ranks: they compute only together.
         """
+        if self._is_sharded:
+            raise ConfigError(
+                f"model.cpu() with tensor_parallel_degree {len(self.placement.runtime.tp_ranks)}: distributed modules "
+                "compute only with all their ranks; load model.state_dict(), which is whole, into a module of one"
+            )
         make_whole_on_cpu(self.module)
         return self
+
+    @property
+    def _is_sharded(self) -> bool:
+        return self.placement.is_sharded

@@ -1,4 +1,4 @@
-"""Clipping gradients by the norm over all ranks of a pipeline."""
+"""Clipping gradients by the norm over all ranks of a model replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from shardwright.model.gather import Gather, over_pipeline
+from shardwright.errors import ConfigError
+from shardwright.model.gather import Gather, over_model
 from shardwright.model.sentinel import is_sentinel
 
 
@@ -21,18 +22,19 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
     *,
-    gather: Gather = over_pipeline,
+    gather: Gather = over_model,
 ) -> torch.Tensor:
-    """Clip gradients by their norm over the whole model; every rank of the pipeline calls this, outside the step.
+    """Clip gradients by their norm over the whole model; every rank of MP_GROUP calls this, outside the step.
 
-    As ``torch.nn.utils.clip_grad_norm_``, with the norm taken over the gradients of all pipeline ranks, each parameter
-    counted once. Every rank gets the same norm and scales its gradients alike.
+    As ``torch.nn.utils.clip_grad_norm_``, with the norm taken over the gradients of all pipeline and tensor-parallel
+    ranks, each parameter counted once: what is divided over tensor-parallel ranks on each of them, everything else on
+    the first. Every rank gets the same norm and scales its gradients alike.
 
     Args:
         parameters: The model (an ``smp.DistributedModel``, say), its parameters, or some of them; those of other ranks
             may be among them and are counted there.
         max_norm: The largest norm allowed.
-        norm_type: The order of the norm; may be ``inf``.
+        norm_type: The order of the norm; may be ``inf``. With distributed modules it has to be positive.
         error_if_nonfinite: Raise if the norm is infinite or not a number.
         foreach: Use torch's fused operations; None lets it choose.
         gather: How ranks exchange their norms.
@@ -42,9 +44,11 @@ def clip_grad_norm_(
 
     Raises:
         RuntimeError: On every rank, if the norm is not finite and `error_if_nonfinite` is set.
+        ConfigError: On every rank, if `norm_type` is not positive and modules are divided over tensor-parallel ranks.
     """
-    gradients = _gradients(_local_parameters(parameters))
-    norms = gradient_norms(gradients, norm_type, foreach)
+    local = _local_parameters(parameters)
+    gradients = _gradients(local)
+    norms = gradient_norms(_gradients(_counted_here(local, norm_type)), norm_type, foreach)
     collected: list[torch.Tensor] = gather(norms.cpu())
     device = gradients[0].device if gradients else torch.device("cpu")
     whole = [part for part in collected if part.numel()]
@@ -96,6 +100,26 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
         warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
     distinct = {id(parameter): parameter for parameter in found if not is_sentinel(parameter)}
     return list(distinct.values())
+
+
+def _counted_here(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
+    """Those that no other tensor-parallel rank counts."""
+    # Imported late: the runtime needs the model.
+    from shardwright.runtime import find_runtime
+
+    runtime = find_runtime()
+    if runtime is None or len(runtime.tp_ranks) == 1:
+        return parameters
+    sharded = [placement.sharded for placement in runtime.placements if placement.is_sharded]
+    if sharded and not norm_type > 0:
+        raise ConfigError(
+            f"smp.clip_grad_norm_: norm_type is {norm_type}; with tensor_parallel_degree {len(runtime.tp_ranks)} it "
+            "has to be positive: other norms of a whole do not follow from those of its parts"
+        )
+    if runtime.rank == runtime.tp_ranks[0]:
+        return parameters
+    divided = {key for one in sharded for key, sharding in one.by_id().items() if sharding.is_divided}
+    return [parameter for parameter in parameters if id(parameter) in divided]
 
 
 def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -123,7 +123,11 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         Returns:
             A dict in the form that the undistributed optimizer has; it loads there too. Before the division, and with
             one pipeline rank, nothing is gathered or moved.
+
+        Raises:
+            ConfigError: On every rank, if it trains modules that are divided over tensor-parallel ranks.
         """
+        self._refuse_sharded("state_dict()")
         if self._pending is not None:
             return dict(self._pending)
         if self._layout is None:
@@ -139,8 +143,12 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
         Raises:
             ValueError: If its groups are not those of this optimizer.
+            ConfigError: On every rank, if it is a whole one and the optimizer trains modules that are divided over
+                tensor-parallel ranks.
         """
         whole = dict(state_dict)
+        if not whole.get(PARTIAL_KEY, False):
+            self._refuse_sharded("load_state_dict() of a whole state dict")
         if whole.pop(PARTIAL_KEY, False):
             parts = self._gather({**on_cpu(whole), PARTIAL_KEY: True})
             whole = merged(parts)
@@ -150,6 +158,16 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             self._pending = whole
             return
         super().load_state_dict(local)
+
+    def _refuse_sharded(self, what: str) -> None:
+        """Refuse what needs the state of all tensor-parallel ranks, which may have other parameters each."""
+        runtime = _runtime()
+        if runtime is not None and any(model.placement.is_sharded and self.trains(model) for model in runtime.models):
+            raise ConfigError(
+                f"{what} of an optimizer with tensor_parallel_degree {len(runtime.tp_ranks)}: its state is divided as "
+                "the parameters are; save optimizer.local_state_dict() on each rank, and load it on the same rank by "
+                "optimizer.load_state_dict()"
+            )
 
     def _divides(self) -> bool:
         runtime = _runtime()

@@ -14,7 +14,9 @@ from shardwright.errors import PartitionError
 from shardwright.partition.audit import is_compiled, structural_joins
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.partition.manual import PlacedByHand, places_by_hand
-from shardwright.partition.trace import Trace, choose_device, trace_forward
+from shardwright.partition.measure import as_request
+from shardwright.partition.record import Trace
+from shardwright.partition.trace import choose_device, trace_forward
 from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
 
 _REQUEST_VERSION = 1
@@ -39,6 +41,22 @@ class PartitionSettings(Protocol):
     def skip_tracing(self) -> bool:
         """Whether to decide without a trace."""
 
+    @property
+    def refine_partition(self) -> bool:
+        """Whether to measure a traced forward, and to move modules where the simulated step gets faster."""
+
+    @property
+    def pipeline(self) -> str:
+        """The schedule."""
+
+    @property
+    def active_microbatches(self) -> int:
+        """Microbatches in flight at once."""
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+
 
 def decide(
     module: nn.Module,
@@ -46,6 +64,7 @@ def decide(
     cfg: PartitionSettings,
     num_devices: int,
     options: Mapping[str, Any] | None = None,
+    together: Callable[[bool], bool] = bool,
 ) -> Decision:
     """Trace one call of a model and divide it over the ranks of a pipeline.
 
@@ -56,6 +75,7 @@ def decide(
         num_devices: The pipeline degree.
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
+        together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
 
     Returns:
         The decision, to be sent to every rank.
@@ -67,14 +87,16 @@ def decide(
     trace = None
     if not cfg.skip_tracing:
         function, args, kwargs = _taken_apart(call)
+        refines = cfg.refine_partition and cfg.auto_partition and num_devices > 1
         trace = trace_forward(
             module,
             function,
             args,
             kwargs,
             device=choose_device(module, options.get("trace_device", "gpu")),
-            measure_times=bool(options.get("trace_execution_times", False)),
+            measure_times=bool(options.get("trace_execution_times")) or (None if refines else False),
             measure_memory=bool(options.get("trace_memory_usage", False)),
+            together=together,
         )
     return divide(module, trace, cfg, num_devices)
 
@@ -167,6 +189,7 @@ def partition_request(
         modules.append(row)
     calls = trace.calls if trace is not None else ()
     return {
+        **_measured(trace, cfg, number),
         "format_version": _REQUEST_VERSION,
         "num_devices": num_devices,
         "alpha": cfg.memory_weight,
@@ -185,6 +208,17 @@ def partition_request(
             if caller != callee
         ],
     }
+
+
+def _measured(trace: Trace | None, cfg: PartitionSettings, number: Mapping[str, int]) -> dict[str, Any]:
+    """What a refinement goes by, if there is one."""
+    if trace is None or trace.measurement is None or not cfg.refine_partition:
+        return {}
+    # Lists, programs and `auto` are near what the default does.
+    policy = cfg.pipeline if cfg.pipeline in ("simple", "looped", "zero_bubble") else "interleaved"
+    schedule = policy if policy == "simple" else f"{policy}(active={cfg.active_microbatches})"
+    undivided = sorted({flow.scope for flow in trace.flows})
+    return {"measured": as_request(trace.measurement, number, schedule, cfg.microbatches, undivided)}
 
 
 def _taken_apart(call: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from shardwright.errors import PartitionError
 from shardwright.partition.tree import ModelTree, TensorEntry, tensor_bytes
+from shardwright.tensor_parallel.module import named_shardings
 
 FORMAT_VERSION = 1
 
@@ -209,6 +210,8 @@ class Decision:
             PartitionError: Names the first module, parameter or buffer that differs, and both sides of it.
         """
         tree = ModelTree.of(module)
+        # Of these one tp rank has the values, and the others nothing.
+        of_one = {name for name, sharding in named_shardings(module).items() if sharding.owner is not None}
         here = "this rank" if rank is None else f"rank {rank}"
         differences = [
             ("module", dict(self.classes), {entry.path: type(entry.module).__name__ for entry in tree.modules}),
@@ -217,7 +220,7 @@ class Decision:
         ]
         for kind, expected, found in differences:
             for name in [*expected, *found]:
-                if expected.get(name) != found.get(name):
+                if expected.get(name) != found.get(name) and not (name in of_one and name not in found):
                     there = expected.get(name, "absent")
                     raise PartitionError(
                         f"{here} built another model than the rank that divided it: {kind} {name!r} is {there} there "

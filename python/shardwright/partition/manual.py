@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
+from shardwright.creation import watch_creation
 from shardwright.errors import PartitionError
 from shardwright.partition.tree import ModelTree
 
@@ -38,38 +37,10 @@ class PlacedByHand:
     pp_rank: int
 
 
-class _Patch:
-    """Replaces ``nn.Module.__init__`` while any context is open, on whichever thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open = 0
-        self._original: Any = None
-
-    def enter(self) -> None:
-        with self._lock:
-            self._open += 1
-            if self._open > 1:
-                return
-            original = self._original = nn.Module.__init__
-
-            @functools.wraps(original)
-            def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-                original(module, *args, **kwargs)
-                places = _OPEN.get()
-                if places:
-                    module.__dict__[_CREATED_IN] = places[-1]
-
-            setattr(nn.Module, "__init__", __init__)  # noqa: B010
-
-    def leave(self) -> None:
-        with self._lock:
-            self._open -= 1
-            if self._open == 0:
-                setattr(nn.Module, "__init__", self._original)  # noqa: B010
-
-
-_PATCH = _Patch()
+def _note_place(module: nn.Module) -> None:
+    places = _OPEN.get()
+    if places:
+        module.__dict__[_CREATED_IN] = places[-1]
 
 
 @contextlib.contextmanager
@@ -88,11 +59,10 @@ def partition(i: int) -> Iterator[None]:
     """
     _check_place(i, "smp.partition")
     token = _OPEN.set((*_OPEN.get(), i))
-    _PATCH.enter()
     try:
-        yield
+        with watch_creation(_note_place):
+            yield
     finally:
-        _PATCH.leave()
         _OPEN.reset(token)
 
 

@@ -249,51 +249,35 @@ def _write_positions(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 class Clock:
-    """Times stretches of work on one device, without stopping a GPU."""
+    """Times stretches of work on one device, without stopping a GPU.
+
+    On the CPU it counts the CPU time of the thread, which takes part in all that operators do with several threads:
+    what else the machine does would count too otherwise.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        """Choose between the host's clock and the device's events."""
+        """Choose between the thread's CPU time and the device's events."""
         self._on_gpu = device.type == "cuda"
         self._device = device
-        self._stretches: list[tuple[str, Any, Any]] = []
+        self._stretches: list[tuple[int, Any, Any]] = []
 
     def now(self) -> Any:
         """A moment; only `add` understands it."""
         if not self._on_gpu:
-            return time.perf_counter()
+            return time.thread_time()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def add(self, path: str, started: Any) -> None:
-        """Note that the work of `path` lasted from `started` until now."""
-        self._stretches.append((path, started, self.now()))
+    def add(self, number: int, started: Any) -> None:
+        """Note that the work with this number lasted from `started` until now."""
+        self._stretches.append((number, started, self.now()))
 
-    def totals(self) -> dict[str, float]:
-        """Seconds for each path."""
+    def stretches(self) -> list[tuple[int, float]]:
+        """Numbers and seconds, in order."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
-        totals: dict[str, float] = {}
-        for path, started, ended in self._stretches:
-            seconds = started.elapsed_time(ended) / 1000 if self._on_gpu else ended - started
-            totals[path] = totals.get(path, 0.0) + seconds
-        return totals
-
-
-class Timing:
-    """An observer that only measures how long modules take, children included."""
-
-    def __init__(self, device: torch.device, stack: Stack) -> None:
-        """Measure on `device`."""
-        self.clock = Clock(device)
-        self._stack = stack
-
-    def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
-        """Start the clock, unless the module is running already further out."""
-        if all(running.path != execution.path for running in self._stack.executions[1:]):
-            execution.started = self.clock.now()
-
-    def returned(self, execution: Execution, caller: Execution, result: object) -> None:
-        """Stop the clock."""
-        if execution.started is not None:
-            self.clock.add(execution.path, execution.started)
+        return [
+            (number, started.elapsed_time(ended) / 1000 if self._on_gpu else ended - started)
+            for number, started, ended in self._stretches
+        ]

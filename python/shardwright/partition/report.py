@@ -99,6 +99,15 @@ def _notes(decision: Decision) -> list[str]:
             f"placed by cost: memory_weight {report.get('alpha')}, computation by "
             f"{_COMPUTATION.get(computation, computation)}"
         )
+    refinement = report.get("refinement")
+    if refinement is not None:
+        before, after = (refinement[key] * 1000 for key in ("seconds_before", "seconds_after"))
+        moved = refinement["moved_nodes"]
+        notes.append(
+            f"refined by measured times: {moved} moved, the simulated step takes {after:.1f} ms instead of {before:.1f}"
+            if moved
+            else f"refined by measured times: nothing moved, the simulated step takes {before:.1f} ms"
+        )
     if decision.one_at_a_time:
         notes.append(
             "microbatches run one after another, since another one could overwrite what modules keep meanwhile: "

@@ -18,14 +18,15 @@ from shardwright.data_parallel import sync_batch_norm
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.flows import Flow
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
-from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, Timing, intercepted, tensors_in
+from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces, evened, repeated
+from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
+from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, handed_code
 from shardwright.partition.shared_state import SharedState
-from shardwright.partition.tree import ModelTree
+from shardwright.partition.tree import ModelTree, ModuleEntry
 
 _LOGGER = logging.getLogger("shardwright")
 _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
@@ -34,66 +35,6 @@ _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
 def is_tracing() -> bool:
     """Whether the code that asks is run by the trace of the first step, whose results are thrown away."""
     return _TRACING.get()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleRecord:
-    """What the trace saw of one module.
-
-    Attributes:
-        execution_index: Its place in the order of first executions; None if it was not executed.
-        num_calls: How often it was called.
-        forward_seconds: Seconds in it, modules it calls included; None if not measured.
-        operations: Floating-point operations in it, modules it calls included, as far as PyTorch can count them.
-        activation_bytes: Bytes it keeps for its backward, modules it calls included: measured, or estimated as the
-            bytes of all results of modules.
-        output_bytes: Bytes of its own results.
-    """
-
-    execution_index: int | None
-    num_calls: int
-    forward_seconds: float | None
-    operations: int
-    activation_bytes: int
-    output_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trace:
-    """What one forward told about a model.
-
-    Attributes:
-        device: Where it ran.
-        modules: A record for each module, by path, in ``named_modules()`` order.
-        calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
-            counts as the root, whose path is empty.
-        joins: Modules that must share a rank, with reasons.
-        written_buffers: Names of the buffers that the forward changed.
-        attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
-            that set it.
-        temporaries: Those of them that were set before anything read them.
-        flows: State that one execution of a module leaves for another, past arguments and results.
-        measured_times: Whether `ModuleRecord.forward_seconds` was measured.
-        measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
-    """
-
-    device: torch.device
-    modules: Mapping[str, ModuleRecord]
-    calls: tuple[tuple[str, str, int], ...]
-    joins: tuple[JoinReason, ...]
-    written_buffers: frozenset[str]
-    attributes: Mapping[tuple[str, str], tuple[str, ...]]
-    temporaries: frozenset[tuple[str, str]]
-    flows: tuple[Flow, ...]
-    measured_times: bool
-    measured_memory: bool
-
-    def order(self) -> list[str]:
-        """Paths of the executed modules in the order of their first execution."""
-        indices = {
-            path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
-        }
-        return sorted(indices, key=indices.__getitem__)
 
 
 def choose_device(module: nn.Module, trace_device: Literal["cpu", "gpu"]) -> torch.device | None:
@@ -123,14 +64,15 @@ def trace_forward(
     kwargs: Mapping[str, Any] | None = None,
     *,
     device: torch.device | None = None,
-    measure_times: bool = False,
+    measure_times: bool | None = False,
     measure_memory: bool = False,
+    together: Callable[[bool], bool] = bool,
 ) -> Trace:
     """Run one forward of `module` and tell what happened; nothing of it can be seen afterwards.
 
     Random number generators, buffers, parameters, gradients and attributes of modules are as before, and the caller's
-    tensors keep their values: the forward gets copies. With `measure_times` the forward runs twice, as the first run is
-    slowed down by the watching.
+    tensors keep their values: the forward gets copies. To measure times, the forward runs again, up to three times, as
+    the first run is slowed down by the watching.
 
     Args:
         module: The whole model.
@@ -139,8 +81,10 @@ def trace_forward(
         kwargs: Keyword arguments of `call`.
         device: Where to run (see `choose_device`); None leaves model and arguments where they are. On the CPU, a module
             that needs an operation which only the GPU has runs there, if there is one.
-        measure_times: Measure seconds; not on the meta device.
+        measure_times: Measure seconds; not on the meta device. None does so where a forward computes enough to be
+            worth it, and goes without where it cannot.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
+        together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
 
     Returns:
         The trace.
@@ -157,7 +101,9 @@ def trace_forward(
     token = _TRACING.set(True)
     try:
         recording = run.watched(measure_memory)
-        seconds = run.timed(where) if measure_times else {}
+        measurement = None
+        if measure_times or (measure_times is None and not on_meta and together(recording.is_large())):
+            measurement = run.timed(where, needed=bool(measure_times), together=together)
     except torch.OutOfMemoryError as problem:
         raise PartitionError(
             f"the trace of {type(module).__name__} ran out of memory on {where}: use "
@@ -165,7 +111,7 @@ def trace_forward(
         ) from problem
     finally:
         _TRACING.reset(token)
-    return recording.trace(where, seconds if measure_times else None, measure_memory)
+    return recording.trace(where, measurement, measure_memory)
 
 
 def _own_device(tree: ModelTree) -> torch.device:
@@ -193,6 +139,7 @@ class _Run:
         self._device = device
         self._runner = runner
         self._written: list[torch.Tensor] = []
+        self._gradients = False
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -219,20 +166,33 @@ class _Run:
                 self._call(*args, **kwargs)
             recording.finish()
             self._written = writes.written()
+            self._gradients = gradients
         return recording
 
-    def timed(self, where: torch.device) -> dict[str, float]:
-        with self._prepared(gradients=False) as (args, kwargs, writes, _):
+    def timed(
+        self, where: torch.device, *, needed: bool, together: Callable[[bool], bool] = bool
+    ) -> Measurement | None:
+        """Measure the forward; None where it only runs once and that is not `needed`."""
+        try:
+            return repeated(lambda: self._timed(where), together)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as problem:
+            if needed:
+                raise
+            _LOGGER.warning("the partition goes without measured times, as the forward cannot run again: %r", problem)
+            return None
+
+    def _timed(self, where: torch.device) -> Measurement:
+        with self._prepared(self._gradients) as (args, kwargs, writes, _):
             # Watching would slow this run down, but the first one told what will be written to.
             for tensor in self._written:
                 writes.keep(tensor)
             stack = Stack()
-            timing = Timing(where, stack)
-            with intercepted(self._tree, stack, timing, self._runner):
-                started = timing.clock.now()
+            pieces = Pieces(where, stack)
+            with intercepted(self._tree, stack, pieces, self._runner):
                 self._call(*args, **kwargs)
-                timing.clock.add("", started)
-        return timing.clock.totals()
+                return pieces.measurement(stack)
 
     @contextlib.contextmanager
     def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, SharedState]]:
@@ -351,10 +311,17 @@ class _Recording:
         self._joins = self.audit.joins()
         self._kept_bytes[""] = self._kept[id(self._stack.executions[0])].nbytes()
 
-    def trace(self, device: torch.device, seconds: Mapping[str, float] | None, measured_memory: bool) -> Trace:
+    def is_large(self) -> bool:
+        """Whether the forward computes enough to be measured."""
+        return self._operations.get("", 0) >= LEAST_OPERATIONS
+
+    def trace(self, device: torch.device, measurement: Measurement | None, measured_memory: bool) -> Trace:
         num_calls: dict[str, int] = {}
         for (_, callee), count in self._calls.items():
             num_calls[callee] = num_calls.get(callee, 0) + count
+        if measurement is not None:
+            measurement = evened(measurement, {entry.path: self._kind(entry) for entry in self._tree.modules})
+        seconds = None if measurement is None else measurement.forward_seconds()
         records = {
             entry.path: ModuleRecord(
                 execution_index=self._first.get(entry.path),
@@ -375,9 +342,14 @@ class _Recording:
             attributes=self.audit.attributes(),
             temporaries=self.audit.temporaries(),
             flows=self.audit.flows(),
-            measured_times=seconds is not None,
+            measurement=measurement,
             measured_memory=measured_memory,
         )
+
+    def _kind(self, entry: ModuleEntry) -> tuple[str, int, int]:
+        """What a module does, as far as that tells how long it takes."""
+        operations, nbytes = (of.get(entry.path, 0) for of in (self._operations, self._output_bytes))
+        return type(entry.module).__qualname__, operations, nbytes
 
 
 @dataclass

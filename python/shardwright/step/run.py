@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright.errors import ShardwrightError, StepAborted
+from shardwright.errors import DepartureError, ShardwrightError, StepAborted
 from shardwright.execution import process
-from shardwright.execution.call import ServerBackward
+from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
+from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
@@ -26,23 +27,49 @@ if TYPE_CHECKING:
 
 
 def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one step on this rank: as the root, as a peer of the root, or alone."""
+    """Run one step on this rank: as the root, as a peer of the root, or alone.
+
+    In static mode a step in which a module departs from what it did before is run again, as in dynamic mode.
+    """
+    try:
+        return _run_once(runtime, step, args, kwargs, predicts=True)
+    except DepartureError as error:
+        if runtime.cfg.on_departure == "error":
+            raise
+        runtime.logger.warning("step %d (%s) is run again: %s", runtime.step, step.name, error)
+    runtime.departures += 1
+    return _run_once(runtime, step, args, kwargs, predicts=False)
+
+
+def _run_once(
+    runtime: Runtime,
+    step: StepFunction[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    predicts: bool,
+) -> Any:
     if runtime.in_step or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
     models = runtime.models  # held, so that none is collected while the step runs
     placements = [model.placement for model in models]
     # One rank alone has only one order.
     ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
-    transaction = StepTransaction(placements, runtime.workers if ordered else None)
+    may_depart = predicts and runtime.sites.learns
+    transaction = StepTransaction(placements, runtime.workers if ordered else None, attributes=may_depart)
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
+    runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
     runtime.leaves.begin_step(
         transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1
     )
     try:
         runtime.check_whole()
         if runtime.collectives is not None:
-            runtime.collectives.begin_step()
+            for collectives in runtime.all_collectives:
+                collectives.begin_step()
+            if runtime.tensor_group is not None:
+                runtime.tensor_group.begin_step()
             may_overlap = transaction.is_plain
             for placement in placements:
                 if placement.replicas.begin_step(may_overlap):
@@ -62,6 +89,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     finally:
         runtime.in_step = False
         runtime.leaves.end_step()
+    runtime.scheduling.end_step(runtime)
     for placement in placements:
         placement.after_step()
     return merge_microbatches(results)
@@ -91,6 +119,8 @@ def _run_alone(
                 process.seed(runtime.microbatch_seed(0, runtime.microbatch))
             results.append(_finished(step, step.function(*part, **keywords)))
             recorder.next_microbatch()
+        if runtime.tensor_group is not None:
+            runtime.tensor_group.meet("the end of the step function")
     finally:
         recorder.end()
     return results
@@ -107,6 +137,7 @@ class _Pipeline:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         runtime = self.runtime
+        runtime.scheduling.begin_step(runtime)
         state = StepState.capture()
         try:
             if runtime.is_root:
@@ -117,7 +148,7 @@ class _Pipeline:
                 step=runtime.step,
                 function=self.step.name,
                 num_microbatches=runtime.num_microbatches,
-                pipeline=runtime.cfg.pipeline,
+                pipeline=runtime.scheduling.text,
                 active_microbatches=runtime.cfg.active_microbatches,
             )
             if any(placement.one_at_a_time for placement in runtime.placements):
@@ -140,7 +171,10 @@ class _Pipeline:
         with in_frame(frame):
             result = self.step.function(*arguments[0], **arguments[1])
         frame.settle()
+        task.ending = True
         self.results[microbatch] = _finished(self.step, result)
+        del result
+        finish(task)
         close_calls(frame, ServerBackward(task, frame))
         self.settle_controls(task)
 

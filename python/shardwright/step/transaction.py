@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from shardwright import _core
 from shardwright.data_parallel import Listener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
+from shardwright.step.attributes import ModuleAttributes
 from shardwright.step.ordered import OrderedGradients
 
 if TYPE_CHECKING:
@@ -27,14 +28,18 @@ class StepTransaction:
     are an implementation detail that a hook must not see.
     """
 
-    def __init__(self, placements: Iterable[Placement], ordered_by: WorkerPool | None = None) -> None:
+    def __init__(
+        self, placements: Sequence[Placement], ordered_by: WorkerPool | None = None, *, attributes: bool = False
+    ) -> None:
         """Begin: take gradients and hooks off the models' local parameters, copy buffers and the RNG state.
 
         Args:
             placements: Where the models' modules live.
             ordered_by: Whose tasks' gradients are summed in one order; None for the order in which they come.
+            attributes: Whether the step may be run again, and must find modules' attributes as they were.
         """
         self._averaged: list[nn.Parameter] = []
+        self._over_tensor_group: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
@@ -44,6 +49,7 @@ class StepTransaction:
             if placement.replicas.averages_microbatches:
                 self._averaged += parameters
             self._parameters += parameters
+            self._over_tensor_group += placement.replicas.over_rdp(parameters)
             for parameter in _core.parameters_in_use(parameters):
                 gradient = parameter.grad
                 if gradient is not None:
@@ -56,6 +62,9 @@ class StepTransaction:
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
         self._random = process.random_state()
+        # Of a model that is being divided the attributes change for good.
+        divided = [placement for placement in placements if attributes and placement.partitioned]
+        self._attributes = [ModuleAttributes(placement.module.modules()) for placement in divided]
         self._ordered = None if ordered_by is None else OrderedGradients(self._parameters, ordered_by)
 
     @property
@@ -79,17 +88,20 @@ class StepTransaction:
         if held[0] or held[1]:
             self._hooks.append((parameter, held[0], held[1]))
 
-    def commit(self, num_microbatches: int, *, final: bool) -> None:
+    def commit(self, num_microbatches: int, tensor_divisor: int, *, final: bool) -> None:
         """Average the step's gradients over microbatches, run hooks once, and add what was there before.
 
         Args:
             num_microbatches: How many microbatches the gradients are the sum of.
+            tensor_divisor: How many tp ranks' samples the gradients of distributed parameters are the sum of.
             final: Whether nothing can fail from here on; else earlier gradients stay for :meth:`rollback`.
         """
         if self._ordered is not None:
             self._ordered.finish()
         if num_microbatches > 1:
             _divide_gradients(self._averaged, num_microbatches)
+        if tensor_divisor > 1:
+            _divide_gradients(self._over_tensor_group, tensor_divisor)
         late = self._restore_hooks() if self._hooks else []
         for parameter, earlier in self._earlier:
             if not is_sentinel(parameter):  # else given up to its owner by a partition made in this step
@@ -127,6 +139,8 @@ class StepTransaction:
             self._ordered.stop()
         for parameter, tensor_hooks, post_hooks in self._hooks:
             self._put_hooks_back(parameter, tensor_hooks, post_hooks)
+        for attributes in self._attributes:
+            attributes.restore()
         for parameter in self._parameters:
             parameter.grad = None
         for parameter, earlier in self._earlier:
@@ -134,7 +148,8 @@ class StepTransaction:
                 parameter.grad = earlier
         with torch.no_grad():
             for module, name, buffer, copy in self._buffers:
-                if buffer.numel() == copy.numel():  # else given up to its owner by a partition made in this step
+                now = module._buffers.get(name)
+                if now is None or not is_sentinel(now):  # else given up to its owner by a partition made in this step
                     buffer.copy_(copy)
                     module._buffers[name] = buffer
         self.restore_random_numbers()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from shardwright import _core
 from shardwright.errors import UnsupportedValueError
+from shardwright.frames.remote import bring_all
 
 #: The dtypes whose elements are whole bytes, as far as this torch has them; the extension knows the same ones.
 _DTYPES: dict[str, torch.dtype] = {
@@ -20,9 +23,20 @@ _DTYPES: dict[str, torch.dtype] = {
     if hasattr(torch, name)
 }
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+_NOT_ELSEWHERE: Mapping[int, Any] = MappingProxyType({})
 
 
-def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
+#: A tensor that another rank holds: its dtype, shape, strides, device and whether it requires a gradient; that rank,
+#: who asked for it, the request, and its place in the answer.
+Origin = tuple[tuple[str, list[int], list[int], str, bool], int, int, int, int]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of a tensor that crosses ranks, by its name without ``torch.``."""
+    return _DTYPES[name]
+
+
+def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mapping[int, Origin] = _NOT_ELSEWHERE) -> Any:
     """Copy tensors into a body.
 
     Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are staged through pinned host
@@ -31,6 +45,7 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
     Args:
         tensors: Any strided tensors.
         requires_grad: For each whether the receiver shall make it require a gradient.
+        origins: By index, those that go to the receiver from the rank that holds them.
 
     Returns:
         A ``_core.TensorParts``.
@@ -39,12 +54,22 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool]) -> Any:
         UnsupportedValueError: A tensor is sparse, quantized, nested, on the meta device, or of a special subclass.
     """
     parts = _core.TensorParts()
-    staged = [(tensor, _on_host(tensor)) for tensor in tensors]
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+    here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
+    here = bring_all(here)
+    staged = [(tensor, _on_host(tensor)) for tensor in here]
+    devices = [tensor.device for tensor in here if tensor.is_cuda]
+    for device in set(devices):
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record(torch.cuda.current_stream(device))
         copied.synchronize()
-    for (tensor, host), need in zip(staged, requires_grad, strict=True):
+    rest = iter(staged)
+    for index, need in enumerate(requires_grad):
+        if index in origins:
+            (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
+            held = {"holder": holder, "requester": requester, "request": request, "index": place}
+            parts.append_held(dtype, shape, strides, device_type, need, **held)
+            continue
+        tensor, host = next(rest)
         parts.append(
             host.data_ptr(),
             host.nbytes,
@@ -96,15 +121,17 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 def unpack(parts: Any) -> list[torch.Tensor]:
     """Make the tensors of a received body, each the only owner of its memory; none requires a gradient."""
-    tensors = []
-    for index in range(len(parts)):
-        buffer, dtype, shape, strides, device = parts.take_tensor(index)
-        if len(buffer):
-            # In place: views of received tensors must find the tensor itself as their base.
-            tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype]).as_strided_(shape, strides)
-        else:
-            tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
-        if device == "cuda" and torch.cuda.is_available():
-            tensor = tensor.pin_memory().to("cuda", non_blocking=True)
-        tensors.append(tensor)
-    return tensors
+    return [unpack_one(parts, index) for index in range(len(parts))]
+
+
+def unpack_one(parts: Any, index: int) -> torch.Tensor:
+    """Make one tensor of a received body; each can be made once."""
+    buffer, dtype, shape, strides, device = parts.take_tensor(index)
+    if len(buffer):
+        # In place: views of received tensors must find the tensor itself as their base.
+        tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype]).as_strided_(shape, strides)
+    else:
+        tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
+    if device == "cuda" and torch.cuda.is_available():
+        tensor = tensor.pin_memory().to("cuda", non_blocking=True)
+    return tensor

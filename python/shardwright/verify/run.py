@@ -69,7 +69,8 @@ def verify(
         The report, the same on every rank.
 
     Raises:
-        ConfigError: An argument is not allowed, or the model cannot be copied.
+        ConfigError: An argument is not allowed, the model cannot be copied, or modules of it are divided over
+            tensor-parallel ranks.
         VerificationError: Something departs, and ``raise_on_difference`` is set.
     """
     runtime = current_runtime()
@@ -81,6 +82,11 @@ def verify(
     models = runtime.models
     if not models:
         raise ConfigError("smp.verify needs a model: wrap it in smp.DistributedModel first")
+    if any(model.placement.is_sharded for model in models):
+        raise ConfigError(
+            f"smp.verify with tensor_parallel_degree {len(runtime.tp_ranks)}: one process has no whole modules in the "
+            "place of distributed ones; verify with tensor_parallel_degree 1, or without smp.tensor_parallelism"
+        )
     steps = runtime.step
     try:
         report = Verification(runtime, step, models, args, kwargs).run(reference, tolerance, whole_batch)

@@ -194,10 +194,7 @@ pub(crate) fn heavy(bytes: usize, fill: u8) -> Message {
     let meta = meta_of_bytes(bytes as u64);
     let body = Body {
         value: Value::Tensor(0),
-        tensors: vec![TensorPart {
-            meta,
-            data: data.unwrap(),
-        }],
+        tensors: vec![TensorPart::new(meta, data.unwrap())],
     };
     Message::Object(Box::new(ObjectMessage {
         channel: "heavy".to_owned(),

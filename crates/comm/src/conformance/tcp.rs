@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::{beat_frame, encode};
-use shardwright_wire::{Beat, Limits};
+use shardwright_wire::{Beat, FORMAT_VERSION, Limits};
 
 use super::{Kind, Recorder, heavy, numbered};
 use crate::secret::Secret;
@@ -54,13 +54,17 @@ fn a_rank_that_sends_nonsense_is_lost_with_the_reason() {
     let mut oversized = beat_frame(Beat::default()).head;
     oversized[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
     let mut newer = beat_frame(Beat::default()).head;
-    newer[4] = 3;
+    newer[4] = FORMAT_VERSION.to_le_bytes()[0] + 1;
+    let version = format!(
+        "format version {} where this library reads version {FORMAT_VERSION}",
+        FORMAT_VERSION + 1
+    );
     let nonsense = [
         (
             oversized,
             "18446744073709551615 bytes of control, at most 268435456 are allowed",
         ),
-        (newer, "format version 3 where this library reads version 2"),
+        (newer, version.as_str()),
         (
             vec![b'x'; 64],
             "not a shardwright frame: it begins with [78, 78, 78, 78]",

@@ -43,10 +43,7 @@ fn drawn(stream: u64, from: Rank, to: Rank, number: u64) -> Message {
             }
             Ok::<_, NoMemory>(())
         });
-        TensorPart {
-            meta: meta_of_bytes(bytes),
-            data: data.unwrap(),
-        }
+        TensorPart::new(meta_of_bytes(bytes), data.unwrap())
     };
     let body = Body {
         value: Value::Int(i64::try_from(number).unwrap()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use super::engine::{Engine, VERDICT_DEADLINE, lock};
-use crate::transport::Loss;
+use crate::transport::{Loss, Sight};
 
 /// How often the descriptor is tried to be armed before its thread sleeps all the same.
 const TRIES: usize = 50;
@@ -30,8 +30,9 @@ impl Engine {
             .collect()
     }
 
-    /// Reads for a thread that waits, until `done` or for `slice`; `false`, at once, where another reads already.
-    pub(super) fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
+    /// Reads for a thread that waits, until it sees that to be over, or for `slice`; `false`, at once, where another reads
+    /// already. Where another thread of the rank computes, it sleeps at once.
+    pub(super) fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
         let Ok(_reader) = self.reader.try_lock() else {
             return false;
         };
@@ -43,13 +44,14 @@ impl Engine {
         loop {
             let moved = self.advance();
             let waited = began.elapsed();
-            if done() || waited >= slice {
+            let seen = look();
+            if seen == Sight::Done || waited >= slice {
                 break;
             }
             if moved {
                 continue;
             }
-            if waited < self.spin {
+            if waited < self.spin && seen == Sight::Idle {
                 // The kernel likes to wake a receiver where its sender runs, who waits for the answer here.
                 std::thread::yield_now();
             } else {

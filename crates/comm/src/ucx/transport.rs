@@ -19,7 +19,7 @@ use crate::error::CommError;
 use crate::owner::Owner;
 use crate::start_error::StartError;
 use crate::tcp::{CLOSE_DEADLINE, JobOptions, Tcp, connect};
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
 
 /// On this channel a rank that leaves says how many messages it sent through UCX.
 const FAREWELL: &str = "\0ucx farewell";
@@ -156,8 +156,8 @@ impl Transport for Ucx {
         }
     }
 
-    fn read_until(&self, slice: Duration, done: &mut dyn FnMut() -> bool) -> bool {
-        self.owner.is_here() && self.engine.read_until(slice, done)
+    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+        self.owner.is_here() && self.engine.read_until(slice, look)
     }
 
     fn wake_reader(&self) {

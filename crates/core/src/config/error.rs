@@ -73,6 +73,45 @@ pub enum ConfigError {
         /// Microbatches of a step.
         microbatches: u32,
     },
+    /// A limit on microbatches that a list or a program would not keep.
+    #[error(
+        "\"active_microbatches\" is {active}, but \"pipeline\" has {needed} microbatches in flight at once; allowed: {needed} or more, or not giving it"
+    )]
+    ActiveMicrobatchesExceeded {
+        /// The limit asked for.
+        active: u32,
+        /// What the order needs.
+        needed: u32,
+    },
+    /// An entry of a list of starts.
+    #[error("the configuration key \"pipeline\" has {value} at index {index}; allowed: {allowed}")]
+    ListEntry {
+        /// Its index, from 0.
+        index: usize,
+        /// The entry, as JSON.
+        value: String,
+        /// What would be allowed.
+        allowed: String,
+    },
+    /// A list of starts in which one is missing.
+    #[error(
+        "the configuration key \"pipeline\" is a list of {length} entries without {missing}; allowed: every microbatch from 0 to {} once with \"forward\" and once with \"backward\"",
+        microbatches - 1
+    )]
+    ListIncomplete {
+        /// How many entries there are.
+        length: usize,
+        /// The first entry that is missing.
+        missing: String,
+        /// How many microbatches there are.
+        microbatches: u32,
+    },
+    /// A program that does not fit the job, or cannot be run.
+    #[error("the configuration key \"pipeline\" is a program that is refused: {why}")]
+    Program {
+        /// Why.
+        why: String,
+    },
     /// A key of data parallelism without data parallelism.
     #[error("the configuration key {key:?} is {value}, which needs \"ddp\" to be true")]
     NeedsDataParallelism {

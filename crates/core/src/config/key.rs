@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::ConfigError;
+use super::{ConfigError, pipeline};
 use crate::topology::Placement;
 
 /// The values that a key takes.
@@ -22,6 +22,8 @@ pub enum Kind {
     Duration,
     /// One of these words.
     Choice(&'static [&'static str]),
+    /// The name of a schedule, a list of starts, or a program.
+    Schedule,
     /// Text that is not empty.
     Text,
     /// An IP address.
@@ -135,11 +137,11 @@ impl Key {
             Kind::Integer(least, most) => format!("an integer from {least} to {most}"),
             Kind::Number(least, most) => format!("a number from {least} to {most}"),
             Kind::Duration => "a finite number above 0".to_owned(),
-            Kind::Choice(words) => words
-                .iter()
-                .map(|word| format!("{word:?}"))
-                .collect::<Vec<_>>()
-                .join(" or "),
+            Kind::Choice(words) => quoted(words),
+            Kind::Schedule => format!(
+                "{}, a list of [microbatch, \"forward\" or \"backward\"], or the path of a program",
+                quoted(&pipeline::NAMES)
+            ),
             Kind::Text => "text".to_owned(),
             Kind::Address => "an IP address".to_owned(),
             Kind::Placement => {
@@ -212,11 +214,17 @@ impl Key {
                 .filter(|number| number.is_finite() && *number > 0.0)
                 .map(Value::from),
             Kind::Choice(words) => text(value, |text| words.contains(&text)),
+            Kind::Schedule => pipeline::has_form(value).then(|| value.clone()),
             Kind::Text => text(value, |text| !text.is_empty()),
             Kind::Address => text(value, |text| text.parse::<IpAddr>().is_ok()),
             Kind::Placement => text(value, |text| text.parse::<Placement>().is_ok()),
         }
     }
+}
+
+fn quoted(words: &[&str]) -> String {
+    let words: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
+    words.join(" or ")
 }
 
 fn text(value: &Value, allowed: impl Fn(&str) -> bool) -> Option<Value> {

@@ -2,18 +2,17 @@
 //! field to [`Config`](super::Config); a test holds the two together.
 
 use super::key::DefaultValue::{self, Boolean, Derived, Integer, Nothing, Number, Word};
-use super::key::Kind::{self, Address, Choice, Count, Duration, Placement, Text};
+use super::key::Kind::{self, Address, Choice, Count, Duration, Placement, Schedule, Text};
 use super::key::{Key, Origin};
 
 const FLAG: Kind = Kind::Boolean;
 /// Degrees and numbers of microbatches travel as 32-bit indices.
 const POSITIVE: Kind = Kind::Integer(1, u32::MAX as u64);
 
-const NO_TENSOR_PARALLELISM: &str = "tensor parallelism is not built yet";
+const NO_TENSOR_PARALLELISM: &str = "this part of tensor parallelism is not built yet";
 const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
 const NO_HALF_PRECISION: &str = "half-precision training is not built yet";
 const NO_OFFLOADING: &str = "activation offloading is not built yet";
-const NO_STATIC_MODE: &str = "static and fast mode are not built yet";
 const NO_SAVED_PARTITION: &str = "loading a saved partition is not built yet";
 const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is for PyTorch";
 
@@ -52,7 +51,7 @@ pub const KEYS: &[Key] = &[
     common("pipeline_parallel_degree", POSITIVE, Integer(1), "ranks", "stages of a pipeline: the number of parts the model is divided into"),
     common("partitions", POSITIVE, Integer(1), "ranks", "the older name of pipeline_parallel_degree; both given must be equal"),
     common("microbatches", POSITIVE, Integer(1), "microbatches", "parts a batch is split into; the batch size must be a multiple of it"),
-    common("pipeline", Choice(&["interleaved", "simple"]), Word("interleaved"), "", "simple runs all forwards and then all backwards; interleaved runs a ready backward first, else the next forward"),
+    common("pipeline", Schedule, Word("interleaved"), "", "simple runs all forwards and then all backwards; interleaved runs a ready backward first, else the next forward; looped, for several parts of the model on one rank, runs forward and backward by turns and a group of microbatches round by round; zero_bubble does as interleaved and computes weight gradients in what would be idle time; auto begins as interleaved and goes on with what the first steps show to be the fastest; a list is the order in which the root starts forwards and backwards; a program file says what each rank does, in order"),
     common("optimize", Choice(&["memory", "speed"]), Word("memory"), "", "what the partition balances by default (see memory_weight)"),
     common("placement_strategy", Placement, Word("cluster"), "", "how coordinates become global ranks: letters from the slowest to the fastest varying axis; cluster is DPT, spread is TPD"),
     common("auto_partition", FLAG, Boolean(true), "", "false: every module goes where smp.partition or smp.set_partition puts it, else to default_partition"),
@@ -63,16 +62,16 @@ pub const KEYS: &[Key] = &[
     torch("ddp", FLAG, Boolean(false), "", "data parallelism over model replicas; required as soon as there is more than one"),
     torch("ddp_port", Kind::Integer(1, 65_535), Nothing, "TCP port", "port of the rendezvous instead of MASTER_PORT; needs ddp"),
     torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "backend of collectives: auto takes NCCL where every rank has a GPU of its own, else Gloo; nccl insists; needs ddp"),
-    torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2"), "microbatches", "microbatches in flight at once with pipeline interleaved"),
+    torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2, but 2 * pipeline_parallel_degree with pipeline looped"), "microbatches", "microbatches in flight at once, except with pipeline simple"),
     torch("deterministic_server", FLAG, Boolean(false), "", "runs of one layout give the same bits: gradients are summed in one order, whatever the order in which requests are served; keeps a gradient for each microbatch until the step ends"),
-    torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which a module is split").not_built(NO_TENSOR_PARALLELISM),
+    torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which each distributed module is split; more than 1 needs ddp"),
     torch("fp16", FLAG, Boolean(false), "", "train in float16").not_built(NO_HALF_PRECISION),
     torch("bf16", FLAG, Boolean(false), "", "train in bfloat16").not_built(NO_HALF_PRECISION),
     torch("fp16_params", FLAG, Boolean(false), "", "create parameters of distributed modules in float16").not_built(NO_TENSOR_PARALLELISM),
     torch("shard_optimizer_state", FLAG, Boolean(false), "", "shard optimizer state over replicas").not_built("optimizer state sharding is not built yet"),
     torch("offload_activations", FLAG, Boolean(false), "", "move checkpointed activations to host memory").not_built(NO_OFFLOADING),
     torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations are fetched").not_built(NO_OFFLOADING),
-    torch("prescaled_batch", FLAG, Boolean(false), "", "ranks of a TP_GROUP receive the same batch").not_built(NO_TENSOR_PARALLELISM),
+    torch("prescaled_batch", FLAG, Boolean(false), "", "ranks of a TP_GROUP receive the same batch"),
     torch("skip_tracing", FLAG, Boolean(false), "", "divide the model by parameters and numbers of modules, without a trace"),
     torch("sharded_data_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which parameters are sharded").not_built(NO_SHARDED_DATA_PARALLELISM),
     torch("sdp_reduce_bucket_size", Count(1), Integer(500_000_000), "elements", "gradient bucket of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
@@ -81,8 +80,8 @@ pub const KEYS: &[Key] = &[
     torch("sdp_hierarchical_allgather", FLAG, Boolean(true), "", "gather within hosts first").not_built(NO_SHARDED_DATA_PARALLELISM),
     torch("sdp_gradient_clipping", Duration, Number(1.0), "L2 norm", "gradient clipping of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
     torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "allocate parameters only after the partition").not_built("delayed parameter initialization is not built yet"),
-    torch("static_mode", FLAG, Boolean(false), "", "record the first steps and replay the fastest one").not_built(NO_STATIC_MODE),
-    torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: tensors go from child to child directly").not_built(NO_STATIC_MODE),
+    torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
+    torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller"),
     torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers").not_built(NO_TENSOR_PARALLELISM),
     torch("load_partition", FLAG, Boolean(false), "", "take the partition from partition_file").not_built(NO_SAVED_PARTITION),
     torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),
@@ -91,6 +90,10 @@ pub const KEYS: &[Key] = &[
     torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: accumulate gradients in float32").not_built(NO_HALF_PRECISION),
     own("seed", Kind::Integer(0, i64::MAX as u64), Integer(0), "", "seed of the random numbers drawn in steps (see reproducible_rng)"),
     own("reproducible_rng", FLAG, Boolean(false), "", "random numbers in a step depend on `seed`, the step, the microbatch and the module call only, the same for every degree of parallelism; false: they depend on the script's seed and on how the model is divided"),
+    own("tensor_handles", FLAG, Boolean(true), "", "results that the caller only hands on stay where they are made until the next module needs them; false: every result comes to its caller"),
+    own("static_steps", POSITIVE, Integer(5), "steps", "with static_mode: for how many steps a module has to do alike before its caller goes on without its results"),
+    own("on_departure", Choice(&["fallback", "error"]), Word("fallback"), "", "with static_mode, when a module gives other results than before: fallback takes the step back on all ranks and runs it again, waiting for each result; error raises DepartureError"),
+    own("refine_partition", FLAG, Derived("true, but false with deterministic_server"), "", "time the modules of the first step's forward on rank 0, if it is large enough, and after the division by cost move modules wherever the simulated step gets faster; the partition may then differ from run to run"),
     own("stall_report_seconds", Duration, Number(30.0), "seconds", "after this long without progress anywhere in the job, say what each rank waits for"),
     own("stall_timeout_seconds", Duration, Number(1800.0), "seconds", "after this long without progress anywhere in the job, end it with an error"),
     own("liveness_timeout_seconds", Duration, Number(6.0), "seconds", "a rank that is silent for longer is lost"),
@@ -99,7 +102,7 @@ pub const KEYS: &[Key] = &[
     own("allow_insecure_hosts", FLAG, Boolean(false), "", "allow a job on several hosts without a secret: anybody who reaches its ports can take part"),
     own("bind_interface_address", Address, Nothing, "IP address", "the address of this host that listeners bind to; else the one that reaches the rendezvous").per_rank(),
     own("transport", Choice(&["auto", "tcp", "ucx", "shared_memory"]), Word("auto"), "", "what carries messages between ranks: auto UCX where it is found, else TCP, with the tensors for ranks of the same host in shared memory; ucx the same, but a job without UCX does not start; shared_memory nothing of UCX; tcp nothing else"),
-    own("comm_spin_microseconds", Kind::Integer(0, u32::MAX as u64), Integer(50), "microseconds", "how long a thread that waits for a message looks for it again and again before it sleeps; 0: it sleeps at once").per_rank(),
+    own("comm_spin_microseconds", Kind::Integer(0, u32::MAX as u64), Derived("300, but 50 where a host has more ranks than processors"), "microseconds", "how long a thread that waits for a message, on a rank that has nothing else to do, looks for it again and again before it sleeps; 0: it sleeps at once").per_rank(),
     own("ucx_library", Text, Nothing, "path", "the UCX library (libucp.so.0) to load; else the system's, else that of the Python package libucx").per_rank(),
     own("comm_buffer_bytes", Count(0), Integer(1 << 30), "bytes", "the most host memory that a rank sets aside for the transfer of tensors; what finds no room goes over TCP").per_rank(),
 ];

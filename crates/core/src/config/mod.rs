@@ -5,12 +5,14 @@
 mod error;
 mod key;
 mod keys;
+mod pipeline;
 #[cfg(test)]
 mod tests;
 
 pub use error::ConfigError;
 pub use key::{DefaultValue, Key, Kind, Origin};
 pub use keys::KEYS;
+pub use pipeline::{PROGRAM_HEADER, Pipeline, PipelineName, PipelinePhase, check_list};
 
 use std::collections::BTreeMap;
 
@@ -18,16 +20,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::topology::{Placement, Topology};
-
-/// The order of forwards and backwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pipeline {
-    /// All forwards, then all backwards.
-    Simple,
-    /// A ready backward first, else the next forward.
-    Interleaved,
-}
 
 /// What a partition balances by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +85,10 @@ pub struct Config {
     pub fp32_grad_accumulation: bool,
     pub seed: u64,
     pub reproducible_rng: bool,
+    pub tensor_handles: bool,
+    pub static_steps: u32,
+    pub on_departure: String,
+    pub refine_partition: bool,
     pub stall_report_seconds: f64,
     pub stall_timeout_seconds: f64,
     pub liveness_timeout_seconds: f64,
@@ -101,7 +97,7 @@ pub struct Config {
     pub allow_insecure_hosts: bool,
     pub bind_interface_address: Option<String>,
     pub transport: String,
-    pub comm_spin_microseconds: u32,
+    pub comm_spin_microseconds: Option<u32>,
     pub ucx_library: Option<String>,
     pub comm_buffer_bytes: u64,
 }
@@ -131,7 +127,8 @@ impl Config {
             });
         }
 
-        let active_default = degree.saturating_add(2);
+        let is_looped = values.get("pipeline") == Some(&json!("looped"));
+        let active_default = pipeline::default_active_microbatches(is_looped, degree);
         let active = values.get("active_microbatches").and_then(as_u32);
         let simple = values.get("pipeline") == Some(&json!("simple"));
         match active {
@@ -143,17 +140,35 @@ impl Config {
             }
             _ => {}
         }
+        if let Some(list @ Value::Array(_)) = values.get("pipeline") {
+            pipeline::read_list(list, microbatches)?;
+            let needed = pipeline::most_in_flight(list);
+            if let Some(active) = active
+                && active < needed
+                && active != active_default
+            {
+                return Err(ConfigError::ActiveMicrobatchesExceeded { active, needed });
+            }
+        }
         if values.get("ddp") != Some(&json!(true)) {
             check_without_data_parallelism(&values)?;
         }
 
         let speed = values.get("optimize") == Some(&json!("speed"));
+        let deterministic = values.get("deterministic_server") == Some(&json!(true));
         let derived = [
             ("pipeline_parallel_degree", json!(degree)),
             ("partitions", json!(degree)),
             (
                 "active_microbatches",
                 json!(active.unwrap_or(active_default)),
+            ),
+            (
+                "refine_partition",
+                values
+                    .get("refine_partition")
+                    .cloned()
+                    .unwrap_or_else(|| json!(!deterministic)),
             ),
             (
                 "memory_weight",
@@ -183,6 +198,13 @@ impl Config {
     /// The effective configuration as a JSON object with every key, in the table's order.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("numbers are finite and keys are text")
+    }
+
+    /// Whether `active_microbatches` has another value than the one that it has if it is not given.
+    pub fn active_microbatches_given(&self) -> bool {
+        let is_looped = self.pipeline == Pipeline::Named(PipelineName::Looped);
+        let degree = self.pipeline_parallel_degree;
+        self.active_microbatches != pipeline::default_active_microbatches(is_looped, degree)
     }
 
     /// Refuses a world size that this configuration does not fit; the topology if it fits.

@@ -25,10 +25,12 @@ fn the_defaults_are_those_of_the_interface() {
         "sdp_gradient_clipping": 1.0, "delayed_parameter_initialization": false, "static_mode": false,
         "fast_mode": false, "checkpoint_attentions": true, "load_partition": false, "partition_file": null,
         "overlapping_allreduce": null, "_match_weights": false, "_fp32_grad_accumulation": false,
-        "seed": 0, "reproducible_rng": false, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
+        "seed": 0, "reproducible_rng": false,
+        "tensor_handles": true, "static_steps": 5, "on_departure": "fallback",
+        "refine_partition": true, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
         "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto",
-        "comm_spin_microseconds": 50, "ucx_library": null, "comm_buffer_bytes": 1073741824
+        "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824
     }"#;
     assert_eq!(effective, object_of(expected));
 }
@@ -139,8 +141,8 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
             "\"fp16\" is true, but half-precision training is not built yet; allowed until then: false, its default",
         ),
         (
-            json!({"tensor_parallel_degree": 2, "ddp": true}),
-            "tensor parallelism is not built yet",
+            json!({"fp16_params": true}),
+            "this part of tensor parallelism is not built yet",
         ),
         (json!({"contiguous": false}), "TensorFlow-only"),
         (json!({"horovod": true}), "TensorFlow-only"),
@@ -256,6 +258,20 @@ fn a_limit_that_the_simple_schedule_would_not_keep_is_refused_if_set() {
 }
 
 #[test]
+fn with_looped_stages_twice_as_many_microbatches_as_ranks_are_in_flight() {
+    let with = |active: Value| {
+        parse(&json!({"partitions": 4, "microbatches": 8, "pipeline": "looped", "active_microbatches": active}))
+            .expect("a good configuration")
+    };
+    let config = with(Value::Null);
+    assert_eq!(config.pipeline, Pipeline::Named(PipelineName::Looped));
+    assert_eq!(config.active_microbatches, 8);
+    assert!(!config.active_microbatches_given());
+    assert_eq!(Config::parse(&config.to_json()), Ok(config));
+    assert!(with(json!(6)).active_microbatches_given());
+}
+
+#[test]
 fn keys_of_data_parallelism_need_it() {
     let text = refused(&json!({"ddp_port": 29500}));
     assert_eq!(
@@ -309,4 +325,75 @@ fn what_is_no_object_is_refused() {
             .to_string()
             .contains("not valid JSON")
     );
+}
+
+#[test]
+fn a_list_starts_every_microbatch_once_in_either_phase() {
+    let list = |entries: Value| json!({"microbatches": 2, "pipeline": entries});
+    let good = json!([
+        [1, "forward"],
+        [0, "forward"],
+        [0, "backward"],
+        [1, "backward"]
+    ]);
+    let config = parse(&list(good)).expect("a good list");
+    let Pipeline::List(entries) = &config.pipeline else {
+        panic!("a list was given")
+    };
+    assert_eq!(entries[0], (1, PipelinePhase::Forward));
+    assert_eq!(Config::parse(&config.to_json()), Ok(config));
+    for (entries, said) in [
+        (
+            json!([[0, "forward"], [2, "forward"]]),
+            "[2, \"forward\"] at index 1; allowed: microbatches from 0 to 1",
+        ),
+        (
+            json!([[1, "backward"]]),
+            "[1, \"backward\"] at index 0; allowed: a backward only behind [1, \"forward\"]",
+        ),
+        (
+            json!([[0, "forward"], [0, "forward"]]),
+            "at index 1; allowed: each entry once; it stands at index 0 too",
+        ),
+        (
+            json!([[0, "forward"], [0, "sideways"]]),
+            "[0,\"sideways\"] at index 1; allowed: a microbatch from 0 to 1",
+        ),
+        (
+            json!([[0, "forward"], [0, "backward"]]),
+            "a list of 2 entries without [1, \"forward\"]",
+        ),
+    ] {
+        let text = refused(&list(entries));
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
+fn a_list_keeps_to_the_microbatches_that_may_be_in_flight() {
+    let entries = json!([
+        [0, "forward"],
+        [1, "forward"],
+        [0, "backward"],
+        [1, "backward"]
+    ]);
+    let given =
+        |active| json!({"microbatches": 2, "active_microbatches": active, "pipeline": entries});
+    assert!(parse(&given(2)).is_ok());
+    assert!(refused(&given(1)).contains("2 microbatches in flight at once; allowed: 2 or more"));
+}
+
+#[test]
+fn a_deterministic_server_leaves_the_partition_to_the_model_alone() {
+    let refines = |given| {
+        parse(&given)
+            .expect("a good configuration")
+            .refine_partition
+    };
+    assert!(refines(json!({})));
+    assert!(!refines(json!({"deterministic_server": true})));
+    assert!(refines(
+        json!({"deterministic_server": true, "refine_partition": true})
+    ));
+    assert!(!refines(json!({"refine_partition": false})));
 }

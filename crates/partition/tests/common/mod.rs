@@ -1,8 +1,14 @@
 //! Models to divide.
 #![allow(dead_code, reason = "every test file takes what it needs")]
 
+pub(crate) mod drawn;
+
+use std::num::NonZeroU32;
+
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Decision, FORMAT_VERSION, ModuleInput, ParameterInput, Pin, Request};
+use shardwright_partition::{
+    Decision, Execution, FORMAT_VERSION, Measured, ModuleInput, ParameterInput, Piece, Pin, Request,
+};
 
 /// A model under construction: modules in order of registration, executed in that order.
 pub(crate) struct Model {
@@ -23,6 +29,7 @@ impl Model {
                 alpha: 0.8,
                 auto: true,
                 default_partition: PipelineRank(0),
+                measured: None,
             },
         };
         model.push("", class_name, Vec::new());
@@ -134,4 +141,72 @@ pub(crate) fn gpt2(num_layers: u64, hidden: u64, vocabulary: u64, num_devices: u
     let head = model.child(ROOT, "lm_head", "Linear");
     model.share(head, tied);
     model
+}
+
+/// A forward in which every module calls its children in order of registration; each takes so many
+/// seconds itself, half of them before and half after its children.
+pub(crate) fn measured(
+    request: &Request,
+    schedule: &str,
+    num_microbatches: u32,
+    seconds: impl Fn(&ModuleInput) -> f64,
+) -> Measured {
+    let mut forward = Forward {
+        request,
+        seconds,
+        executions: vec![execution(ROOT, None)],
+        pieces: vec![piece(0, 0.0)],
+    };
+    forward.run(ROOT, 0);
+    Measured {
+        schedule: schedule.to_owned(),
+        num_microbatches: NonZeroU32::new(num_microbatches).expect("1 or more"),
+        executions: forward.executions,
+        pieces: forward.pieces,
+        undivided: Vec::new(),
+    }
+}
+
+struct Forward<'a, F> {
+    request: &'a Request,
+    seconds: F,
+    executions: Vec<Execution>,
+    pieces: Vec<Piece>,
+}
+
+impl<F: Fn(&ModuleInput) -> f64> Forward<'_, F> {
+    fn run(&mut self, module: ModuleId, caller: u32) {
+        let input = &self.request.modules[module.0 as usize];
+        if input.execution_index.is_none() {
+            self.run_children(module, caller);
+            return;
+        }
+        let number = self.executions.len() as u32;
+        self.executions.push(execution(module, Some(caller)));
+        self.pieces.push(piece(number, (self.seconds)(input) / 2.0));
+        self.run_children(module, number);
+        self.pieces.push(piece(number, (self.seconds)(input) / 2.0));
+        self.pieces.push(piece(caller, 0.0));
+    }
+
+    fn run_children(&mut self, module: ModuleId, caller: u32) {
+        for (number, child) in self.request.modules.iter().enumerate() {
+            if child.parents.contains(&module) {
+                self.run(ModuleId(number as u32), caller);
+            }
+        }
+    }
+}
+
+fn execution(module: ModuleId, caller: Option<u32>) -> Execution {
+    Execution {
+        module,
+        caller,
+        argument_bytes: 1000,
+        result_bytes: 1000,
+    }
+}
+
+fn piece(execution: u32, seconds: f64) -> Piece {
+    Piece { execution, seconds }
 }

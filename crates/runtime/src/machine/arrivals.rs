@@ -60,8 +60,11 @@ impl Machine {
         let step = match &message {
             Message::Request(request) => request.step,
             Message::Response(response) => response.step,
+            Message::Fetch(fetch) => fetch.step,
+            Message::Delivery(delivery) => delivery.step,
             Message::StepBegin(begin) => begin.step,
             Message::StepEnd(end) => end.step,
+            Message::TaskOrder(order) => order.step,
             Message::Abort(_) => {
                 if let Message::Abort(abort) = message {
                     self.on_abort(*abort, now);
@@ -79,8 +82,12 @@ impl Machine {
         } else if step < self.plan.step || !matches!(self.stage, Stage::Running | Stage::Ending) {
             self.stats.stale_messages += 1;
         } else {
+            // What was kept for the root's word comes in with it: it was the root that was waited for.
+            let outer = self.hearing;
+            self.hearing = outer.or(Some(from));
             self.take_in(from, message, now);
             self.dispatch(None, now);
+            self.hearing = outer;
         }
     }
 
@@ -94,12 +101,16 @@ impl Machine {
         match message {
             Message::Request(request) => self.on_request(from, request, now),
             Message::Response(response) => self.on_response(from, *response, now),
+            Message::Fetch(fetch) => self.on_fetch(from, fetch, now),
+            Message::Delivery(delivery) => self.on_delivery(from, *delivery, now),
+            Message::TaskOrder(order) => self.on_task_order(from, *order, now),
             Message::StepBegin(begin) if from == self.root_rank() && !self.begun => {
                 self.on_step_begin(&begin, now);
             }
             Message::StepEnd(end)
                 if from == self.root_rank() && !self.is_root() && self.end_body.is_none() =>
             {
+                self.account.idled(Some(from), now);
                 self.end_body = Some(end.body);
             }
             Message::StepBegin(_)

@@ -1,14 +1,17 @@
 //! Handing over the turn: what is ready, and who runs it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use shardwright_core::{MicrobatchId, WorkerId};
-use shardwright_schedule::{Ready, ReadyKind};
+use shardwright_core::{MicrobatchId, ModelId, ModuleId, WorkerId};
+use shardwright_schedule::{Progress, Ready, ReadyKind};
 use shardwright_wire::Request;
 
-use super::workers::{Grant, Task, Worker, WorkerState};
+use super::tasks::Task;
+use super::workers::{Grant, Worker, WorkerState};
 use super::{Action, Machine, Stage};
 use crate::failure::FailureKind;
+use crate::trace::TraceKind;
 
 /// Who computes on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +44,21 @@ pub(super) enum Subject {
     Request(Box<Request>),
     /// A suspended worker.
     Worker(WorkerId),
+    /// Weight gradients that a backward has left for later.
+    WeightGradient(Deferred),
+}
+
+/// The weight gradients of one backward, which this rank computes when nobody waits for anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deferred {
+    /// What Python knows them by.
+    pub token: u64,
+    /// The backward's model; `None` in the step function.
+    pub model: Option<ModelId>,
+    /// Its module; `None` in the step function.
+    pub module: Option<ModuleId>,
+    /// The microbatch.
+    pub microbatch: MicrobatchId,
 }
 
 #[derive(Debug)]
@@ -61,23 +79,34 @@ impl Machine {
             kind,
             microbatch,
             arrival: self.arrivals,
+            visit: self.turns.visit(kind, microbatch),
         };
         self.ready.push(ReadyItem { ready, subject });
     }
 
-    /// Whether the schedule would choose an item that became ready now before all that are ready.
-    pub(super) fn goes_first(&self, kind: ReadyKind, microbatch: MicrobatchId) -> bool {
-        let own = Ready {
-            kind,
-            microbatch,
-            arrival: self.arrivals + 1,
-        };
-        let others = self.ready.iter().map(|item| &item.ready);
-        let choice = self
-            .plan
-            .schedule
-            .choose(others.chain(std::iter::once(&own)), &self.root);
-        choice == Some(self.ready.len())
+    /// How far the microbatches are, now.
+    pub(super) fn progress(&self) -> Progress {
+        let deferred: BTreeSet<_> = self
+            .ready
+            .iter()
+            .filter(|item| matches!(item.subject, Subject::WeightGradient(_)))
+            .map(|item| item.ready.microbatch)
+            .filter(|microbatch| !self.in_flight(*microbatch))
+            .collect();
+        Progress {
+            deferred: deferred.len() as u32,
+            listed: self.listed(&self.progress),
+            after_backward: self.turns.last_was_backward(),
+            ..self.progress
+        }
+    }
+
+    /// Whether the step function of a microbatch runs, or is suspended, on this rank.
+    fn in_flight(&self, microbatch: MicrobatchId) -> bool {
+        let tasks = self.workers.iter().filter_map(|worker| worker.task);
+        tasks
+            .filter(|task| task.kind == TraceKind::Root)
+            .any(|task| task.microbatch == microbatch)
     }
 
     /// Gives the turn away if it is free. `asking` is a worker that has just become IDLE and
@@ -100,15 +129,17 @@ impl Machine {
             // Tasks that were sent after a control request may rely on it.
             return;
         }
-        let chosen = self
-            .plan
-            .schedule
-            .choose(self.ready.iter().map(|item| &item.ready), &self.root);
-        let Some(index) = chosen else {
+        let Some(index) = self.choose() else {
+            self.check_fit(now);
             self.check_deadlock(now);
             return;
         };
+        if self.leader().is_some() && !self.check_told(index, now) {
+            return;
+        }
+        self.account.idled(self.hearing, now);
         if let Subject::Worker(worker) = self.ready[index].subject {
+            self.follows(index);
             self.ready.swap_remove(index);
             self.grant(worker, Grant::Resume, now);
             return;
@@ -123,15 +154,17 @@ impl Machine {
         if self.start == Start::Wanted {
             self.start = Start::NotWanted;
         }
+        self.follows(index);
         let item = self.ready.swap_remove(index);
         let task = match item.subject {
             Subject::Root => {
-                self.root.started += 1;
+                self.progress.started += 1;
                 Task::Root {
                     microbatch: item.ready.microbatch,
                 }
             }
             Subject::Request(request) => Task::Request(request),
+            Subject::WeightGradient(deferred) => Task::WeightGradient(deferred),
             Subject::Worker(_) => unreachable!("a suspended worker was resumed above"),
         };
         self.grant(worker, Grant::Task(task), now);
@@ -154,8 +187,9 @@ impl Machine {
 
     /// A root whose tasks all wait, with no request under way, waits for ever.
     fn check_deadlock(&mut self, now: Duration) {
-        let unfinished = self.root.returned < self.root.num_microbatches;
+        let unfinished = self.progress.returned < self.progress.num_microbatches;
         if self.is_root()
+            && self.leader().is_none()
             && self.stage == Stage::Running
             && unfinished
             && self
@@ -166,10 +200,11 @@ impl Machine {
             && !matches!(self.start, Start::UnderWay(_))
         {
             let message = format!(
-                "{} is deadlocked: no task runs or may run under {}, and no request is under way; {}",
+                "{} is deadlocked: no task runs or may run under {}, and no request is under way; {}{}",
                 self.step_text(),
-                self.plan.schedule,
+                self.plan.schedule.summary(),
                 self.waits_text(now),
+                self.order_text(),
             );
             let failure = self.own_failure(FailureKind::Stall, "StallError", message, None);
             self.fail_with(failure, true, now);

@@ -7,7 +7,7 @@ use shardwright_core::{Rank, StepEpoch};
 use shardwright_wire::{Abort, ErrorReport, Message};
 
 use super::dispatch::{Start, Turn};
-use super::workers::CurrentTask;
+use super::tasks::CurrentTask;
 use super::{Action, Machine, Stage};
 use crate::failure::{Failure, FailureKind, LocalError, ServerError};
 
@@ -91,6 +91,7 @@ impl Machine {
         if broadcast {
             self.broadcast_abort(self.plan.step, &failure.report);
         }
+        self.account.abandon();
         self.stall.progress(now);
         if self.stage == Stage::Committing && failure.kind == FailureKind::Local {
             // No stack is left to unwind, and Python raises its own exception.
@@ -130,9 +131,11 @@ impl Machine {
 
     /// Drops everything that belongs to one step.
     pub(super) fn forget_step(&mut self) {
+        self.account.abandon();
         self.ready.clear();
         self.outstanding.clear();
         self.serving.clear();
+        self.forget_held();
         self.controls.clear();
         self.end_body = None;
         self.main_missing = None;

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, Rank, StepEpoch};
-use shardwright_schedule::{ReadyKind, RootProgress, Schedule};
+use shardwright_schedule::{Progress, ReadyKind, Schedule, Turns};
 use shardwright_wire::{Body, Message, StepBegin, StepEnd};
 
 use super::dispatch::{Subject, Turn};
@@ -22,6 +22,7 @@ impl Machine {
             return Err(self.in_step_error("begin_step"));
         }
         self.enter_step(plan, now)?;
+        self.account.begin(now);
         self.stage = Stage::Running;
         if self.is_root() {
             self.open_root();
@@ -42,7 +43,7 @@ impl Machine {
         if self.in_step() {
             return Err(self.in_step_error("begin_alone"));
         }
-        let schedule = self.plan.schedule;
+        let schedule = self.plan.schedule.clone();
         self.enter_step(
             StepPlan {
                 step,
@@ -61,6 +62,7 @@ impl Machine {
         self.plan.schedule = Schedule::Interleaved {
             active: NonZeroU32::MIN,
         };
+        self.order = None;
     }
 
     fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
@@ -76,8 +78,11 @@ impl Machine {
         self.forget_step();
         self.main_blocked = false;
         self.plan = plan;
+        self.begin_order();
+        self.begin_peer_order();
+        self.turns = Turns::of(&self.plan.schedule);
         self.begun = self.is_root();
-        self.root = RootProgress::default();
+        self.progress = Progress::default();
         self.step = Counters::default();
         self.stats.steps += 1;
         self.stall.begin(now);
@@ -92,7 +97,7 @@ impl Machine {
     }
 
     fn open_root(&mut self) {
-        self.root.num_microbatches = self.plan.num_microbatches;
+        self.progress.num_microbatches = self.plan.num_microbatches;
         for to in self.pipeline_peers() {
             let begin = StepBegin {
                 step: self.plan.step,
@@ -146,9 +151,15 @@ impl Machine {
     }
 
     /// The commit is done; between steps again.
-    pub fn leave_step(&mut self) -> Result<(), ServerError> {
+    pub fn leave_step(&mut self, now: Duration) -> Result<(), ServerError> {
         match &self.stage {
             Stage::Committing => {
+                let num_ranks = self.config.pipeline.len() as u32;
+                let plan = &self.plan;
+                let ideal = plan.schedule.ideal_bubble(num_ranks, plan.num_microbatches);
+                self.account.end(ideal, now);
+                self.outstanding.clear();
+                self.forget_held();
                 self.stage = Stage::Outside;
                 Ok(())
             }

@@ -32,6 +32,7 @@ impl Machine {
     pub fn enter_main(&mut self, now: Duration) {
         if self.turn == Turn::Main {
             self.turn = Turn::Free;
+            self.account.ran_on_main(now);
             self.stall.progress(now);
             self.dispatch(None, now);
         }
@@ -73,14 +74,17 @@ impl Machine {
             && let Some(request) = self.controls.pop_front()
         {
             self.turn = Turn::Main;
+            self.account.idled(None, now);
             return Some(MainEvent::Control(request));
         }
         if self.step_is_over() {
             if self.is_root() {
+                self.account.end_tasks(now);
                 self.stage = Stage::Ending;
                 return Some(MainEvent::RootDone);
             }
             if let Some(body) = self.end_body.take() {
+                self.account.end_tasks(now);
                 self.stage = Stage::Committing;
                 return Some(MainEvent::StepEnd(body));
             }
@@ -132,7 +136,7 @@ impl Machine {
     /// Whether the tasks of this step are over on this rank (EX-7).
     fn step_is_over(&self) -> bool {
         let said_so = if self.is_root() {
-            self.root.returned == self.plan.num_microbatches
+            self.progress.returned == self.plan.num_microbatches
         } else {
             self.end_body.is_some()
         };
@@ -141,6 +145,7 @@ impl Machine {
             && self.turn == Turn::Free
             && self.workers_idle()
             && self.serving.is_empty()
+            && self.ready.is_empty()
             && self
                 .outstanding
                 .values()

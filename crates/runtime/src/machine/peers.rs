@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use shardwright_comm::{Loss, describe_loss};
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport};
+use shardwright_wire::{Beat, ErrorReport, Phase};
 
 use super::{Machine, Stage};
-use crate::failure::{Failure, FailureKind};
+use crate::failure::{Failure, FailureKind, ServerError};
 
 /// How long a rank that has left in good order may still be part of a collective under way:
 /// what it had to send lies in the network, so its partners end soon if it did its part.
@@ -31,6 +31,14 @@ impl Peers {
 }
 
 impl Machine {
+    pub(super) fn require_in_pipeline(&self, rank: Rank) -> Result<(), ServerError> {
+        if self.config.pipeline.contains(&rank) {
+            return Ok(());
+        }
+        let pipeline = self.config.pipeline.iter().map(|rank| rank.0).collect();
+        Err(ServerError::NotInPipeline { rank, pipeline })
+    }
+
     /// A peer is gone.
     pub fn peer_lost(&mut self, rank: Rank, loss: Loss, now: Duration) {
         let needed = match self.stage {
@@ -103,10 +111,12 @@ impl Machine {
     }
 
     fn lost_failure(&self, rank: Rank, loss: &Loss) -> Failure {
+        // Of several requests, the one that it serves first, for that is what it was most likely at.
         let awaited = self
             .outstanding
             .values()
-            .find(|request| request.to == rank && request.response.is_none());
+            .filter(|request| request.to == rank && request.response.is_none())
+            .min_by_key(|request| (request.phase != Some(Phase::Backward), request.microbatch));
         let farewell = match loss {
             Loss::Left(Some(report)) => Some(report.as_ref()),
             Loss::Left(None) | Loss::Died | Loss::Silent { .. } | Loss::Broken { .. } => None,

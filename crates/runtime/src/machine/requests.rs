@@ -1,4 +1,4 @@
-//! Requests that this rank has made, and requests that it serves.
+//! Requests that this rank has made.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use shardwright_schedule::ReadyKind;
 use shardwright_wire::{Body, Message, Outcome, Phase, Request, Response, Work};
 
 use super::dispatch::Subject;
+use super::held::Expected;
 use super::workers::WorkerState;
 use super::{Action, Machine, NewRequest};
 use crate::failure::{Failure, ServerError};
@@ -21,6 +22,10 @@ pub(super) struct Outstanding {
     pub(super) phase: Option<Phase>,
     pub(super) microbatch: MicrobatchId,
     pub(super) response: Option<Body>,
+    /// What the response is taken to be until it is there.
+    pub(super) expected: Option<Expected>,
+    /// Whether nobody will look at the response.
+    pub(super) unneeded: bool,
     waiter: Option<Waiter>,
 }
 
@@ -36,14 +41,6 @@ impl Outstanding {
 enum Waiter {
     Worker(WorkerId),
     Main,
-}
-
-/// A request that another rank waits for.
-#[derive(Clone, Debug)]
-pub(super) struct Served {
-    work: Work,
-    model: ModelId,
-    microbatch: MicrobatchId,
 }
 
 pub(super) fn work_module(work: &Work) -> Option<ModuleId> {
@@ -84,89 +81,162 @@ impl Machine {
         if let Some(worker) = worker {
             self.require_turn(worker, "send_request")?;
         }
-        if !self.config.pipeline.contains(&to) {
-            let pipeline = self.config.pipeline.iter().map(|rank| rank.0).collect();
-            return Err(ServerError::NotInPipeline { rank: to, pipeline });
-        }
+        self.require_in_pipeline(to)?;
         if let Some(failure) = self.departed_peer(to) {
             self.fail_with(failure, true, now);
             return Err(ServerError::Aborted);
         }
-        self.next_request += 1;
-        let id = RequestId(self.next_request);
-        self.step.sent.count(&new.work);
-        self.total.sent.count(&new.work);
+        let id = self.expect_answer(
+            to,
+            new.model,
+            &new.work,
+            new.microbatch,
+            new.expected.clone(),
+        );
+        self.order_asks(worker, id, &new.work);
+        self.tell_asked(worker, to, new.model, &new.work);
+        self.send(worker, (self.config.rank, id), to, new, now);
+        Ok(id)
+    }
+
+    /// Makes a request that another rank sends in this rank's name: the one that has what it is about
+    /// (see [`Machine::send_request_for`]). The answer comes here.
+    pub fn announce_request(
+        &mut self,
+        worker: WorkerId,
+        to: Rank,
+        model: ModelId,
+        work: &Work,
+        microbatch: MicrobatchId,
+        expected: Option<Expected>,
+    ) -> Result<RequestId, ServerError> {
+        self.require_running("announce_request")?;
+        self.require_turn(worker, "announce_request")?;
+        self.require_in_pipeline(to)?;
+        let id = self.expect_answer(to, model, work, microbatch, expected);
+        self.order_asks(Some(worker), id, work);
+        self.tell_asked(Some(worker), to, model, work);
+        Ok(id)
+    }
+
+    /// Sends a request in the name of the rank that has announced it.
+    pub fn send_request_for(
+        &mut self,
+        worker: WorkerId,
+        announced: (Rank, RequestId),
+        to: Rank,
+        new: NewRequest,
+        now: Duration,
+    ) -> Result<(), ServerError> {
+        self.require_running("send_request_for")?;
+        self.require_turn(worker, "send_request_for")?;
+        self.require_in_pipeline(to)?;
+        self.require_in_pipeline(announced.0)?;
+        if let Some(failure) = self.departed_peer(to) {
+            self.fail_with(failure, true, now);
+            return Err(ServerError::Aborted);
+        }
+        self.send(Some(worker), announced, to, new, now);
+        Ok(())
+    }
+
+    fn expect_answer(
+        &mut self,
+        to: Rank,
+        model: ModelId,
+        work: &Work,
+        microbatch: MicrobatchId,
+        expected: Option<Expected>,
+    ) -> RequestId {
+        let id = self.next_id();
+        self.step.sent.count(work);
+        self.total.sent.count(work);
+        if matches!(work, Work::Control { .. }) {
+            self.account.divides();
+        }
         self.outstanding.insert(
             id,
             Outstanding {
                 to,
-                model: new.model,
-                module: work_module(&new.work),
-                phase: work_phase(&new.work),
-                microbatch: new.microbatch,
+                model,
+                module: work_module(work),
+                phase: work_phase(work),
+                microbatch,
                 response: None,
+                expected,
+                unneeded: false,
                 waiter: None,
             },
         );
+        id
+    }
+
+    fn next_id(&mut self) -> RequestId {
+        self.next_request += 1;
+        RequestId(self.next_request)
+    }
+
+    /// Expects a tensor of an earlier answer, which comes as an answer of its own.
+    pub(super) fn expect_tensor(&mut self, like: RequestId, holder: Rank) -> RequestId {
+        let id = self.next_id();
+        let about = self.outstanding.get(&like);
+        let tensor = Outstanding {
+            to: holder,
+            model: about.map_or(ModelId(0), |request| request.model),
+            module: about.and_then(|request| request.module),
+            phase: Some(Phase::Forward),
+            microbatch: about.map_or(MicrobatchId(0), |request| request.microbatch),
+            response: None,
+            expected: None,
+            unneeded: false,
+            waiter: None,
+        };
+        self.outstanding.insert(id, tensor);
+        id
+    }
+
+    fn send(
+        &mut self,
+        worker: Option<WorkerId>,
+        (requester, id): (Rank, RequestId),
+        to: Rank,
+        new: NewRequest,
+        now: Duration,
+    ) {
+        self.account.sent(body_bytes(&new.body));
+        let lacking: Vec<_> = (0..)
+            .zip(&new.body.tensors)
+            .filter_map(|(index, part)| Some((index, part.held.filter(|_| !part.is_here())?)))
+            .collect();
         let request = Request {
             id,
             step: self.plan.step,
             model: new.model,
             work: new.work,
             microbatch: new.microbatch,
-            requester: self.config.rank,
+            requester,
             place: new.place,
             context: new.context,
+            hold: new.hold,
+            released: self.held.take_released(to),
             body: new.body,
         };
         self.record_request(TraceKind::Send, worker, to, &request, now);
         self.route(to, Message::Request(Box::new(request)), now);
-        Ok(id)
+        for (index, tensor) in lacking {
+            self.send_fetch(tensor, (to, requester, id, index), now);
+        }
     }
 
-    /// Answers a request that this rank serves. In a failing step the answer is dropped:
-    /// the requester learns of the failure itself.
-    pub fn respond(
-        &mut self,
-        requester: Rank,
-        id: RequestId,
-        body: Body,
-        now: Duration,
-    ) -> Result<(), ServerError> {
-        match self.require_running("respond") {
-            Err(ServerError::Aborted | ServerError::Failed(_)) => return Ok(()),
-            other => other?,
-        }
-        let Some(served) = self.serving.remove(&(requester, id)) else {
-            return Err(ServerError::NotServed { requester, id });
-        };
-        self.step.served.count(&served.work);
-        self.total.served.count(&served.work);
-        self.trace.push(TraceRecord {
-            step: self.plan.step,
-            kind: TraceKind::Send,
-            worker: None,
-            phase: work_phase(&served.work),
-            model: Some(served.model),
-            module: work_module(&served.work),
-            microbatch: Some(served.microbatch),
-            peer: Some(requester),
-            request: Some(id),
-            bytes: body_bytes(&body),
-            start: now,
-            end: now,
-        });
-        let response = Response {
-            id,
-            step: self.plan.step,
-            responder: self.config.rank,
-            outcome: Outcome::Value(body),
-        };
-        self.route(requester, Message::Response(Box::new(response)), now);
-        if self.main_has_work() {
-            self.actions.push(Action::WakeMain);
-        }
-        Ok(())
+    /// Whether the answers to these requests are there.
+    ///
+    /// Never under a tensor-parallel order: on another rank of the group they may not be there yet.
+    pub fn are_answered(&self, requests: &[RequestId]) -> bool {
+        !self.has_peers()
+            && requests.iter().all(|id| {
+                let request = self.outstanding.get(id);
+                request.is_some_and(|request| request.response.is_some())
+            })
     }
 
     /// The answers to requests whose wait is over, in the order asked for.
@@ -183,7 +253,7 @@ impl Machine {
     }
 
     /// Sends a message, or takes it in at once when it is for this rank.
-    fn route(&mut self, to: Rank, message: Message, now: Duration) {
+    pub(super) fn route(&mut self, to: Rank, message: Message, now: Duration) {
         if to == self.config.rank {
             self.deliver(to, message, now);
         } else {
@@ -214,47 +284,29 @@ impl Machine {
         Ok(missing)
     }
 
-    pub(super) fn on_request(&mut self, from: Rank, request: Box<Request>, now: Duration) {
-        if !self.config.pipeline.contains(&from) || request.requester != from {
-            self.stats.unexpected_messages += 1;
-            return;
+    pub(super) fn on_response(&mut self, from: Rank, response: Response, now: Duration) {
+        match response.outcome {
+            Outcome::Value(body) => self.take_answer(from, response.id, body, now),
+            Outcome::Failed(report) => self.fail_with(Failure::remote(report), false, now),
         }
-        let served = Served {
-            work: request.work.clone(),
-            model: request.model,
-            microbatch: request.microbatch,
-        };
-        self.record_request(TraceKind::Receive, None, from, &request, now);
-        self.serving.insert((from, request.id), served);
-        let microbatch = request.microbatch;
-        let kind = match &request.work {
-            Work::Forward { .. } => ReadyKind::RequestForward,
-            Work::Backward { .. } => ReadyKind::RequestBackward,
-            Work::Close { .. } => ReadyKind::RequestClose,
-            Work::Control { .. } => {
-                self.controls.push_back(request);
-                return;
-            }
-        };
-        self.push_ready(kind, microbatch, Subject::Request(request));
     }
 
-    pub(super) fn on_response(&mut self, from: Rank, response: Response, now: Duration) {
+    /// An answer to a request of this rank, or a tensor that it has asked for.
+    pub(super) fn take_answer(&mut self, from: Rank, id: RequestId, body: Body, now: Duration) {
         let Some(request) = self
             .outstanding
-            .get_mut(&response.id)
+            .get_mut(&id)
             .filter(|request| request.to == from && request.response.is_none())
         else {
             self.stats.unexpected_messages += 1;
             return;
         };
-        let body = match response.outcome {
-            Outcome::Value(body) => body,
-            Outcome::Failed(report) => {
-                self.fail_with(Failure::remote(report), false, now);
-                return;
-            }
-        };
+        if let Some(expected) = request.expected.take()
+            && !expected.is(&body)
+        {
+            self.depart(id, &expected, &body, now);
+            return;
+        }
         let record = TraceRecord {
             step: self.plan.step,
             kind: TraceKind::Receive,
@@ -264,7 +316,7 @@ impl Machine {
             module: request.module,
             microbatch: Some(request.microbatch),
             peer: Some(from),
-            request: Some(response.id),
+            request: Some(id),
             bytes: body_bytes(&body),
             start: now,
             end: now,
@@ -272,6 +324,10 @@ impl Machine {
         let microbatch = request.microbatch;
         request.response = Some(body);
         let waiter = request.waiter;
+        if request.unneeded {
+            self.outstanding.remove(&id);
+        }
+        self.account.received(record.bytes);
         self.trace.push(record);
         match waiter {
             None => {}
@@ -298,7 +354,7 @@ impl Machine {
         }
     }
 
-    fn record_request(
+    pub(super) fn record_request(
         &mut self,
         kind: TraceKind,
         worker: Option<WorkerId>,

@@ -79,7 +79,9 @@ impl Machine {
             );
             let failure = self.own_failure(FailureKind::Stall, "StallError", message, None);
             self.fail_with(failure, true, now);
+            return;
         }
+        self.check_held(now);
     }
 
     /// The step, for messages: `step 7 (train_step)`.
@@ -152,6 +154,10 @@ impl Machine {
             }
             self.write_beat(&mut text, root);
         }
+        if self.order.is_some() {
+            text.push(';');
+            text += &self.order_text();
+        }
         text
     }
 
@@ -190,10 +196,7 @@ impl Machine {
         let running = slot.task.map_or_else(
             || format!("worker {worker} has begun {seconds:.1} s ago"),
             |task| {
-                let phase = match task.phase {
-                    Phase::Forward => "forward",
-                    Phase::Backward => "backward",
-                };
+                let phase = task.phase.name();
                 let module = match (task.model, task.module) {
                     (Some(model), Some(module)) => self.module_name(model, module),
                     _ => "the step function".to_owned(),

@@ -2,27 +2,15 @@
 
 use std::time::Duration;
 
-use shardwright_core::{MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
-use shardwright_schedule::ReadyKind;
-use shardwright_wire::{Phase, Request, Work};
+use shardwright_core::{MicrobatchId, RequestId, WorkerId};
+use shardwright_wire::Phase;
 
 use super::dispatch::{Start, Subject, Turn};
 use super::requests::resumption;
+use super::tasks::{CurrentTask, Task};
 use super::{Machine, Stage};
 use crate::failure::{Failure, FailureKind, ServerError};
 use crate::trace::{TraceKind, TraceRecord};
-
-/// What a worker is to run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Task {
-    /// The step function of a microbatch.
-    Root {
-        /// The microbatch.
-        microbatch: MicrobatchId,
-    },
-    /// A request of another rank (or of this one).
-    Request(Box<Request>),
-}
 
 /// What a worker finds when it has the turn.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,55 +48,6 @@ pub(super) enum WorkerState {
     AwaitsBackward,
 }
 
-/// What a worker's task is about, kept while the task itself is with Python.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CurrentTask {
-    pub(super) kind: TraceKind,
-    pub(super) phase: Phase,
-    pub(super) microbatch: MicrobatchId,
-    pub(super) request: Option<(Rank, RequestId)>,
-    pub(super) model: Option<ModelId>,
-    pub(super) module: Option<ModuleId>,
-    /// Whether a root task has reached a backward.
-    pub(super) reached_backward: bool,
-}
-
-impl CurrentTask {
-    pub(super) fn of(task: &Task) -> Self {
-        let (kind, phase, module) = match task {
-            Task::Root { .. } => (TraceKind::Root, Phase::Forward, None),
-            Task::Request(request) => match &request.work {
-                Work::Forward { module, .. } => (TraceKind::Forward, Phase::Forward, Some(*module)),
-                Work::Backward { module, .. } => {
-                    (TraceKind::Backward, Phase::Backward, Some(*module))
-                }
-                Work::Close { module, .. } => (TraceKind::Close, Phase::Backward, Some(*module)),
-                Work::Control { .. } => unreachable!("control requests go to the main thread"),
-            },
-        };
-        match task {
-            Task::Root { microbatch } => Self {
-                kind,
-                phase,
-                microbatch: *microbatch,
-                request: None,
-                model: None,
-                module,
-                reached_backward: false,
-            },
-            Task::Request(request) => Self {
-                kind,
-                phase,
-                microbatch: request.microbatch,
-                request: Some((request.requester, request.id)),
-                model: Some(request.model),
-                module,
-                reached_backward: false,
-            },
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) state: WorkerState,
@@ -119,6 +58,16 @@ pub(super) struct Worker {
 }
 
 impl Worker {
+    fn waits_in_forward(&self) -> bool {
+        matches!(
+            self.state,
+            WorkerState::AwaitsResponses {
+                phase: Phase::Forward,
+                ..
+            }
+        )
+    }
+
     pub(super) fn is_pending(&self) -> bool {
         matches!(
             self.state,
@@ -150,6 +99,7 @@ impl Machine {
             }
             WorkerState::Executing => {
                 if let Some(task) = task {
+                    self.tell_end(&task);
                     self.finish_task(worker, &task, now);
                 }
                 self.release_turn(worker, task, WorkerState::Idle, now);
@@ -168,6 +118,11 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether nobody computes on this rank.
+    pub fn turn_is_free(&self) -> bool {
+        self.turn == Turn::Free
+    }
+
     /// Whether a worker finds something when it wakes.
     pub fn has_grant(&self, worker: WorkerId) -> bool {
         let slot = self.workers.get(worker.0 as usize);
@@ -177,6 +132,18 @@ impl Machine {
     /// What a worker that was told to wake finds; at most once per grant.
     pub fn take_grant(&mut self, worker: WorkerId) -> Option<Grant> {
         self.workers.get_mut(worker.0 as usize)?.grant.take()
+    }
+
+    /// Whether an earlier microbatch than a worker's is suspended in a forward on this rank.
+    pub fn earlier_waits(&self, worker: WorkerId) -> bool {
+        let slot = self.workers.get(worker.0 as usize);
+        slot.and_then(|slot| slot.task).is_some_and(|own| {
+            let mut waiting = self.workers.iter().filter(|slot| slot.waits_in_forward());
+            waiting.any(|slot| {
+                slot.task
+                    .is_some_and(|task| task.microbatch < own.microbatch)
+            })
+        })
     }
 
     /// A worker waits for responses: PENDING, unless all are there and nothing that is ready
@@ -195,30 +162,14 @@ impl Machine {
             let kind = resumption(phase);
             let task = self.workers[worker.0 as usize].task;
             let microbatch = task.map_or(MicrobatchId(0), |task| task.microbatch);
-            if self.goes_first(kind, microbatch) {
+            if self.goes_first(worker, kind, microbatch) {
+                self.continues(worker, kind, microbatch);
                 return Ok(Waiting::Over);
             }
             self.push_ready(kind, microbatch, Subject::Worker(worker));
         }
         self.suspend(worker, WorkerState::AwaitsResponses { missing, phase }, now);
         Ok(Waiting::Suspended)
-    }
-
-    /// A root task has reached `model.backward`: it waits for the schedule's grant.
-    pub fn await_backward(&mut self, worker: WorkerId, now: Duration) -> Result<(), ServerError> {
-        self.require_running("await_backward")?;
-        self.require_turn(worker, "await_backward")?;
-        let task = self.workers[worker.0 as usize].task.as_mut();
-        let Some(task) = task.filter(|task| task.kind == TraceKind::Root) else {
-            return Err(ServerError::NotARootTask { worker });
-        };
-        let microbatch = task.microbatch;
-        if !std::mem::replace(&mut task.reached_backward, true) {
-            self.root.forwards_done += 1;
-        }
-        self.push_ready(ReadyKind::RootBackward, microbatch, Subject::Worker(worker));
-        self.suspend(worker, WorkerState::AwaitsBackward, now);
-        Ok(())
     }
 
     /// The server ends: idle workers may go, suspended ones unwind.
@@ -255,7 +206,7 @@ impl Machine {
         }
     }
 
-    fn suspend(&mut self, worker: WorkerId, state: WorkerState, now: Duration) {
+    pub(super) fn suspend(&mut self, worker: WorkerId, state: WorkerState, now: Duration) {
         let task = self.workers[worker.0 as usize].task;
         self.release_turn(worker, task, state, now);
         self.step.suspensions += 1;
@@ -282,9 +233,12 @@ impl Machine {
         let start = std::mem::replace(&mut slot.since, now);
         slot.state = state;
         if let Some(task) = task {
+            self.account.ran(&task, now);
             self.record_task(worker, task.kind, &task, start, now);
         }
         self.turn = Turn::Free;
+        self.tell_peers();
+        self.compare_with_leader(now);
         self.stall.progress(now);
     }
 
@@ -344,10 +298,15 @@ impl Machine {
             return;
         }
         match task.request {
+            None if task.kind == TraceKind::WeightGradient => {}
             None => {
-                self.root.returned += 1;
+                self.progress.returned += 1;
+                self.returned.insert(task.microbatch);
+                if let Some(order) = &mut self.order {
+                    order.root_returns(task.microbatch);
+                }
                 if !task.reached_backward {
-                    self.root.forwards_done += 1;
+                    self.progress.forwards_done += 1;
                 }
             }
             Some(key) if self.serving.contains_key(&key) => {

@@ -10,12 +10,16 @@ use shardwright_schedule::Schedule;
 use super::simulation::Simulation;
 use crate::FailureKind;
 
+fn active() -> impl Strategy<Value = NonZeroU32> {
+    (1_u32..5).prop_map(|active| NonZeroU32::new(active).unwrap())
+}
+
 fn schedules() -> impl Strategy<Value = Schedule> {
     prop_oneof![
         Just(Schedule::Simple),
-        (1_u32..5).prop_map(|active| Schedule::Interleaved {
-            active: NonZeroU32::new(active).unwrap()
-        }),
+        active().prop_map(|active| Schedule::Interleaved { active }),
+        active().prop_map(|active| Schedule::Looped { active }),
+        active().prop_map(|active| Schedule::ZeroBubble { active }),
     ]
 }
 
@@ -28,7 +32,7 @@ proptest! {
     ) {
         let mut simulation = Simulation::new(world, seed);
         for step in 1..4 {
-            let ends = simulation.step(step, microbatches, schedule);
+            let ends = simulation.step(step, microbatches, &schedule);
             prop_assert!(ends.iter().all(Result::is_ok));
         }
         for rank in &simulation.ranks {
@@ -36,6 +40,7 @@ proptest! {
             prop_assert_eq!(stats.live_requests + stats.unexpected_messages + stats.stale_messages, 0);
             prop_assert_eq!(stats.total.tasks, u64::from(rank.tasks_run));
             prop_assert_eq!(stats.workers_started, rank.workers.len() as u64);
+            prop_assert_eq!(rank.weight_gradients_run, rank.weight_gradients_left);
         }
         prop_assert!(simulation.network.values().all(VecDeque::is_empty));
     }
@@ -46,7 +51,7 @@ proptest! {
     ) {
         let mut simulation = Simulation::new(world, seed);
         simulation.fail_after = Some(when);
-        let ends = simulation.step(1, microbatches, schedule);
+        let ends = simulation.step(1, microbatches, &schedule);
         if let Some(by) = simulation.failed_by {
             for (rank, end) in ends.iter().enumerate() {
                 let kind = if rank == by { FailureKind::Local } else { FailureKind::Remote };
@@ -56,7 +61,7 @@ proptest! {
         // Messages of the failed step may still be under way (EX-4, EX-9).
         simulation.fail_after = None;
         for step in 2..4 {
-            let ends = simulation.step(step, microbatches, schedule);
+            let ends = simulation.step(step, microbatches, &schedule);
             prop_assert!(ends.iter().all(Result::is_ok));
         }
         for rank in &simulation.ranks {
@@ -75,7 +80,7 @@ proptest! {
         let mut ends = Vec::new();
         // However late it dies, the step after that fails on every rank.
         for step in 1..100 {
-            ends = simulation.step(step, microbatches, schedule);
+            ends = simulation.step(step, microbatches, &schedule);
             let allowed = |end: &Result<(), FailureKind>| matches!(end, Ok(()) | Err(FailureKind::PeerLost));
             prop_assert!(ends.iter().all(allowed), "{:?}", ends);
             if ends.len() < world as usize && ends.iter().all(Result::is_err) {

@@ -2,7 +2,11 @@
 
 mod alone;
 mod failures;
+mod held;
 mod laws;
+mod looped;
+mod order;
+mod peer_order;
 mod reading;
 mod records;
 mod rig;
@@ -11,4 +15,5 @@ mod script;
 mod simulated_worker;
 mod simulation;
 mod steps;
+mod usage;
 mod waits;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use shardwright_comm::{
-    CommError, CommStats, InProcess, Loss, PeerInfo, Pulse, Receiver, Transport, in_process,
+    CommError, CommStats, InProcess, Loss, PeerInfo, Pulse, Receiver, Sight, Transport, in_process,
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, ErrorReport, Message, Value};
@@ -105,7 +105,7 @@ impl Transport for Pulled {
     }
 
     /// Ignores the slice: who is not woken hangs.
-    fn read_until(&self, _: Duration, done: &mut dyn FnMut() -> bool) -> bool {
+    fn read_until(&self, _: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
         let mut state = self.inbox.lock();
         if state.is_read {
             return false;
@@ -115,7 +115,7 @@ impl Transport for Pulled {
         let watchdog = Instant::now() + WATCHDOG;
         loop {
             while self.inbox.deliver() {}
-            if done() {
+            if look() == Sight::Done {
                 break;
             }
             let mut state = self.inbox.lock();

@@ -13,12 +13,16 @@ use crate::{AloneRecorder, TraceKind};
 #[test]
 fn every_task_leaves_a_record_whether_it_was_suspended_or_not() {
     let ranks = job(2);
+    for rank in &ranks {
+        rank.server.keep_trace(true);
+    }
     let behaviour = chain(2);
     on_every_rank(&ranks, move |rank| {
         rank.step(plan(1, "train_step", 3), &behaviour)
     });
     for rank in &ranks {
-        let (_, records) = rank.server.take_trace();
+        let (_, records, lost) = rank.server.take_trace();
+        assert_eq!(lost, 0);
         let served = rank.server.stats().step.served;
         for (kind, num_served) in [
             (TraceKind::Forward, served.forward),
@@ -45,16 +49,18 @@ fn every_task_leaves_a_record_whether_it_was_suspended_or_not() {
 #[test]
 fn a_rank_alone_leaves_records_of_its_microbatches_without_gaps() {
     let mut recorder = AloneRecorder::new(16);
+    recorder.keep_trace(true);
     recorder.passed(Phase::Backward, at(1));
     recorder.begin(StepEpoch(3), at(2));
     recorder.passed(Phase::Forward, at(4));
     recorder.passed(Phase::Backward, at(5));
     recorder.next_microbatch(at(7));
     recorder.passed(Phase::Forward, at(8));
-    recorder.end();
+    recorder.end(at(8));
     recorder.passed(Phase::Backward, at(9));
     let seen: Vec<_> = recorder
         .take()
+        .0
         .into_iter()
         .map(|record| {
             assert_eq!(record.step, StepEpoch(3));
@@ -72,5 +78,5 @@ fn a_rank_alone_leaves_records_of_its_microbatches_without_gaps() {
             (Some(1), Some(Phase::Forward), at(7), at(8)),
         ]
     );
-    assert!(recorder.take().is_empty());
+    assert!(recorder.take().0.is_empty());
 }

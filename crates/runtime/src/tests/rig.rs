@@ -79,6 +79,8 @@ pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) ->
             call: CallId(0),
         },
         context: context(),
+        hold: false,
+        expected: None,
         body: body(value),
     }
 }
@@ -108,6 +110,7 @@ pub(super) fn microbatch_of(task: &Task) -> MicrobatchId {
     match task {
         Task::Root { microbatch } => *microbatch,
         Task::Request(request) => request.microbatch,
+        Task::WeightGradient(deferred) => deferred.microbatch,
     }
 }
 
@@ -115,6 +118,7 @@ pub(super) fn config(rank: u32, pipeline: &[u32], world: u32) -> MachineConfig {
     MachineConfig {
         rank: Rank(rank),
         pipeline: pipeline.iter().map(|rank| Rank(*rank)).collect(),
+        tensor_group: Vec::new(),
         hosts: (0..world).map(|rank| format!("host{rank}")).collect(),
         stall_report: Duration::from_secs(1),
         stall_timeout: Duration::from_secs(3),
@@ -259,7 +263,7 @@ impl TestRank {
                         .respond(request.requester, request.id, body(value))
                         .expect("it is being served");
                 }
-                (Ok(_), Task::Root { .. })
+                (Ok(_), Task::Root { .. } | Task::WeightGradient(_))
                 | (Err(ServerError::Aborted | ServerError::Failed(_)), _) => {}
                 (Err(other), _) => panic!("a task misused the server: {other}"),
             }

@@ -101,7 +101,7 @@ fn an_abort_during_the_commit_is_raised_there() {
             .message,
         "all-reduce"
     );
-    peer.leave_step().unwrap();
+    peer.leave_step(at(0)).unwrap();
     enter(&mut peer, 2).unwrap();
 }
 
@@ -110,7 +110,7 @@ fn a_failure_of_a_step_that_succeeded_here_fails_the_next_one_everywhere() {
     // EX-5
     let mut peer = machine(1);
     commit(&mut peer, 1);
-    peer.leave_step().unwrap();
+    peer.leave_step(at(0)).unwrap();
     peer.deliver(Rank(0), abort(1, "hook"), at(0));
     assert_eq!(failure(enter(&mut peer, 2)).report.message, "hook");
     assert_eq!(aborts_sent(&mut peer), 1);

@@ -1,12 +1,14 @@
 //! Simulated workers: how they run their scripts.
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, WorkerId};
-use shardwright_wire::{Phase, Place, Value, Work};
+use std::collections::VecDeque;
 
-use super::rig::{body, context, forward};
+use shardwright_core::{CallId, MicrobatchId, Rank, WorkerId};
+use shardwright_wire::{Phase, Value, Work};
+
+use super::rig::{body, forward, new_request};
 use super::script::{Operation, answer, script};
 use super::simulation::Simulation;
-use crate::{Grant, LocalError, NewRequest, Task, Waiting};
+use crate::{Grant, LocalError, Task, Waiting};
 
 impl Simulation {
     /// A worker goes on: from its grant, or with the next operation of its task.
@@ -28,6 +30,10 @@ impl Simulation {
                         }
                         Task::Request(request) => {
                             script(seed_of(&task), request.place.call.0, world, false)
+                        }
+                        Task::WeightGradient(_) => {
+                            simulated.weight_gradients_run += 1;
+                            VecDeque::new()
                         }
                     };
                     worker.task = Some(task);
@@ -88,6 +94,14 @@ impl Simulation {
                     .respond(request.requester, request.id, body(value), now)
                     .unwrap();
             }
+            let defers = matches!(worker.task, Some(Task::Root { .. } | Task::Request(_)));
+            if self.splits_backward
+                && defers
+                && !worker.aborting
+                && simulated.machine.defer_weight_gradient(id, 7).is_ok()
+            {
+                simulated.weight_gradients_left += 1;
+            }
             worker.task = None;
             worker.operations.clear();
             worker.waits.clear();
@@ -100,10 +114,12 @@ impl Simulation {
         let microbatch = match &task {
             Task::Root { microbatch } => *microbatch,
             Task::Request(request) => request.microbatch,
+            Task::WeightGradient(deferred) => deferred.microbatch,
         };
         let depth = match &task {
             Task::Root { .. } => 3,
             Task::Request(request) => request.place.call.0,
+            Task::WeightGradient(_) => unreachable!("it makes no calls"),
         };
         let calls: Vec<(u32, Work, i64, Value)> = match operation.expect("checked above") {
             Operation::AwaitBackward => {
@@ -128,17 +144,8 @@ impl Simulation {
             )],
         };
         for (to, work, seed, expected) in calls {
-            let request = NewRequest {
-                model: ModelId(0),
-                work,
-                microbatch: MicrobatchId(microbatch.0),
-                place: Place {
-                    parent: None,
-                    call: CallId(depth - 1),
-                },
-                context: context(),
-                body: body(Value::Int(seed)),
-            };
+            let mut request = new_request(work, MicrobatchId(microbatch.0), Value::Int(seed));
+            request.place.call = CallId(depth - 1);
             let sent = simulated
                 .machine
                 .send_request(Some(id), Rank(to), request, now);
@@ -167,6 +174,6 @@ fn seed_of(task: &Task) -> i64 {
             Value::Int(seed) => seed,
             _ => 0,
         },
-        Task::Root { .. } => 0,
+        Task::Root { .. } | Task::WeightGradient(_) => 0,
     }
 }

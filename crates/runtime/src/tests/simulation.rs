@@ -27,8 +27,11 @@ pub(super) struct RankSimulation {
     pub(super) machine: Machine,
     pub(super) workers: Vec<Worker>,
     supervising: bool,
+    entered: Duration,
     ended: Option<Result<(), FailureKind>>,
     pub(super) tasks_run: u32,
+    pub(super) weight_gradients_left: u32,
+    pub(super) weight_gradients_run: u32,
 }
 
 pub(super) struct Simulation {
@@ -42,6 +45,8 @@ pub(super) struct Simulation {
     /// After how many events, and how, the victim is lost.
     pub(super) dies_after: Option<(u32, Loss)>,
     pub(super) victim: usize,
+    /// Whether tasks leave weight gradients for later.
+    pub(super) splits_backward: bool,
     dead: Option<usize>,
     untold: Vec<usize>,
 }
@@ -53,8 +58,11 @@ impl Simulation {
             machine: Machine::new(config(*rank, &pipeline, world)),
             workers: Vec::new(),
             supervising: false,
+            entered: Duration::ZERO,
             ended: None,
             tasks_run: 0,
+            weight_gradients_left: 0,
+            weight_gradients_run: 0,
         });
         Self {
             ranks: ranks.collect(),
@@ -65,6 +73,7 @@ impl Simulation {
             failed_by: None,
             dies_after: None,
             victim: 0,
+            splits_backward: false,
             dead: None,
             untold: Vec::new(),
         }
@@ -79,8 +88,9 @@ impl Simulation {
         &mut self,
         step: u64,
         num_microbatches: u32,
-        schedule: Schedule,
+        schedule: &Schedule,
     ) -> Vec<Result<(), FailureKind>> {
+        self.splits_backward = schedule.splits_backward();
         let mut to_enter: Vec<usize> = (0..self.ranks.len()).collect();
         for rank in &mut self.ranks {
             rank.ended = None;
@@ -111,7 +121,7 @@ impl Simulation {
             match chosen {
                 Choice::Enter(rank) => {
                     to_enter.retain(|other| *other != rank);
-                    self.enter(rank, step, num_microbatches, schedule);
+                    self.enter(rank, step, num_microbatches, schedule.clone());
                 }
                 Choice::Deliver((from, to)) => {
                     let queue = self.network.get_mut(&(from, to)).unwrap();
@@ -179,7 +189,10 @@ impl Simulation {
         let now = self.now;
         let simulated = &mut self.ranks[rank];
         match simulated.machine.begin_step(plan, now) {
-            Ok(()) => simulated.supervising = true,
+            Ok(()) => {
+                simulated.supervising = true;
+                simulated.entered = now;
+            }
             Err(crate::ServerError::Failed(failure)) => simulated.ended = Some(Err(failure.kind)),
             Err(other) => panic!("{other}"),
         }
@@ -219,13 +232,13 @@ impl Simulation {
             }
             Some(MainEvent::RootDone) => {
                 simulated.machine.end_step(body(Value::Bool(true))).unwrap();
-                simulated.machine.leave_step().unwrap();
+                simulated.machine.leave_step(now).unwrap();
                 simulated.ended = Some(Ok(()));
                 simulated.supervising = false;
             }
             Some(MainEvent::StepEnd(result)) => {
                 assert_eq!(result.value, Value::Bool(true));
-                simulated.machine.leave_step().unwrap();
+                simulated.machine.leave_step(now).unwrap();
                 simulated.ended = Some(Ok(()));
                 simulated.supervising = false;
             }
@@ -237,7 +250,13 @@ impl Simulation {
             }
         }
         if self.ranks[rank].ended == Some(Ok(())) {
-            assert_eq!(self.ranks[rank].machine.stats().live_requests, 0, "EX-7");
+            let ended = &self.ranks[rank];
+            assert_eq!(ended.machine.stats().live_requests, 0, "EX-7");
+            assert_eq!(
+                ended.machine.newest_usage().total(),
+                now.saturating_sub(ended.entered),
+                "all of a step's time is charged, once"
+            );
         }
         self.settle(rank);
     }

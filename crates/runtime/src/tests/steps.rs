@@ -1,7 +1,8 @@
 //! Steps that succeed, over several ranks.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use shardwright_comm::Transport;
 use shardwright_core::WorkerId;
@@ -16,6 +17,8 @@ use crate::{ServerError, Task};
 /// The root calls rank 1, that calls the next one, and so on; the last calls back to rank 0.
 /// Then backward the same way, and a close.
 pub(super) fn chain(world: u32) -> Behaviour {
+    // The forward requests that a rank has made, by step and microbatch.
+    let made = Mutex::new(BTreeMap::new());
     Arc::new(
         move |rank: &TestRank, worker: WorkerId, task: &Task| -> Result<Value, ServerError> {
             let microbatch = microbatch_of(task);
@@ -38,15 +41,20 @@ pub(super) fn chain(world: u32) -> Behaviour {
                     if rank.id.0 == 0 {
                         return Ok(Value::Int(depth + 1));
                     }
-                    let (_, value) = rank.call(
-                        worker,
-                        next,
-                        request.work.clone(),
-                        microbatch,
-                        Value::Int(depth + 1),
-                    )?;
+                    let place = (rank.id, request.step, microbatch);
+                    let mut work = request.work.clone();
+                    if let Work::Backward { forward, .. } | Work::Close { forward, .. } = &mut work
+                    {
+                        *forward = made.lock().unwrap()[&place];
+                    }
+                    let value = Value::Int(depth + 1);
+                    let (id, value) = rank.call(worker, next, work.clone(), microbatch, value)?;
+                    if matches!(work, Work::Forward { .. }) {
+                        made.lock().unwrap().insert(place, id);
+                    }
                     Ok(value)
                 }
+                Task::WeightGradient(_) => unreachable!("the schedules here split no backward"),
             }
         },
     )

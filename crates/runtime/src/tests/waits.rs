@@ -5,8 +5,8 @@ use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, Worker
 use shardwright_wire::{Beat, Message, Outcome, Phase, Response, Value};
 
 use super::alone::*;
-use super::rig::{body, config, forward, new_request, plan};
-use crate::{FailureKind, Grant, Machine, MainEvent, Waiting};
+use super::rig::{backward, body, config, forward, new_request, plan};
+use crate::{FailureKind, Grant, Machine, MainEvent, StepPlan, Waiting};
 
 #[test]
 fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
@@ -65,11 +65,17 @@ fn a_main_thread_that_waits_outside_the_server_is_no_progress_for_others() {
     assert!(rank.is_executing());
 }
 
+const INTERLEAVED: &str = "interleaved(active=4)";
+
 /// A root of two microbatches: worker 0 waits for request 1 of microbatch 0, and worker 1 has sent request 2 of
 /// microbatch 1 but does not wait yet.
-fn root_of_two() -> Machine {
+pub(super) fn root_of_two(schedule: &str) -> Machine {
     let mut root = machine(0);
-    root.begin_step(plan(1, "train_step", 2), at(0)).unwrap();
+    let plan = StepPlan {
+        schedule: schedule.parse().expect("to be a schedule"),
+        ..plan(1, "train_step", 2)
+    };
+    root.begin_step(plan, at(0)).unwrap();
     root.enter_main(at(0));
     for microbatch in 0..2 {
         let Some(MainEvent::StartWorker(worker)) = root.poll_main(at(0)) else {
@@ -89,7 +95,7 @@ fn root_of_two() -> Machine {
     root
 }
 
-fn answer_of(id: u64) -> Message {
+pub(super) fn answer_of(id: u64) -> Message {
     Message::Response(Box::new(Response {
         id: RequestId(id),
         step: StepEpoch(1),
@@ -101,7 +107,7 @@ fn answer_of(id: u64) -> Message {
 #[test]
 fn a_wait_that_is_over_already_keeps_the_turn() {
     // EX-3
-    let mut root = root_of_two();
+    let mut root = root_of_two(INTERLEAVED);
     root.deliver(Rank(1), answer_of(2), at(0));
     assert_eq!(
         root.wait(WorkerId(1), &[RequestId(2)], Phase::Forward, at(0)),
@@ -112,7 +118,7 @@ fn a_wait_that_is_over_already_keeps_the_turn() {
 #[test]
 fn a_wait_that_is_over_already_lets_an_earlier_microbatch_go_first() {
     // EX-3
-    let mut root = root_of_two();
+    let mut root = root_of_two(INTERLEAVED);
     root.deliver(Rank(1), answer_of(1), at(0));
     root.deliver(Rank(1), answer_of(2), at(0));
     assert_eq!(root.take_grant(WorkerId(0)), None);
@@ -126,6 +132,25 @@ fn a_wait_that_is_over_already_lets_an_earlier_microbatch_go_first() {
     assert_eq!(root.take_grant(WorkerId(0)), Some(Grant::Resume));
     root.worker_returns(WorkerId(0), at(0)).unwrap();
     assert_eq!(root.take_grant(WorkerId(1)), Some(Grant::Resume));
+}
+
+#[test]
+fn a_backward_that_begins_elsewhere_is_asked_for_at_once_though_an_earlier_microbatch_is_ready() {
+    let mut root = root_of_two(INTERLEAVED);
+    root.deliver(Rank(1), answer_of(1), at(0));
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(true));
+    assert_eq!(root.take_grant(WorkerId(0)), None);
+}
+
+#[test]
+fn a_backward_that_begins_elsewhere_waits_where_the_schedule_has_another_order() {
+    let mut root = root_of_two("simple");
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
+    let mut root = root_of_two("list(0F 1F 0B 1B)");
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
+    let program = "shardwright program 1\nrank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\n";
+    let mut root = root_of_two(program);
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
 }
 
 #[test]
@@ -196,7 +221,7 @@ fn a_peer_that_leaves_after_the_roots_word_is_not_missed() {
         Some(MainEvent::StepEnd(_))
     ));
     assert_eq!(third.check_abort(StepEpoch(1), &[], at(0)), Ok(()));
-    third.leave_step().unwrap();
+    third.leave_step(at(0)).unwrap();
     let failed = failure(enter(&mut third, 2));
     assert_eq!(failed.kind, FailureKind::PeerLost);
 }
@@ -227,5 +252,33 @@ fn a_rank_that_dies_between_steps_fails_the_next_one() {
         failed.report.message.contains("has been silent for 9 s"),
         "{}",
         failed.report.message
+    );
+}
+
+#[test]
+fn a_lost_rank_is_reported_with_the_request_that_it_serves_first() {
+    // EX-10
+    let mut root = machine(0);
+    root.begin_step(plan(1, "train_step", 2), at(0)).unwrap();
+    root.enter_main(at(0));
+    root.poll_main(at(0));
+    root.worker_returns(WorkerId(0), at(0)).unwrap();
+    for (work, microbatch) in [
+        (forward(2), 1),
+        (forward(1), 0),
+        (backward(1, RequestId(9)), 0),
+    ] {
+        let request = new_request(work, MicrobatchId(microbatch), Value::None);
+        root.send_request(Some(WorkerId(0)), Rank(1), request, at(0))
+            .unwrap();
+    }
+    root.peer_lost(Rank(1), Loss::Died, at(1));
+    root.worker_returns(WorkerId(0), at(1)).unwrap();
+    let Some(MainEvent::Failed(failed)) = root.poll_main(at(1)) else {
+        panic!("a lost rank is a failure")
+    };
+    assert_eq!(
+        (failed.report.phase, failed.report.microbatch),
+        (Some(Phase::Backward), Some(MicrobatchId(0)))
     );
 }

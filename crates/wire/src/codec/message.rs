@@ -3,7 +3,11 @@
 use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch};
 
 use super::frame::{Frame, FrameKind};
-use super::parts::{read_context, read_report, read_work, write_context, write_report, write_work};
+use super::order::{read_order, write_order};
+use super::parts::{
+    read_context, read_fetch, read_held, read_released, read_report, read_work, write_context,
+    write_fetch, write_held, write_released, write_report, write_work,
+};
 use super::placement::{self, Placed, SharedPlace};
 use super::reader::Reader;
 use super::value::{self, Budget};
@@ -11,7 +15,8 @@ use super::writer::{Writer, bounded};
 use super::{CodecError, Limits};
 use crate::buffer::Buffer;
 use crate::message::{
-    Abort, Body, Message, ObjectMessage, Outcome, Place, Request, Response, StepBegin, StepEnd,
+    Abort, Body, Delivery, Message, ObjectMessage, Outcome, Place, Request, Response, StepBegin,
+    StepEnd,
 };
 use crate::tensor::{TensorMeta, TensorPart};
 
@@ -125,6 +130,8 @@ impl Encoder<'_> {
                 writer.option(request.place.parent, |writer, parent| writer.u64(parent.0));
                 writer.u32(request.place.call.0);
                 write_context(writer, &request.context);
+                writer.bool(request.hold);
+                write_released(writer, &request.released);
                 self.body(writer, &request.body)
             }
             Message::Response(response) => {
@@ -172,6 +179,24 @@ impl Encoder<'_> {
                 writer.option(report.as_deref(), write_report);
                 Ok(())
             }
+            Message::Fetch(fetch) => {
+                writer.u8(7);
+                write_fetch(writer, fetch);
+                Ok(())
+            }
+            Message::Delivery(delivery) => {
+                writer.u8(8);
+                writer.u64(delivery.step.0);
+                writer.u32(delivery.requester.0);
+                writer.u64(delivery.request.0);
+                writer.u32(delivery.index);
+                self.body(writer, &delivery.body)
+            }
+            Message::TaskOrder(order) => {
+                writer.u8(9);
+                write_order(writer, order);
+                Ok(())
+            }
         }
     }
 
@@ -179,14 +204,14 @@ impl Encoder<'_> {
         let limits = self.limits;
         bounded("tensors", body.tensors.len() as u64, limits.tensors)?;
         writer.count(body.tensors.len());
-        for TensorPart { meta, data } in &body.tensors {
+        for TensorPart { meta, data, held } in &body.tensors {
             bounded(
                 "bytes in one tensor",
                 data.len() as u64,
                 limits.tensor_bytes,
             )?;
             bounded("dimensions", meta.shape.len() as u64, limits.dimensions)?;
-            check_fit(meta, data.len() as u64)?;
+            check_fit(meta, data.len() as u64, held.is_some())?;
             writer.text(&meta.dtype);
             writer.count(meta.shape.len());
             meta.shape
@@ -195,6 +220,7 @@ impl Encoder<'_> {
                 .for_each(|size| writer.u64(*size));
             writer.text(&meta.device);
             writer.bool(meta.requires_grad);
+            writer.option(*held, write_held);
             writer.count(data.len());
             let place = (self.place)(data);
             placement::write(writer, place);
@@ -211,8 +237,10 @@ impl Encoder<'_> {
     }
 }
 
-fn check_fit(meta: &TensorMeta, bytes: u64) -> Result<(), CodecError> {
-    if meta.fits(bytes) {
+/// WI-3; a tensor that is held elsewhere may come without its bytes.
+fn check_fit(meta: &TensorMeta, bytes: u64, held: bool) -> Result<(), CodecError> {
+    let absent = held && bytes == 0 && meta.num_bytes().is_some();
+    if absent || meta.fits(bytes) {
         return Ok(());
     }
     Err(CodecError::TensorSize {
@@ -243,6 +271,8 @@ impl Decoder<'_> {
                     call: CallId(reader.u32()?),
                 },
                 context: read_context(reader)?,
+                hold: reader.bool()?,
+                released: read_released(reader)?,
                 body: self.body(reader)?,
             })),
             1 => Message::Response(Box::new(Response {
@@ -278,6 +308,15 @@ impl Decoder<'_> {
                 body: self.body(reader)?,
             })),
             6 => Message::Goodbye(reader.option(read_report)?.map(Box::new)),
+            7 => Message::Fetch(read_fetch(reader)?),
+            8 => Message::Delivery(Box::new(Delivery {
+                step: StepEpoch(reader.u64()?),
+                requester: Rank(reader.u32()?),
+                request: RequestId(reader.u64()?),
+                index: reader.u32()?,
+                body: self.body(reader)?,
+            })),
+            9 => Message::TaskOrder(Box::new(read_order(reader)?)),
             found => {
                 return Err(CodecError::Tag {
                     what: "message",
@@ -309,9 +348,10 @@ impl Decoder<'_> {
                 device,
                 requires_grad,
             };
+            let held = reader.option(read_held)?;
             let bytes = reader.u64()?;
             bounded("bytes in one tensor", bytes, self.limits.tensor_bytes)?;
-            check_fit(&meta, bytes)?;
+            check_fit(&meta, bytes, held.is_some())?;
             self.placed.push(Placed {
                 bytes: bytes as usize,
                 shared: placement::read(reader)?,
@@ -319,6 +359,7 @@ impl Decoder<'_> {
             tensors.push(TensorPart {
                 meta,
                 data: empty.clone(),
+                held,
             });
         }
         let value = value::read(reader, 0, &mut Budget::new(self.limits, count))?;

@@ -11,6 +11,7 @@
 
 mod frame;
 mod message;
+mod order;
 mod parts;
 mod placement;
 mod reader;
@@ -22,7 +23,7 @@ pub use message::{Incoming, decode_control, encode, encode_placed};
 pub use placement::{Placed, SharedPlace};
 
 /// The version of the format; a change that an older reader cannot read raises it.
-pub const FORMAT_VERSION: u16 = 2;
+pub const FORMAT_VERSION: u16 = 4;
 
 /// What a frame may hold at most; the same at sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

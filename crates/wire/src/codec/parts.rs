@@ -1,14 +1,17 @@
 //! What messages are made of, apart from values and tensors.
 
-use shardwright_core::{MicrobatchId, ModuleId, Rank, RequestId};
+use shardwright_core::{MicrobatchId, ModuleId, Rank, RequestId, StepEpoch};
 
 use super::CodecError;
 use super::reader::Reader;
 use super::writer::Writer;
-use crate::message::{ErrorReport, Phase, SequentialRange, TaskContext, Work};
+use crate::message::{ErrorReport, Fetch, Phase, SequentialRange, TaskContext, Work};
+use crate::tensor::HeldTensor;
 
 /// More device types than torch has.
 const MAX_AUTOCAST: u64 = 64;
+/// More requests than a rank makes of another between two others.
+const MAX_RELEASED: u64 = 1 << 20;
 
 pub(super) fn write_work(writer: &mut Writer, work: &Work) {
     match work {
@@ -47,6 +50,29 @@ pub(super) fn write_context(writer: &mut Writer, context: &TaskContext) {
         writer.bool(*cache);
     }
     writer.bool(context.checkpointing);
+}
+
+pub(super) fn write_released(writer: &mut Writer, released: &[RequestId]) {
+    writer.count(released.len());
+    for request in released {
+        writer.u64(request.0);
+    }
+}
+
+pub(super) fn write_held(writer: &mut Writer, held: HeldTensor) {
+    writer.u32(held.holder.0);
+    writer.u32(held.requester.0);
+    writer.u64(held.request.0);
+    writer.u32(held.index);
+}
+
+pub(super) fn write_fetch(writer: &mut Writer, fetch: &Fetch) {
+    writer.u64(fetch.step.0);
+    write_held(writer, fetch.tensor);
+    writer.u32(fetch.to.0);
+    writer.u32(fetch.requester.0);
+    writer.u64(fetch.request.0);
+    writer.u32(fetch.index);
 }
 
 pub(super) fn write_report(writer: &mut Writer, report: &ErrorReport) {
@@ -108,6 +134,35 @@ pub(super) fn read_context(reader: &mut Reader<'_>) -> Result<TaskContext, Codec
         inference_mode,
         autocast,
         checkpointing: reader.bool()?,
+    })
+}
+
+pub(super) fn read_released(reader: &mut Reader<'_>) -> Result<Vec<RequestId>, CodecError> {
+    let count = reader.count("released requests", MAX_RELEASED)?;
+    let mut released = Vec::new();
+    for _ in 0..count {
+        released.push(RequestId(reader.u64()?));
+    }
+    Ok(released)
+}
+
+pub(super) fn read_held(reader: &mut Reader<'_>) -> Result<HeldTensor, CodecError> {
+    Ok(HeldTensor {
+        holder: Rank(reader.u32()?),
+        requester: Rank(reader.u32()?),
+        request: RequestId(reader.u64()?),
+        index: reader.u32()?,
+    })
+}
+
+pub(super) fn read_fetch(reader: &mut Reader<'_>) -> Result<Fetch, CodecError> {
+    Ok(Fetch {
+        step: StepEpoch(reader.u64()?),
+        tensor: read_held(reader)?,
+        to: Rank(reader.u32()?),
+        requester: Rank(reader.u32()?),
+        request: RequestId(reader.u64()?),
+        index: reader.u32()?,
     })
 }
 

@@ -5,9 +5,9 @@ use proptest::option;
 use proptest::prelude::*;
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::{
-    Abort, Body, Buffer, ErrorReport, Message, NoMemory, ObjectMessage, Outcome, Phase, Place,
-    Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TensorMeta, TensorPart,
-    Value, Work,
+    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, NoMemory,
+    ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd,
+    TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
 };
 
 fn values(tensors: u32) -> BoxedStrategy<Value> {
@@ -55,7 +55,7 @@ fn tensors() -> impl Strategy<Value = TensorPart> {
         Just(("float32", 4)),
         Just(("complex128", 16))
     ];
-    (dtypes, vec(0_u64..4, 0..4), any::<bool>(), any::<u8>()).prop_map(
+    let whole = (dtypes, vec(0_u64..4, 0..4), any::<bool>(), any::<u8>()).prop_map(
         |((dtype, size), shape, grad, byte)| {
             let strides: Vec<u64> = (0..shape.len())
                 .map(|axis| shape[axis + 1..].iter().product())
@@ -72,12 +72,25 @@ fn tensors() -> impl Strategy<Value = TensorPart> {
                 device: "cpu".to_owned(),
                 requires_grad: grad,
             };
-            TensorPart {
-                meta,
-                data: data.unwrap(),
-            }
+            TensorPart::new(meta, data.unwrap())
         },
-    )
+    );
+    (whole, option::of(helds()), any::<bool>()).prop_map(|(mut part, held, here)| {
+        part.held = held;
+        if held.is_some() && !here {
+            part.data = Buffer::default();
+        }
+        part
+    })
+}
+
+fn helds() -> impl Strategy<Value = HeldTensor> {
+    any::<(u32, u32, u64, u32)>().prop_map(|(holder, requester, request, index)| HeldTensor {
+        holder: Rank(holder),
+        requester: Rank(requester),
+        request: RequestId(request),
+        index,
+    })
 }
 
 fn bodies() -> impl Strategy<Value = Body> {
@@ -91,7 +104,7 @@ fn bodies() -> impl Strategy<Value = Body> {
 }
 
 fn reports() -> impl Strategy<Value = ErrorReport> {
-    let phase = option::of(prop_oneof![Just(Phase::Forward), Just(Phase::Backward)]);
+    let phase = option::of(phases());
     (
         any::<u32>(),
         ".{0,9}",
@@ -151,20 +164,27 @@ fn contexts() -> impl Strategy<Value = TaskContext> {
 
 fn requests() -> impl Strategy<Value = Request> {
     let ids = any::<(u64, u64, u32, u32, u32, u32)>();
-    (ids, works(), option::of(any::<u64>()), contexts(), bodies()).prop_map(
-        |((id, step, model, microbatch, requester, call), work, parent, context, body)| Request {
-            id: RequestId(id),
-            step: StepEpoch(step),
-            model: ModelId(model),
-            work,
-            microbatch: MicrobatchId(microbatch),
-            requester: Rank(requester),
-            place: Place {
-                parent: parent.map(RequestId),
-                call: CallId(call),
-            },
-            context,
-            body,
+    let held = (any::<bool>(), vec(any::<u64>(), 0..3));
+    let about = (works(), option::of(any::<u64>()), contexts());
+    (ids, about, held, bodies()).prop_map(
+        |((id, step, model, microbatch, requester, call), about, (hold, released), body)| {
+            let (work, parent, context) = about;
+            Request {
+                id: RequestId(id),
+                step: StepEpoch(step),
+                model: ModelId(model),
+                work,
+                microbatch: MicrobatchId(microbatch),
+                requester: Rank(requester),
+                place: Place {
+                    parent: parent.map(RequestId),
+                    call: CallId(call),
+                },
+                context,
+                hold,
+                released: released.into_iter().map(RequestId).collect(),
+                body,
+            }
         },
     )
 }
@@ -203,5 +223,78 @@ pub(crate) fn messages() -> impl Strategy<Value = Message> {
         (".{0,9}", bodies())
             .prop_map(|(channel, body)| Message::Object(Box::new(ObjectMessage { channel, body }))),
         option::of(reports()).prop_map(|report| Message::Goodbye(report.map(Box::new))),
+        (any::<(u64, u32, u32, u64, u32)>(), helds()).prop_map(
+            |((step, to, requester, request, index), tensor)| Message::Fetch(Fetch {
+                step: StepEpoch(step),
+                tensor,
+                to: Rank(to),
+                requester: Rank(requester),
+                request: RequestId(request),
+                index,
+            })
+        ),
+        (any::<(u64, u32, u64, u32)>(), bodies()).prop_map(
+            |((step, requester, request, index), body)| {
+                Message::Delivery(Box::new(Delivery {
+                    step: StepEpoch(step),
+                    requester: Rank(requester),
+                    request: RequestId(request),
+                    index,
+                    body,
+                }))
+            }
+        ),
+        (any::<(u64, u64)>(), vec(task_events(), 0..4)).prop_map(|((step, number), events)| {
+            Message::TaskOrder(Box::new(TaskOrder {
+                step: StepEpoch(step),
+                number,
+                events,
+            }))
+        }),
     ]
+}
+
+fn phases() -> impl Strategy<Value = Phase> {
+    prop_oneof![Just(Phase::Forward), Just(Phase::Backward)]
+}
+
+fn task_events() -> impl Strategy<Value = TaskEvent> {
+    let asked = (
+        any::<(u32, u32, u32)>(),
+        option::of(phases()),
+        option::of(any::<u32>()),
+    );
+    prop_oneof![
+        task_names().prop_map(TaskEvent::Turn),
+        task_names().prop_map(TaskEvent::Ends),
+        ".{0,9}".prop_map(TaskEvent::Enters),
+        asked.prop_map(
+            |((place, microbatch, model), phase, module)| TaskEvent::Asks(Asked {
+                place,
+                phase,
+                microbatch: MicrobatchId(microbatch),
+                module: (ModelId(model), module.map(ModuleId)),
+            })
+        ),
+    ]
+}
+
+fn task_names() -> impl Strategy<Value = TaskName> {
+    let sources = prop_oneof![
+        Just(TaskSource::Root),
+        any::<(u32, u64)>().prop_map(|(place, id)| TaskSource::Request {
+            place,
+            id: RequestId(id)
+        }),
+        any::<u64>().prop_map(|token| TaskSource::WeightGradient { token }),
+    ];
+    let modules = option::of(any::<(u32, u32)>());
+    (sources, phases(), any::<u32>(), modules).prop_map(|(source, phase, microbatch, module)| {
+        TaskName {
+            source,
+            phase,
+            microbatch: MicrobatchId(microbatch),
+            module: module.map(|(model, module)| (ModelId(model), ModuleId(module))),
+        }
+    })
 }

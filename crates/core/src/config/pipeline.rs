@@ -1,0 +1,154 @@
+//! The values of the key `pipeline`: a word, a list of starts, or a program.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ConfigError;
+
+/// The schedules that have a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PipelineName {
+    /// All forwards, then all backwards.
+    Simple,
+    /// A ready backward first, else the next forward.
+    Interleaved,
+    /// Forward and backward by turns, for several parts of the model on one rank.
+    Looped,
+    /// As interleaved, with weight gradients computed when nothing else is ready.
+    ZeroBubble,
+    /// Interleaved at first, then what the first steps show to be the fastest.
+    Auto,
+}
+
+/// Which of a microbatch's two tasks on the root an entry of a list starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PipelinePhase {
+    /// The step function.
+    Forward,
+    /// Its `model.backward`.
+    Backward,
+}
+
+impl PipelinePhase {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        }
+    }
+}
+
+/// The order of forwards and backwards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Pipeline {
+    /// A schedule with a name.
+    Named(PipelineName),
+    /// The order in which the root starts forwards and backwards.
+    List(Vec<(u32, PipelinePhase)>),
+    /// What each rank does, in order: the text of a program.
+    Program(String),
+}
+
+/// What the text of a program begins with, by which it is told from the name of a schedule.
+pub const PROGRAM_HEADER: &str = "shardwright program ";
+
+pub(super) const NAMES: [&str; 5] = ["interleaved", "simple", "looped", "zero_bubble", "auto"];
+
+/// The default of `active_microbatches`: as many as fill the pipeline, and two that come and go. With looped stages one
+/// set that fills it goes forward while another goes backward.
+pub(super) fn default_active_microbatches(is_looped: bool, degree: u32) -> u32 {
+    if is_looped {
+        degree.saturating_mul(2)
+    } else {
+        degree.saturating_add(2)
+    }
+}
+
+/// Whether a value has the form of one of the three; what a list or a program says is checked later.
+pub(super) fn has_form(value: &Value) -> bool {
+    match value {
+        Value::String(text) => NAMES.contains(&text.as_str()) || text.starts_with(PROGRAM_HEADER),
+        Value::Array(entries) => !entries.is_empty(),
+        _ => false,
+    }
+}
+
+/// The entries of a list, which starts every microbatch once in either phase, the forward first.
+pub(super) fn read_list(value: &Value, microbatches: u32) -> Result<(), ConfigError> {
+    let Value::Array(entries) = value else {
+        return Ok(());
+    };
+    let read = |(index, entry): (usize, &Value)| {
+        serde_json::from_value(entry.clone()).map_err(|_| ConfigError::ListEntry {
+            index,
+            value: entry.to_string(),
+            allowed: format!(
+                "a microbatch from 0 to {} and \"forward\" or \"backward\", such as [0, \"forward\"]",
+                microbatches - 1
+            ),
+        })
+    };
+    let entries = entries.iter().enumerate().map(read);
+    check_list(&entries.collect::<Result<Vec<_>, _>>()?, microbatches)
+}
+
+/// Whether a list starts every one of so many microbatches exactly once in either phase, its forward before
+/// its backward.
+pub fn check_list(entries: &[(u32, PipelinePhase)], microbatches: u32) -> Result<(), ConfigError> {
+    let mut seen = std::collections::BTreeMap::new();
+    for (index, entry @ (microbatch, phase)) in entries.iter().enumerate() {
+        let refused = |allowed| {
+            Err(ConfigError::ListEntry {
+                index,
+                value: shown(*entry),
+                allowed,
+            })
+        };
+        if *microbatch >= microbatches {
+            return refused(format!(
+                "microbatches from 0 to {}, since \"microbatches\" is {microbatches}",
+                microbatches - 1
+            ));
+        }
+        if let Some(first) = seen.insert(*entry, index) {
+            return refused(format!("each entry once; it stands at index {first} too"));
+        }
+        let forward = (*microbatch, PipelinePhase::Forward);
+        if *phase == PipelinePhase::Backward && !seen.contains_key(&forward) {
+            return refused(format!("a backward only behind {}", shown(forward)));
+        }
+    }
+    let mut wanted = (0..microbatches).flat_map(|microbatch| {
+        [PipelinePhase::Forward, PipelinePhase::Backward].map(|phase| (microbatch, phase))
+    });
+    match wanted.find(|entry| !seen.contains_key(entry)) {
+        None => Ok(()),
+        Some(entry) => Err(ConfigError::ListIncomplete {
+            length: entries.len(),
+            missing: shown(entry),
+            microbatches,
+        }),
+    }
+}
+
+/// How many microbatches a checked list has in flight at most.
+pub(super) fn most_in_flight(value: &Value) -> u32 {
+    let entries = value.as_array().map_or(&[][..], Vec::as_slice);
+    let (mut in_flight, mut most) = (0_u32, 0);
+    for entry in entries {
+        if entry.get(1).and_then(Value::as_str) == Some(PipelinePhase::Forward.name()) {
+            in_flight += 1;
+        } else {
+            in_flight = in_flight.saturating_sub(1);
+        }
+        most = most.max(in_flight);
+    }
+    most
+}
+
+fn shown((microbatch, phase): (u32, PipelinePhase)) -> String {
+    format!("[{microbatch}, {:?}]", phase.name())
+}

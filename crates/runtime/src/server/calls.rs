@@ -1,0 +1,149 @@
+//! The requests that a rank makes, and its answers.
+
+use std::time::{Duration, Instant};
+
+use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, WorkerId};
+use shardwright_wire::{Body, HeldTensor, Phase, Work};
+
+use super::Server;
+use crate::bells::wait_on;
+use crate::failure::ServerError;
+use crate::machine::{Expected, NewRequest, Waiting};
+
+impl Server {
+    /// Makes a request; see [`Machine::send_request`].
+    pub fn send_request(
+        &self,
+        worker: Option<WorkerId>,
+        to: Rank,
+        request: NewRequest,
+    ) -> Result<RequestId, ServerError> {
+        self.enter(|machine, now| machine.send_request(worker, to, request, now))
+    }
+
+    /// Makes a request that another rank sends; see [`Machine::announce_request`].
+    pub fn announce_request(
+        &self,
+        worker: WorkerId,
+        to: Rank,
+        model: ModelId,
+        work: &Work,
+        microbatch: MicrobatchId,
+        expected: Option<Expected>,
+    ) -> Result<RequestId, ServerError> {
+        self.enter(|machine, _| {
+            machine.announce_request(worker, to, model, work, microbatch, expected)
+        })
+    }
+
+    /// Asks for a tensor that another rank holds; see [`Machine::fetch`].
+    pub fn fetch(&self, worker: WorkerId, tensor: HeldTensor) -> Result<RequestId, ServerError> {
+        self.enter(|machine, now| machine.fetch(worker, tensor, now))
+    }
+
+    /// Needs tensors no more; see [`Machine::release`].
+    pub fn release(&self, holder: Rank, requests: &[RequestId]) {
+        self.lock().machine.release(holder, requests);
+    }
+
+    /// Sends a request in another rank's name; see [`Machine::send_request_for`].
+    pub fn send_request_for(
+        &self,
+        worker: WorkerId,
+        announced: (Rank, RequestId),
+        to: Rank,
+        request: NewRequest,
+    ) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.send_request_for(worker, announced, to, request, now))
+    }
+
+    /// Says which collective a task enters; see [`Machine::enters_collective`].
+    pub fn enters_collective(&self, worker: WorkerId, name: String) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.enters_collective(worker, name, now))
+    }
+
+    /// Says that no gradient comes back to a forward; see [`Machine::ends_with_forward`].
+    pub fn ends_with_forward(&self, worker: WorkerId) -> Result<(), ServerError> {
+        self.lock().machine.ends_with_forward(worker)
+    }
+
+    /// Suspends a worker until all responses are there.
+    pub fn wait(
+        &self,
+        worker: WorkerId,
+        requests: &[RequestId],
+        phase: Phase,
+    ) -> Result<Vec<Body>, ServerError> {
+        let mut state = self.lock();
+        if state.machine.wait(worker, requests, phase, self.now())? == Waiting::Suspended {
+            state = self.resumed(state, worker)?;
+        } else {
+            state = self.settle_for(state, Some(worker));
+        }
+        state.machine.take_responses(requests)
+    }
+
+    /// Whether an earlier microbatch waits; see [`Machine::earlier_waits`].
+    pub fn earlier_waits(&self, worker: WorkerId) -> bool {
+        self.lock().machine.earlier_waits(worker)
+    }
+
+    /// The answers to requests, if they are all there.
+    pub fn take_if_answered(&self, requests: &[RequestId]) -> Option<Vec<Body>> {
+        let mut state = self.lock();
+        let answered = state.machine.are_answered(requests);
+        answered
+            .then(|| state.machine.take_responses(requests).ok())
+            .flatten()
+    }
+
+    /// Begins a wait of the main thread; `None` from [`Self::main_wait`] means that it goes on.
+    pub fn begin_main_wait(&self, requests: &[RequestId]) -> Result<(), ServerError> {
+        self.enter(|machine, _| machine.main_waits(requests))
+            .map(|_| ())
+    }
+
+    /// Goes on with the main thread's wait for at most `patience`.
+    pub fn main_wait(
+        &self,
+        requests: &[RequestId],
+        patience: Duration,
+    ) -> Result<Option<Vec<Body>>, ServerError> {
+        let deadline = Instant::now() + patience;
+        let mut state = self.lock();
+        state.machine.block_main(true);
+        let result = loop {
+            state.machine.tick(self.now());
+            state = self.settle(state);
+            match state.machine.poll_main_wait() {
+                Ok(Waiting::Over) => break state.machine.take_responses(requests).map(Some),
+                Ok(Waiting::Suspended) => {}
+                Err(error) => break Err(error),
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break Ok(None);
+            }
+            state = wait_on(&self.main_bell, state, left);
+        };
+        state.machine.block_main(false);
+        drop(self.settle(state));
+        result
+    }
+
+    /// The main thread waits for something outside the server, or no longer does; see
+    /// [`Machine::wait_outside`].
+    pub fn wait_outside(&self, waits: bool) -> Duration {
+        self.enter(|machine, now| machine.wait_outside(waits, now))
+    }
+
+    /// Leaves weight gradients for later; see [`Machine::defer_weight_gradient`].
+    pub fn defer_weight_gradient(&self, worker: WorkerId, token: u64) -> Result<(), ServerError> {
+        self.enter(|machine, _| machine.defer_weight_gradient(worker, token))
+    }
+
+    /// Answers a request.
+    pub fn respond(&self, requester: Rank, id: RequestId, body: Body) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.respond(requester, id, body, now))
+    }
+}

@@ -1,0 +1,210 @@
+//! Two pipelines side by side whose modules hold collectives: both run them in one order.
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use shardwright_core::{MicrobatchId, ModelId, Rank, StepEpoch, WorkerId};
+use shardwright_schedule::Schedule;
+use shardwright_wire::{Message, Phase, TaskEvent, TaskName, TaskOrder, TaskSource, Value, Work};
+
+use super::rig::{
+    Behaviour, Ended, TestRank, WATCHDOG, backward, config, forward, job_of, microbatch_of,
+    on_every_rank, plan, shut_down,
+};
+use crate::machine::{Grant, Machine};
+use crate::{FailureKind, MainEvent, ServerError, StepPlan, Task};
+
+const MICROBATCHES: u32 = 6;
+
+/// Ranks 0 and 1 are one pipeline, 2 and 3 the other.
+fn ranks() -> Vec<Arc<TestRank>> {
+    let configs: Vec<_> = (0..4)
+        .map(|rank| {
+            let first = rank / 2 * 2;
+            let mut own = config(rank, &[first, first + 1], 4);
+            own.tensor_group = vec![Rank(rank % 2), Rank(rank % 2 + 2)];
+            own
+        })
+        .collect();
+    job_of(&configs)
+}
+
+/// What the ranks of each tensor-parallel group have brought to their collectives so far.
+#[derive(Default)]
+struct Collectives {
+    names: Mutex<[Vec<String>; 4]>,
+    news: Condvar,
+}
+
+impl Collectives {
+    /// Waits, with the turn, until the other rank of the group has come to the same number; both must mean the same.
+    fn meet(&self, rank: &TestRank, name: &str) -> Result<(), ServerError> {
+        let own = rank.id.0 as usize;
+        let other = (own + 2) % 4;
+        let began = Instant::now();
+        let mut names = self.names.lock().unwrap();
+        names[own].push(name.to_owned());
+        let count = names[own].len();
+        self.news.notify_all();
+        while names[other].len() < count {
+            assert!(
+                began.elapsed() < WATCHDOG,
+                "rank {own} waits alone in {name}"
+            );
+            let slice = Duration::from_millis(20);
+            names = self.news.wait_timeout(names, slice).unwrap().0;
+            let step = StepEpoch(rank.server.stats().steps);
+            rank.server.check_abort(step, &[])?;
+        }
+        assert_eq!(names[other][count - 1], name, "on rank {own}");
+        Ok(())
+    }
+}
+
+/// A delay that looks random, another one for each rank, step and microbatch.
+fn dawdle(rank: u32, seed: u64, place: u64) {
+    let mixed = (u64::from(rank) * 31 + seed * 17 + place * 7).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    std::thread::sleep(Duration::from_micros(mixed >> 53));
+}
+
+/// The root calls the other rank of its pipeline twice, and back; every task holds a collective.
+fn model(collectives: &Arc<Collectives>, other_branch: bool) -> Behaviour {
+    let collectives = Arc::clone(collectives);
+    Arc::new(
+        move |rank: &TestRank, worker: WorkerId, task: &Task| -> Result<Value, ServerError> {
+            let (id, microbatch) = (rank.id.0, microbatch_of(task));
+            let to = id / 2 * 2 + 1;
+            let place = u64::from(microbatch.0);
+            dawdle(id, rank.server.stats().steps, place);
+            match task {
+                Task::Root { .. } => {
+                    collectives.meet(rank, &format!("root {microbatch}"))?;
+                    let branch = u32::from(other_branch && id == 2 && microbatch.0 == 1);
+                    let mut calls = Vec::new();
+                    for module in [1, 2 + branch] {
+                        let work = forward(module);
+                        let (call, _) = rank.call(worker, to, work, microbatch, Value::None)?;
+                        dawdle(id, 5, place + u64::from(module));
+                        collectives.meet(rank, &format!("root {microbatch} after {module}"))?;
+                        calls.push((module, call));
+                    }
+                    rank.await_backward(worker)?;
+                    for (module, call) in calls.into_iter().rev() {
+                        let work = backward(module, call);
+                        rank.call(worker, to, work, microbatch, Value::None)?;
+                        collectives.meet(rank, &format!("root {microbatch} behind {module}"))?;
+                    }
+                    Ok(Value::None)
+                }
+                Task::Request(request) => {
+                    let phase = match request.work {
+                        Work::Forward { module, .. } => format!("forward of {module}"),
+                        Work::Backward { module, .. } => format!("backward of {module}"),
+                        _ => unreachable!("nothing is closed here"),
+                    };
+                    collectives.meet(rank, &format!("{phase} for {microbatch}"))?;
+                    Ok(Value::None)
+                }
+                Task::WeightGradient(_) => unreachable!("the schedules here split no backward"),
+            }
+        },
+    )
+}
+
+fn under(schedule: Schedule, step: u64) -> StepPlan {
+    StepPlan {
+        schedule,
+        ..plan(step, "train", MICROBATCHES)
+    }
+}
+
+#[test]
+fn collectives_meet_whatever_the_delays() {
+    let active = NonZeroU32::new(3).expect("three is not zero");
+    for schedule in [Schedule::Simple, Schedule::Interleaved { active }] {
+        let ranks = ranks();
+        let collectives = Arc::new(Collectives::default());
+        let behaviour = model(&collectives, false);
+        let ends = on_every_rank(&ranks, move |rank| {
+            (1..=4)
+                .map(|step| rank.step(under(schedule.clone(), step), &behaviour))
+                .collect::<Vec<_>>()
+        });
+        for (rank, ends) in ranks.iter().zip(ends) {
+            let done: Vec<_> = (1..=4).map(|step| Ended::Done(Value::Int(step))).collect();
+            assert_eq!(ends, done, "rank {}", rank.id);
+            assert_eq!(rank.server.stats().unexpected_messages, 0);
+        }
+        let names = collectives.names.lock().unwrap();
+        assert_eq!(names[0].len(), 4 * MICROBATCHES as usize * 5);
+        assert_eq!(names[1].len(), 4 * MICROBATCHES as usize * 4);
+        drop(names);
+        shut_down(&ranks);
+    }
+}
+
+#[test]
+fn ranks_that_take_other_branches_end_with_the_first_task_in_which_they_differ() {
+    let ranks = ranks();
+    for rank in &ranks {
+        let names = ["", "first", "second", "other"].map(str::to_owned);
+        rank.server.name_modules(ModelId(0), names.to_vec());
+    }
+    let collectives = Arc::new(Collectives::default());
+    let behaviour = model(&collectives, true);
+    let ends = on_every_rank(&ranks, move |rank| {
+        rank.step(under(Schedule::Simple, 1), &behaviour).failure()
+    });
+    for failure in ends {
+        let text = &failure.report.message;
+        // Who calls it sees it, or who is called, whichever is first.
+        let called = "tp_rank 0 (rank 0) calls forward of second for microbatch 1, where tp_rank 1 (rank 2) calls \
+                      forward of other for microbatch 1";
+        let run = "tp_rank 0 (rank 1) runs forward of second for microbatch 1, where tp_rank 1 (rank 3) has forward \
+                   of other for microbatch 1 in its place";
+        assert!(text.contains(called) || text.contains(run), "{text}");
+        assert_eq!(failure.report.kind, "StepMismatchError");
+        assert_eq!(failure.kind, FailureKind::StepMismatch);
+    }
+    shut_down(&ranks);
+}
+
+#[test]
+fn a_turn_that_another_message_has_overtaken_is_given_in_its_place() {
+    let mut own = config(2, &[2], 3);
+    own.tensor_group = vec![Rank(0), Rank(2)];
+    let mut machine = Machine::new(own);
+    let now = Duration::ZERO;
+    machine.begin_step(plan(1, "train", 2), now).unwrap();
+    let event = MainEvent::StartWorker(WorkerId(0));
+    assert_eq!(
+        machine.poll_main(now),
+        None,
+        "it runs nothing before it is told to"
+    );
+    let turn = |microbatch| {
+        TaskEvent::Turn(TaskName {
+            source: TaskSource::Root,
+            phase: Phase::Forward,
+            microbatch: MicrobatchId(microbatch),
+            module: None,
+        })
+    };
+    let told = |number, microbatch| {
+        Message::TaskOrder(Box::new(TaskOrder {
+            step: StepEpoch(1),
+            number,
+            events: vec![turn(microbatch)],
+        }))
+    };
+    machine.deliver(Rank(0), told(1, 0), now);
+    assert_eq!(machine.poll_main(now), None, "the first turn is not known");
+    machine.deliver(Rank(0), told(0, 1), now);
+    assert_eq!(machine.poll_main(now), Some(event));
+    machine.worker_returns(WorkerId(0), now).unwrap();
+    let task = Task::Root {
+        microbatch: MicrobatchId(1),
+    };
+    assert_eq!(machine.take_grant(WorkerId(0)), Some(Grant::Task(task)));
+}

@@ -1,0 +1,108 @@
+//! Which schedule is the fastest for tasks that have been measured. A pure function of the measurements.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use shardwright_core::PipelineRank;
+use shardwright_schedule::Schedule;
+
+use crate::costs::{Costs, Latency, StageCosts};
+use crate::error::SimulationError;
+use crate::policy::simulate_schedule;
+use crate::route::{Chain, Control};
+
+/// A schedule has to be faster by more than this part than one that is preferred to it: simulations are no more exact,
+/// and to split backwards costs something that they do not know.
+pub const MARGIN: f64 = 0.03;
+
+/// What one rank does for one microbatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankTimes {
+    /// Its forward work.
+    pub forward: Duration,
+    /// Its backward work.
+    pub backward: Duration,
+    /// How many forward requests it serves; nothing on the root.
+    pub visits: u32,
+}
+
+/// The fastest schedule, and how long the step takes under each one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The fastest.
+    pub schedule: Schedule,
+    /// Every candidate with its simulated time, in the order of preference.
+    pub candidates: Vec<(Schedule, Duration)>,
+}
+
+/// Chooses among the built-in schedules with at most `active` microbatches in flight.
+///
+/// Of those within [`MARGIN`] of the fastest, `interleaved` with the fewest microbatches in flight goes first, then
+/// `looped`, which is tried only where some rank is visited more than once, then `simple`, which is tried only where
+/// all microbatches may be in flight, then `zero_bubble`. The model counts as a
+/// chain that goes round the ranks as often as the one that is visited most; half of a backward counts as gradients
+/// of weights, and messages take no time.
+pub fn choose_schedule(
+    ranks: &[RankTimes],
+    num_microbatches: NonZeroU32,
+    active: NonZeroU32,
+) -> Result<Choice, SimulationError> {
+    let (chain, costs) = chain_of(ranks);
+    let most = active.min(num_microbatches).get();
+    let numbers = || (1..=most).filter_map(NonZeroU32::new);
+    let interleaved = numbers().map(|active| Schedule::Interleaved { active });
+    let rounds = ranks.iter().any(|rank| rank.visits > 1);
+    let looped = numbers().filter(|_| rounds);
+    let looped = looped.map(|active| Schedule::Looped { active });
+    let simple = (active >= num_microbatches).then_some(Schedule::Simple);
+    let zero_bubble = numbers().map(|active| Schedule::ZeroBubble { active });
+    let simulate = |schedule: Schedule| {
+        simulate_schedule(&schedule, &chain, num_microbatches, &costs, &Latency::NONE)
+            .map(|outcome| (schedule, outcome.makespan))
+    };
+    let candidates = interleaved.chain(looped).chain(simple).chain(zero_bubble);
+    let candidates: Vec<_> = candidates.map(simulate).collect::<Result<_, _>>()?;
+    let makespans = candidates.iter().map(|(_, makespan)| *makespan);
+    let fastest = makespans.min().unwrap_or_default();
+    let good_enough = fastest.mul_f64(1.0 + MARGIN);
+    let schedule = candidates
+        .iter()
+        .find(|(_, makespan)| *makespan <= good_enough)
+        .map_or(Schedule::Interleaved { active }, |(schedule, _)| {
+            schedule.clone()
+        });
+    Ok(Choice {
+        schedule,
+        candidates,
+    })
+}
+
+fn chain_of(ranks: &[RankTimes]) -> (Chain, Costs) {
+    let peers = ranks.iter().skip(1);
+    let rounds = peers.map(|rank| rank.visits).max().unwrap_or(1).max(1);
+    let visits = |index: usize| match index {
+        0 => rounds,
+        _ => ranks[index].visits.max(1),
+    };
+    let mut segments = Vec::new();
+    let mut costs = Vec::new();
+    for round in 0..rounds {
+        for (index, times) in ranks.iter().enumerate() {
+            let visits = visits(index);
+            if round < visits {
+                let input = times.backward / 2;
+                let parts = [times.forward, input, times.backward.saturating_sub(input)]
+                    .map(|time| time / visits);
+                segments.push(PipelineRank(index as u32));
+                costs.push(StageCosts::split(parts[0], parts[1], parts[2]));
+            }
+        }
+    }
+    let chain = Chain {
+        segments,
+        control: Control::Star,
+        root_turn: Duration::ZERO,
+        root_backward: Duration::ZERO,
+    };
+    (chain, Costs::Same(costs))
+}

@@ -1,0 +1,118 @@
+//! What a simulation finds.
+
+use std::time::Duration;
+
+use shardwright_core::{MicrobatchId, PipelineRank, StageId};
+use shardwright_schedule::ActionKind;
+
+/// What a task does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TaskKind {
+    /// Work of a stage.
+    Action(ActionKind),
+    /// The root's own code, which hands control on to a stage.
+    Turn,
+}
+
+impl TaskKind {
+    /// Its name in data.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Action(ActionKind::Forward) => "forward",
+            Self::Action(ActionKind::FullBackward) => "backward",
+            Self::Action(ActionKind::InputGradient) => "input_gradient",
+            Self::Action(ActionKind::WeightGradient) => "weight_gradient",
+            Self::Turn => "turn",
+        }
+    }
+}
+
+/// When a rank did something. Times count from the start of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskSpan {
+    /// The rank.
+    pub rank: PipelineRank,
+    /// Of which stage (or segment); for a turn, the one that control goes to.
+    pub stage: StageId,
+    /// What.
+    pub kind: TaskKind,
+    /// For which microbatch.
+    pub microbatch: MicrobatchId,
+    /// Its start.
+    pub start: Duration,
+    /// Its end.
+    pub end: Duration,
+}
+
+impl TaskSpan {
+    /// How long it takes.
+    pub fn duration(&self) -> Duration {
+        self.end
+            .checked_sub(self.start)
+            .expect("a task ends after its start")
+    }
+}
+
+/// How much of a step a rank uses. Both together are the makespan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankUse {
+    /// For how long it has a task.
+    pub busy: Duration,
+    /// For how long it has none.
+    pub idle: Duration,
+}
+
+/// A simulated step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// From the start of the first task to the end of the last.
+    pub makespan: Duration,
+    /// By rank.
+    pub ranks: Vec<RankUse>,
+    /// In the order of their starts; of those that start together, the lower rank's first.
+    pub tasks: Vec<TaskSpan>,
+}
+
+impl Outcome {
+    /// Of tasks that are in order on each rank.
+    pub(crate) fn new(num_ranks: usize, mut tasks: Vec<TaskSpan>) -> Self {
+        tasks.sort_by_key(|task| (task.start, task.rank));
+        let ends = tasks.iter().map(|task| task.end);
+        let makespan = ends.max().unwrap_or_default();
+        let mut ranks = vec![RankUse::default(); num_ranks];
+        for task in &tasks {
+            ranks[task.rank.0 as usize].busy += task.duration();
+        }
+        for rank in &mut ranks {
+            rank.idle = makespan
+                .checked_sub(rank.busy)
+                .expect("a rank's tasks follow one another");
+        }
+        Self {
+            makespan,
+            ranks,
+            tasks,
+        }
+    }
+
+    /// Which part of all ranks' time nobody uses, from 0 to 1.
+    pub fn bubble(&self) -> f64 {
+        let idle: Duration = self.ranks.iter().map(|rank| rank.idle).sum();
+        fraction(idle, self.makespan * self.ranks.len() as u32)
+    }
+}
+
+impl RankUse {
+    /// Which part of the rank's time is idle, from 0 to 1.
+    pub fn bubble(&self) -> f64 {
+        fraction(self.idle, self.busy + self.idle)
+    }
+}
+
+fn fraction(part: Duration, whole: Duration) -> f64 {
+    if whole.is_zero() {
+        0.0
+    } else {
+        part.div_duration_f64(whole)
+    }
+}

@@ -1,0 +1,194 @@
+//! One record of a timeline.
+
+use serde::{Deserialize, Serialize};
+
+/// What a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// The step function.
+    Root,
+    /// A requested forward.
+    Forward,
+    /// A requested backward, or the part of one that makes the gradients of inputs.
+    Backward,
+    /// The part of a backward that makes the gradients of weights, run apart.
+    Weight,
+    /// The end of a frame without backward.
+    Close,
+    /// A suspended worker.
+    Wait,
+    /// A message on its way, at its sender.
+    Send,
+    /// A message that has come.
+    Receive,
+}
+
+impl Kind {
+    const ALL: [Self; 8] = [
+        Self::Root,
+        Self::Forward,
+        Self::Backward,
+        Self::Weight,
+        Self::Close,
+        Self::Wait,
+        Self::Send,
+        Self::Receive,
+    ];
+
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Root => "root",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Weight => "weight",
+            Self::Close => "close",
+            Self::Wait => "wait",
+            Self::Send => "send",
+            Self::Receive => "receive",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// Forward or backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Forward.
+    Forward,
+    /// Backward.
+    Backward,
+}
+
+/// What an interval was spent on: its colour on pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activity {
+    /// Forward work.
+    Forward,
+    /// Backward work.
+    Backward,
+    /// Gradients of weights.
+    Weight,
+    /// Other tasks.
+    Other,
+    /// A worker waits.
+    Wait,
+    /// A message is under way.
+    Transfer,
+}
+
+impl Activity {
+    /// Its name on pictures and in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Weight => "weight",
+            Self::Other => "other",
+            Self::Wait => "wait",
+            Self::Transfer => "transfer",
+        }
+    }
+
+    /// Whether the rank computes.
+    pub fn is_busy(self) -> bool {
+        match self {
+            Self::Forward | Self::Backward | Self::Weight | Self::Other => true,
+            Self::Wait | Self::Transfer => false,
+        }
+    }
+}
+
+/// What one rank did over one interval. Times are nanoseconds on a clock that all ranks share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// The global rank.
+    pub rank: u32,
+    /// The step, counted from the start of the job.
+    pub step: u64,
+    /// What it is about.
+    pub kind: Kind,
+    /// When it began.
+    pub start_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// Forward or backward, where that makes sense.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// The worker, unless no worker did it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<u32>,
+    /// The module's global name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
+    /// The microbatch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microbatch: Option<u32>,
+    /// The other rank of a message, or the requester of a task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<u32>,
+    /// The request, unique at its requester.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<u64>,
+    /// The bytes of a message's tensors.
+    #[serde(default)]
+    pub bytes: u64,
+}
+
+impl Record {
+    /// A record with nothing but its place, at time zero.
+    pub fn new(rank: u32, step: u64, kind: Kind) -> Self {
+        Self {
+            rank,
+            step,
+            kind,
+            start_ns: 0,
+            end_ns: 0,
+            phase: None,
+            worker: None,
+            module: None,
+            microbatch: None,
+            peer: None,
+            request: None,
+            bytes: 0,
+        }
+    }
+
+    /// What its interval was spent on.
+    pub fn activity(&self) -> Activity {
+        match (self.kind, self.phase) {
+            (Kind::Root, Some(Phase::Backward)) | (Kind::Backward, _) => Activity::Backward,
+            (Kind::Root | Kind::Forward, _) => Activity::Forward,
+            (Kind::Weight, _) => Activity::Weight,
+            (Kind::Close, _) => Activity::Other,
+            (Kind::Wait, _) => Activity::Wait,
+            (Kind::Send | Kind::Receive, _) => Activity::Transfer,
+        }
+    }
+
+    /// Its name on pictures.
+    pub fn label(&self) -> String {
+        match (self.kind, self.peer, self.module.as_deref()) {
+            (Kind::Send, Some(peer), _) => format!("send to rank {peer}"),
+            (Kind::Receive, Some(peer), _) => format!("receive from rank {peer}"),
+            (Kind::Send | Kind::Receive, None, _) => self.kind.name().to_owned(),
+            (Kind::Wait, _, Some(module)) => format!("wait in {module}"),
+            (Kind::Root, _, None) => "step function".to_owned(),
+            (_, _, Some(module)) => module.to_owned(),
+            (_, _, None) => self.kind.name().to_owned(),
+        }
+    }
+
+    /// How long it took.
+    pub fn length_ns(&self) -> u64 {
+        self.end_ns.saturating_sub(self.start_ns)
+    }
+}

@@ -1,0 +1,288 @@
+"""Results that stay with the rank which made them, and what a requester may take them to be before they are there."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from shardwright.errors import FrameError
+from shardwright.execution.context import suspended
+from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import Call, Frame
+from shardwright.frames.remote import RemoteTensor, bring, is_remote, remote_tensor
+from shardwright.values.tensors import Origin, dtype_of, unpack_one
+
+#: A call: from which step function and module (None: the step function itself), its number there, what it asks for, and
+#: under which torch state.
+SiteKey = tuple[Any, ...]
+#: So many kinds of arguments are remembered for a call; more vary too much for what they give to be known.
+_MOST_RECORDS = 16
+
+
+@dataclass(slots=True)
+class Record:
+    """What a call gave for arguments of one description.
+
+    Attributes:
+        given: The arguments.
+        result: What each of its requests gave.
+        since: The step in which it was seen first.
+        steady: Whether it has always given the same.
+    """
+
+    given: Any
+    result: list[Any]
+    since: int
+    steady: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """What is known of a call from earlier steps and microbatches.
+
+    Attributes:
+        wanted: Whether the caller has used results' values itself: they then come with the answer.
+        ordered: Whether a module changed what it keeps: the caller then waits until that is done.
+        records: What it gave, by the arguments.
+    """
+
+    wanted: bool = False
+    ordered: bool = False
+    records: list[Record] = field(default_factory=list)
+
+
+class Sites:
+    """What is known of all calls, and how far that is relied on."""
+
+    def __init__(self, cfg: Any) -> None:
+        """Know nothing yet, of a job with this configuration."""
+        self._sites: dict[SiteKey, Site] = {}
+        self._handles: bool = cfg.tensor_handles
+        self._fast: bool = cfg.fast_mode
+        self._static_steps: int = cfg.static_steps
+        #: Whether any call changes what a module keeps: microbatches must then not overtake one another.
+        self.keep_order = False
+        #: Whether calls are remembered, and predicted (static mode).
+        self.learns: bool = cfg.static_mode
+        #: The step that runs, and its function.
+        self._step = 0
+        self._function = ""
+        self._predicts = True
+
+    def begin_step(self, step: int, function: str, *, predicts: bool) -> None:
+        """A step begins; in one that is run again after a departure nothing is predicted."""
+        self._step, self._function, self._predicts = step, function, predicts
+
+    def of(self, key: SiteKey) -> Site:
+        """A call of the step function that runs."""
+        key = (self._function, *key)
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = Site()
+        return site
+
+    def holds(self, site: Site, predicted: bool) -> bool:
+        """Whether the results' tensors stay where they are made until they are asked for."""
+        return not site.wanted and (self._fast if predicted else self._handles)
+
+    def prediction(self, site: Site, given: Any) -> list[Any] | None:
+        """What a call with such arguments will give, once that has been the same for some steps; else None."""
+        if not self._predicts or site.ordered:
+            return None
+        for record in site.records:
+            if record.given == given:
+                known = record.steady and self._step - record.since >= self._static_steps
+                return record.result if known else None
+        return None
+
+    def learn(self, site: Site, given: Any, result: list[Any]) -> None:
+        """Remember what a call has given."""
+        for record in site.records:
+            if record.given == given:
+                record.steady = record.steady and record.result == result
+                return
+        if len(site.records) < _MOST_RECORDS:
+            site.records.append(Record(given, result, self._step))
+
+
+class Response:
+    """The answer to a call, of which tensors may still be on the rank that made them.
+
+    A task keeps those of its calls until it is over, so that a tensor which outlives it is brought here before.
+    """
+
+    def __init__(
+        self, task: RunningTask, frame: Frame, site: Site, requests: list[int], *, held: bool, is_there: bool
+    ) -> None:
+        """Of a call made with one request, or with a chain of them.
+
+        Args:
+            task: The task that made it.
+            frame: The frame that it was made from.
+            site: What is known of the call.
+            requests: The ids of the requests.
+            held: Whether those who answer keep the results' tensors until they are asked for.
+            is_there: Whether the answers are there; else they are predicted.
+        """
+        self.runtime = task.runtime
+        self.frame = frame
+        self.site = site
+        self.requests = requests
+        self.held = held
+        self._predicted = not is_there
+        #: Who has run the last of the requests that ran, and its place among them.
+        self.holder, self.module, self.last = 0, "", 0
+        #: That answer's tensors, as far as they have come; None while it is not there.
+        self._parts: Any = None
+        #: Those that this rank has not used yet.
+        self.tensors: list[torch.Tensor] = []
+        if not is_there:
+            task.responses.append(self)
+
+    def answered(self, call: Call, last: int, parts: Any) -> None:
+        """Set which call gave the result, the how manieth of the requests that was, and what came of it."""
+        self.holder, self.module, self.last = call.rank, call.module, last
+        if not self._predicted:
+            self._parts = parts
+
+    def in_order(self) -> None:
+        """The call has changed what a module keeps: from now on its caller, and theirs, go on only after it."""
+        self.site.ordered = self.runtime.sites.keep_order = True
+        self._task().ordered = True
+
+    def tensors_of(self, metas: list[Any], *, may_stay: bool) -> list[torch.Tensor]:
+        """The tensors of the answer: those that are not here come when something uses them, or now."""
+        return [
+            self.take(index)
+            if not may_stay or (self._parts is not None and self._parts.is_here(index))
+            else self._remote(index, meta)
+            for index, meta in enumerate(metas)
+        ]
+
+    def _remote(self, index: int, meta: Any) -> torch.Tensor:
+        dtype, shape, strides, device, _ = meta
+        on = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
+        tensor: torch.Tensor = remote_tensor(shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta))
+        if not self._predicted and not self.tensors:
+            self._task().responses.append(self)
+        self.tensors.append(tensor)
+        return tensor
+
+    def take(self, index: int) -> torch.Tensor:
+        """The values of a tensor; waits for the answer, and for the tensor if it did not come with it."""
+        self.verify()
+        if self._parts.is_here(index):
+            return unpack_one(self._parts, index)
+        self.site.wanted = True
+        task = self._task()
+        fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
+        with suspended():
+            ((_, parts),) = self.runtime.server.wait(task.worker, [fetched], task.phase)
+        return unpack_one(parts, 0)
+
+    def look(self) -> bool:
+        """Whether the answer is there; never waits."""
+        if self._parts is None:
+            answers = self.runtime.server.take_if_answered(self.requests)
+            if answers is not None:
+                self._parts = answers[self.last][1]
+        return self._parts is not None
+
+    def verify(self) -> None:
+        """Wait until the answer is there; another one than was predicted fails the step."""
+        if self._parts is None:
+            task = self._task()
+            # The schedule decides who goes on, but for a task that has nothing more to do.
+            if task.ending and self.look():
+                return
+            with suspended():
+                answers = self.runtime.server.wait(task.worker, self.requests, task.phase)
+            self._parts = answers[self.last][1]
+
+    def _task(self) -> RunningTask:
+        task = running_task()
+        if task is None or task.runtime is not self.runtime:
+            raise FrameError(
+                f"a result of module {self.module!r}, which rank {self.holder} owns, was used for the first time "
+                "outside the tasks of its step, on a thread of its own: use it in the step function or in a module, "
+                "for example by clone(), before another thread does"
+            )
+        return task
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One tensor of a response."""
+
+    response: Response
+    index: int
+    meta: tuple[str, list[int], list[int], str, bool]
+
+    def take(self) -> torch.Tensor:
+        return self.response.take(self.index)
+
+    def arrived(self, before: Node | None, after: Node | None) -> None:
+        frame = self.response.frame
+        if before is not None and after is not None:
+            if before in frame.unhookable:
+                frame.unhookable[after] = frame.unhookable[before]
+            if before in frame.hooked_elsewhere:
+                frame.hooked_elsewhere.add(after)
+
+
+def origins_of(tensors: list[torch.Tensor]) -> dict[int, Origin]:
+    """By index, where those tensors are which their holders can send to whom they are for."""
+    origins = {}
+    for index, tensor in enumerate(tensors):
+        if isinstance(tensor, RemoteTensor) and is_remote(tensor):
+            source = tensor.source
+            assert isinstance(source, _Tensor), "made by a response"
+            response = source.response
+            if response.held:
+                request = response.requests[response.last]
+                origins[index] = source.meta, response.holder, response.runtime.rank, request, source.index
+    return origins
+
+
+def let_go(task: RunningTask) -> None:
+    """Have ranks forget results which nothing here refers to any more."""
+    if not task.responses:
+        return
+    kept = []
+    released: dict[int, list[int]] = {}
+    answered = True  # answers come in about the order of the calls: the first one that is not there is enough
+    for response in task.responses:
+        answered = answered and response.look()
+        response.tensors = [tensor for tensor in response.tensors if is_remote(tensor)]
+        if answered and all(sys.getrefcount(tensor) <= _UNUSED for tensor in response.tensors):
+            response.tensors = []
+            released.setdefault(response.holder, []).extend(response.requests)
+        else:
+            kept.append(response)
+    task.responses = kept
+    for holder, requests in released.items():
+        task.runtime.server.release(holder, requests)
+
+
+def finish(task: RunningTask) -> None:
+    """At the end of a task: wait for its answers, and bring here what something else than the task still refers to."""
+    for response in task.responses:
+        response.verify()
+    let_go(task)
+    for response in task.responses:
+        bring(response.tensors)
+    let_go(task)
+
+
+def _references() -> int:
+    """How many references there are to a tensor of a list that nothing else refers to, as :func:`let_go` counts."""
+    tensors = [torch.empty(0)]
+    (count,) = (sys.getrefcount(tensor) for tensor in tensors)
+    return count
+
+
+_UNUSED = _references()

@@ -1,0 +1,197 @@
+"""Tensors of this rank's graph whose values are still with the rank that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from shardwright.errors import FrameError
+from shardwright.frames.grad_mode import GradMode
+
+_quiet: Any = torch._C.DisableTorchFunctionSubclass
+
+
+class Source(Protocol):
+    """Where a tensor's values are."""
+
+    def take(self) -> torch.Tensor:
+        """The values, as a tensor that nothing else refers to; waits for them."""
+        ...
+
+    def arrived(self, before: Node | None, after: Node | None) -> None:
+        """The tensor has its values: what was known of the node that made it holds for another one now."""
+        ...
+
+
+class _Arrival(torch.autograd.Function):
+    """A tensor whose gradient is that of another one of the same description."""
+
+    @staticmethod
+    def forward(ctx: Any, _remote: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return box.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        return gradients[0], None
+
+
+def _describing() -> frozenset[Any]:
+    """What needs no values: the functions of a tensor that only say what it is like."""
+    attributes = "shape dtype device requires_grad grad_fn is_leaf ndim layout itemsize nbytes output_nr retains_grad"
+    attributes += " is_cuda is_cpu is_meta is_nested is_sparse is_quantized is_mkldnn _version _base"
+    methods = "size dim ndimension numel nelement element_size stride is_contiguous __len__ storage_offset get_device"
+    methods += " is_floating_point is_complex is_inference is_conj is_neg is_signed _is_view"
+    found = {getattr(torch.Tensor, name).__get__ for name in attributes.split()}
+    found |= {getattr(torch.Tensor, name) for name in methods.split()}
+    found |= {torch.is_floating_point, torch.is_complex, torch.is_conj, torch.is_neg, torch.is_inference, torch.numel}
+    return frozenset(found)
+
+
+class RemoteTensor(torch.Tensor):
+    """A result of a module on another rank that has stayed there.
+
+    It says at once what it is like. Whatever needs its values brings them here; it is an ordinary tensor from then on,
+    the same object of class :class:`torch.Tensor`. As an argument of a module on another rank it goes there directly.
+    """
+
+    source: Source
+    #: The ordinary tensor, where native code came first or holds on to this one.
+    here: torch.Tensor | None
+    #: The cut's slot as an end of the graph; None without a gradient.
+    end: object
+    #: What to do with it once it is here.
+    actions: list[Callable[[torch.Tensor], None]]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Bring the values of all remote tensors among the arguments, unless the function needs none."""
+        if func in _DESCRIBING and args[0].here is None:
+            with _quiet():
+                return func(*args, **(kwargs or {}))
+        if not kwargs and _FLAT.issuperset(map(type, args)):
+            return func(*bring_all(list(args)))
+        args, kwargs = bring((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Reached from native code only."""
+        if func._schema.is_mutable:
+            raise FrameError(
+                f"native code wrote to a result of a module on another rank ({func}) before anything had read it: use "
+                "it in Python first, for example by clone()"
+            )
+        args, kwargs = tree_map_only(RemoteTensor, _for_native_code, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+_DESCRIBING = _describing()
+#: Arguments of these types hold no others.
+_FLAT = frozenset(
+    (torch.Tensor, torch.nn.Parameter, RemoteTensor, int, float, bool, str, type(None), torch.dtype, torch.device)
+)
+
+
+def made_by(node: Node) -> Node:
+    """The node of the cut for that of a tensor which was remote; any other node itself."""
+    if getattr(type(node), "_forward_cls", None) is not _Arrival:
+        return node
+    made = node.next_functions[0][0]
+    assert made is not None, "it takes the tensor that was remote"
+    return made
+
+
+def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, device: str, source: Source) -> Any:
+    """Make a tensor of such a description, without a graph, whose values are elsewhere."""
+    with GradMode(False):
+        tensor: Any = torch.Tensor._make_wrapper_subclass(
+            RemoteTensor, shape, strides=strides, dtype=dtype, device=torch.device(device)
+        )
+    tensor.source, tensor.here, tensor.end, tensor.actions = source, None, None, []
+    return tensor
+
+
+def is_remote(value: object) -> bool:
+    """Whether something is a tensor whose values have not been brought here."""
+    return type(value) is RemoteTensor and value.here is None
+
+
+def when_here(tensor: torch.Tensor, action: Callable[[torch.Tensor], None]) -> None:
+    """Do something with a tensor: now, or as soon as its values are here."""
+    if isinstance(tensor, RemoteTensor) and tensor.here is None:
+        tensor.actions.append(action)
+    else:
+        action(tensor)
+
+
+def bring(value: Any) -> Any:
+    """Bring the values of the remote tensors in a tree here; the tree, in which they are ordinary tensors."""
+    leaves = [leaf for leaf in tree_leaves(value) if type(leaf) is RemoteTensor]
+    for leaf in leaves:
+        _bring(leaf)
+    if all(type(leaf) is torch.Tensor for leaf in leaves):
+        return value
+    return tree_map_only(RemoteTensor, lambda tensor: tensor.here, value)
+
+
+def bring_all(values: list[Any]) -> list[Any]:
+    """The same for values none of which holds others, among which there is hardly ever a remote tensor."""
+    for value in values:
+        if type(value) is RemoteTensor:
+            break
+    else:
+        return values
+    for value in values:
+        if type(value) is RemoteTensor:
+            _bring(value)
+    return [value.here if type(value) is RemoteTensor else value for value in values]
+
+
+def _bring(tensor: RemoteTensor) -> None:
+    if type(tensor) is not RemoteTensor or tensor.here is not None:
+        return  # it stands in several places, or has been brought
+    source, actions = tensor.source, tensor.actions
+    with _quiet():
+        values = _values_of(tensor)
+        try:
+            torch._C._swap_tensor_impl(tensor, values)
+        except RuntimeError:
+            pass  # something else than Python refers to it: it goes on as one that stands for another
+        else:
+            del tensor.source, tensor.here, tensor.end, tensor.actions
+            tensor.__class__ = torch.Tensor  # type: ignore[assignment]
+            # What was this tensor may live on where native code, such as a checkpoint, has saved it.
+            values.__class__ = RemoteTensor
+            values.source, values.here, values.end, values.actions = source, tensor, None, []  # type: ignore[attr-defined]
+    for action in actions:
+        action(bring(tensor))
+
+
+def _for_native_code(tensor: RemoteTensor) -> torch.Tensor:
+    values = _values_of(tensor)
+    actions, tensor.actions = tensor.actions, []
+    for action in actions:
+        action(values)
+    return values
+
+
+def _values_of(tensor: RemoteTensor) -> torch.Tensor:
+    """The values as an ordinary tensor at the same place in the graph."""
+    if tensor.here is not None:
+        return tensor.here
+    values = tensor.source.take()
+    with _quiet():
+        before = tensor.grad_fn
+        if before is not None:
+            with torch.enable_grad():
+                values = _Arrival.apply(tensor, [values])  # type: ignore[no-untyped-call]
+    tensor.here = values
+    tensor.source.arrived(before, values.grad_fn)
+    return values

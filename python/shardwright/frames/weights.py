@@ -1,0 +1,162 @@
+"""A backward in two parts: gradients that others wait for at once, weights' gradients later (zero-bubble schedules).
+
+Qi et al., "Zero Bubble Pipeline Parallelism", 2024, split every layer's backward by hand. Here the split is found in
+the autograd graph. Nodes from which a wanted gradient is reached run first. Where one of them also leads to leaves only
+(a matrix product leads to its weight), the gradient that enters it is noted, and later the engine runs it again for
+that edge alone. Everything else leads to leaves only and waits as a whole.
+
+Some nodes cannot be run in two parts, so that all behind them runs at once: functions written in Python, nodes with
+hooks, and nodes whose leaf edge is also reached by another one's, since the engine would run both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+from shardwright.frames.engine import accumulate, capture
+from shardwright.frames.single import has_hooks
+
+Edge = tuple[Node, int]
+Gradients = dict[Edge, torch.Tensor]
+EdgesOf = Callable[[Node], tuple[Edge, ...]]
+
+
+@dataclass(slots=True, eq=False)
+class WeightGradients:
+    """What a backward has left for later.
+
+    Attributes:
+        entering: Gradients that enter nodes which lead to leaves only.
+        again: Nodes to run once more, with the gradients that entered them, for these edges alone.
+        kept: Keeps the nodes of Python functions, which nodes behind them do not.
+    """
+
+    entering: Gradients = field(default_factory=dict)
+    again: list[tuple[Gradients, list[Edge]]] = field(default_factory=list)
+    kept: list[GradientEdge] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Accumulate the weights' gradients. Everything is used up, and its memory free, afterwards."""
+        entering, self.entering = self.entering, {}
+        self.again.reverse()
+        while self.again:
+            gradients, edges = self.again.pop()
+            for edge, gradient in zip(edges, capture(gradients, edges, False), strict=True):
+                if gradient is not None:
+                    entering[edge] = entering[edge] + gradient if edge in entering else gradient
+        accumulate(entering, False)
+        self.kept.clear()
+
+
+class Split:
+    """How one engine call over some nodes is divided into what others wait for and what leads to leaves only."""
+
+    def __init__(self, nodes: list[Node], edges_of: EdgesOf, wanted: Iterable[Edge], later: Iterable[Node]) -> None:
+        """Divide the nodes.
+
+        Args:
+            nodes: In topological order: a node before those that its gradient flows to.
+            edges_of: The edges out of a node.
+            wanted: Edges whose gradients others wait for: they leave the nodes, or are cuts among them.
+            later: Leaves outside the nodes that edges lead to.
+        """
+        self._nodes = nodes
+        self._edges_of = edges_of
+        self._wanted = set(wanted)
+        self._later = set(later)
+        #: Leaves whose gradients cannot wait.
+        self.early: dict[Node, None] = {}
+        #: The nodes that run at once.
+        self.first: set[Node] = set()
+        #: Of those, the ones that run again, and the edges for which they do.
+        self.again: dict[Node, list[Edge]] = {}
+        refused = [edge for edge, _ in self._find()]
+        while refused:
+            self._add_leaves_behind(refused)
+            refused = [edge for edge, _ in self._find()]
+
+    def run(
+        self, entering: Gradients, targets: list[Edge], kept: list[GradientEdge]
+    ) -> tuple[Gradients, WeightGradients]:
+        """Run the first part.
+
+        Args:
+            entering: The gradients that enter the nodes.
+            targets: The edges whose gradients are asked for: those wanted, and the leaves that cannot wait.
+            kept: Keeps the nodes of Python functions.
+
+        Returns:
+            The gradients at the targets, and what is left for later.
+        """
+        numbers: dict[Node, dict[Edge, None]] = {node: {} for node in self.again}
+        for edge in entering:
+            if edge[0] in numbers:
+                numbers[edge[0]][edge] = None
+        for node in self.first:
+            for edge in self._edges_of(node):
+                if edge[0] in numbers:
+                    numbers[edge[0]][edge] = None
+        noted = [edge for edges in numbers.values() for edge in edges]
+        now = {edge: gradient for edge, gradient in entering.items() if edge[0] in self.first}
+        left = WeightGradients({edge: one for edge, one in entering.items() if edge[0] not in self.first})
+        entering.clear()
+        found: Gradients = {}
+        if now:
+            gradients = capture(now, [*targets, *noted], bool(self.again))
+            found = {edge: one for edge, one in zip([*targets, *noted], gradients, strict=True) if one is not None}
+        for node, edges in self.again.items():
+            gradients_in = {edge: found[edge] for edge in numbers[node] if edge in found}
+            if gradients_in:
+                left.again.append((gradients_in, edges))
+        if left.again or left.entering:
+            left.kept = list(kept)
+        wanted = set(targets)
+        return {edge: one for edge, one in found.items() if edge in wanted}, left
+
+    def _find(self) -> list[tuple[Edge, Node]]:
+        """Find the first part, and what of it runs again; the edges for which a node would have to but cannot."""
+        self.first = {node for node, _ in self._wanted} | self.early.keys()
+        for node in reversed(self._nodes):
+            if any(edge in self._wanted or edge[0] in self.first for edge in self._edges_of(node)):
+                self.first.add(node)
+        self.first.intersection_update(self._nodes)
+        self.again = {}
+        source: dict[Node, Node | None] = {}  # the one node of the first part that leads there; None: several do
+        for node in self._nodes:
+            if node not in self.first and node not in source:
+                continue
+            origin = node if node in self.first else source[node]
+            for edge in self._edges_of(node):
+                behind = edge[0]
+                if edge in self._wanted or behind in self.first or behind in self.early:
+                    continue
+                if source.setdefault(behind, origin) is not origin:
+                    source[behind] = None
+                if origin is node:
+                    self.again.setdefault(node, []).append(edge)
+        return [
+            (edge, node)
+            for node, edges in self.again.items()
+            for edge in edges
+            if edge[0] in self._later or source[edge[0]] is not node or not _runs_again(node)
+        ]
+
+    def _add_leaves_behind(self, edges: list[Edge]) -> None:
+        stack = [node for node, _ in edges]
+        seen: set[Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                behind = [other for other, _ in self._edges_of(node)]
+                stack += behind
+                if not behind:
+                    self.early[node] = None
+
+
+def _runs_again(node: Node) -> bool:
+    return getattr(type(node), "_forward_cls", None) is None and not has_hooks(node)

@@ -1,0 +1,98 @@
+"""State dicts of models with distributed modules: whole tensors from the parts of tensor-parallel ranks, and back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.model.gather import Gather, on_cpu, over_tensor_ranks, to_first_tensor_rank
+from shardwright.model.ownership import Ownership
+from shardwright.model.state_dict import PARTIAL_KEY, IncompatibleKeys, local_state_dict, merged
+from shardwright.tensor_parallel.sharding import Sharding
+
+
+def whole_state_dict(
+    module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool, gather: Gather
+) -> OrderedDict[str, Any]:
+    """The whole model's state dict on the CPU; every rank of MP_GROUP calls this.
+
+    First the tp ranks of a stage put together what is divided over them, then the stages what each has.
+
+    Args:
+        module: The model.
+        ownership: This rank's share of it in the pipeline; None if it is not divided there.
+        shardings: How tensors lie over tp ranks, by name.
+        to_first: Whether only tp rank 0 needs it; the others get an empty dict.
+        gather: Collects the parts of all pipeline ranks; a rank to which it gives an empty list gets an empty dict.
+
+    Returns:
+        As the undivided model's, with its names in its order.
+    """
+    part = on_cpu(local_state_dict(module, ownership))
+    part.pop(PARTIAL_KEY)
+    divided = {name for name, sharding in shardings.items() if sharding.is_divided}
+    told = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
+    every = to_first_tensor_rank(told) if to_first else over_tensor_ranks(told)
+    if not every:
+        return OrderedDict()
+    # What is on one tp rank alone, such as a bias, is missing from the names of others.
+    order = dict.fromkeys(name for one in every for name in one["names"])
+    for name in dict.fromkeys(name for one in every for name in one["shards"]):
+        part[name] = shardings[name].whole([one["shards"].get(name) for one in every])
+    parts = gather(part)
+    return merged(parts, order) if parts else OrderedDict()
+
+
+def load_whole_state_dict(
+    module: nn.Module,
+    state: Mapping[str, Any],
+    shardings: Mapping[str, Sharding],
+    rank: int,
+    degree: int,
+    load: Callable[[dict[str, Any]], IncompatibleKeys],
+    strict: bool,
+) -> IncompatibleKeys:
+    """Load this tp rank's parts of a whole state dict; all ranks of TP_GROUP call this.
+
+    Args:
+        module: The model.
+        state: The whole state dict.
+        shardings: How tensors lie over tp ranks, by name.
+        rank: The tp rank.
+        degree: The tensor parallelism degree.
+        load: Loads parts, with torch's errors.
+        strict: Whether missing keys are errors.
+
+    Returns:
+        Missing and unexpected keys of the whole model.
+
+    Raises:
+        RuntimeError: On every rank, with torch's words, if shapes differ, or keys do and ``strict`` is set.
+    """
+    own, given = module.state_dict(), dict(state)
+    problems, missing = [], []
+    for name, sharding in shardings.items():
+        elsewhere = sharding.owner is not None and sharding.owner != rank
+        whole = given.pop(name, None) if elsewhere else given.get(name)
+        if elsewhere and whole is None:
+            missing.append(name)
+        elif isinstance(whole, torch.Tensor) and name in own:
+            expected = sharding.global_shape(own[name].shape, degree)
+            if tuple(whole.shape) != expected:
+                problems.append(
+                    f"size mismatch for {name}: copying a param with shape {whole.shape} from checkpoint, the shape in "
+                    f"current model is {torch.Size(expected)}."
+                )
+            else:
+                given[name] = sharding.shard(whole, rank, degree)
+    if missing and strict:
+        problems.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
+    found = list(dict.fromkeys(problem for of in over_tensor_ranks(problems) for problem in of))
+    if found:
+        raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}:\n\t" + "\n\t".join(found))
+    loaded = load(given)
+    return IncompatibleKeys([*loaded.missing_keys, *missing], loaded.unexpected_keys)

@@ -1,0 +1,300 @@
+"""The distributed attention block of a transformer layer (paper, figures 11 and 13)."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.block import Block, BlockOptions
+from shardwright.nn.block_linear import BlockLinear
+from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
+from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
+from shardwright.tensor_parallel.communicators import bwd_allreduce_for_tp
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.sharding import Sharding
+
+_STREAMS = {False: 0, True: 2}
+
+
+class AttentionOptions(BlockOptions, total=False):
+    """Keyword arguments of attention beyond the paper's, as :class:`DistributedAttentionLayer` has them."""
+
+    num_key_value_heads: int | None
+    query_key_value_bias: bool
+    dense_bias: bool
+    query_key_norm: bool
+    rotary_interleaved: bool
+    scale: float | None
+    scale_attention_scores: bool
+    scale_attn_by_layer_idx: bool
+    attention_in_fp32: bool
+    use_alibi: bool
+    alibi_bias_max: float
+    window_size: int | None
+
+
+class DistributedAttentionLayer(Block):
+    """The attention block; each tp rank has the i-th slice of the heads (paper, appendix F).
+
+    Attributes:
+        pre_layernorm: Of the input, or None.
+        query_key_value: The linear layer to queries, keys and values, one after another in its output.
+        query: To queries alone, for cross-attention.
+        key_value: From the cross states to keys and values.
+        query_norm: Of each query's head; its weight is [attention_head_size], the same for all heads.
+        key_norm: Of each key's.
+        dense: Back to the hidden channels.
+        layernorm: Of the sum of input and output, or None.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        cross_attention: bool = False,
+        causal_mask_size: int | None = None,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        *,
+        num_key_value_heads: int | None = None,
+        query_key_value_bias: bool = True,
+        dense_bias: bool = True,
+        query_key_norm: bool = False,
+        rotary_interleaved: bool = False,
+        scale: float | None = None,
+        scale_attention_scores: bool = True,
+        scale_attn_by_layer_idx: bool = False,
+        attention_in_fp32: bool = False,
+        use_alibi: bool = False,
+        alibi_bias_max: float = 8,
+        window_size: int | None = None,
+        fp32_residual_addition: bool = False,
+        **options: Unpack[BlockOptions],
+    ) -> None:
+        """Make a block with fresh weights. Sizes are those of the whole.
+
+        Args:
+            num_attention_heads: Heads of queries.
+            attention_head_size: Channels of each head.
+            hidden_size: Channels of input and output.
+            attention_dropout_prob: Of attention weights, in training.
+            hidden_dropout_prob: Of the output, in training.
+            layernorm_epsilon: Of the normalizations.
+            initializer_range: The standard deviation of normal weights.
+            use_normal_initialization: Draw weights from a normal distribution, with biases of zero.
+            cross_attention: Whether keys and values are of cross states, not of the input.
+            causal_mask_size: The longest sequence, of which a position sees only those up to itself; None for all.
+            pre_layernorm: Whether the input is normalized.
+            post_layernorm: Whether the sum is.
+            num_key_value_heads: Heads of keys and values, each for several heads of queries; by default as many.
+            query_key_value_bias: Whether the linear layers to queries, keys and values have biases.
+            dense_bias: Whether the last one has.
+            query_key_norm: Whether queries and keys are normalized by their root mean square, each head by itself.
+            rotary_interleaved: Whether channels that rotary embeddings turn together are neighbours.
+            scale: What scores are multiplied by, instead of what the next two say.
+            scale_attention_scores: Whether scores are divided by the root of the head size.
+            scale_attn_by_layer_idx: Whether they are divided by the layer's index, counted from 1.
+            attention_in_fp32: Whether scores, softmax and weighted sum are made in single precision.
+            use_alibi: Whether scores fall with the distance between query and key.
+            alibi_bias_max: The negative exponent of the smallest slope of it.
+            window_size: How many positions one sees, with its own; None for all.
+            fp32_residual_addition: Whether the sum is made in single precision.
+            **options: Of :class:`BlockOptions`.
+
+        Raises:
+            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
+                degree.
+        """
+        super().__init__(
+            hidden_size,
+            hidden_dropout_prob,
+            layernorm_epsilon,
+            pre_layernorm,
+            post_layernorm,
+            fp32_residual_addition,
+            _STREAMS[cross_attention],
+            **options,
+        )
+        heads, degree = num_attention_heads, self.tp_group.size
+        pairs = heads if num_key_value_heads is None else num_key_value_heads
+        for name, number in (("num_attention_heads", heads), ("num_key_value_heads", pairs)):
+            if number < 1 or number % degree:
+                raise ConfigError(
+                    f"{name} is {number}; it has to be positive and divide by the tensor parallelism degree, {degree}"
+                )
+        if heads % pairs:
+            raise ConfigError(f"num_key_value_heads is {pairs}; num_attention_heads, {heads}, has to be a multiple")
+        if window_size is not None and window_size < 1:
+            raise ConfigError(f"window_size is {window_size}; allowed are 1 or more, and None")
+        self.num_attention_heads, self.num_key_value_heads = heads, pairs
+        self.attention_head_size = attention_head_size
+        self.attention_dropout_prob = self.checked_probability("attention_dropout_prob", attention_dropout_prob)
+        self.cross_attention = cross_attention
+        self.causal_mask_size, self.window_size = causal_mask_size, window_size
+        self.rotary_interleaved, self.attention_in_fp32 = rotary_interleaved, attention_in_fp32
+        self.use_alibi, self.alibi_bias_max = use_alibi, alibi_bias_max
+        self.scale = attention_scale(
+            attention_head_size, scale, scale_attention_scores, scale_attn_by_layer_idx, options.get("layer_idx")
+        )
+        of_query, of_key = heads * attention_head_size, pairs * attention_head_size
+
+        def linear(inputs: int, blocks: list[int], bias: bool, divided_output: bool) -> BlockLinear:
+            return BlockLinear(
+                inputs,
+                blocks,
+                bias,
+                divided_output=divided_output,
+                use_normal_initialization=use_normal_initialization,
+                initializer_range=initializer_range,
+                **self._place,
+            )
+
+        if cross_attention:
+            self.query = linear(hidden_size, [of_query], query_key_value_bias, True)
+            self.key_value = linear(hidden_size, [of_key, of_key], query_key_value_bias, True)
+        else:
+            self.query_key_value = linear(hidden_size, [of_query, of_key, of_key], query_key_value_bias, True)
+        self.dense = linear(of_query, [hidden_size], dense_bias, False)
+        self.query_norm, self.key_norm = (
+            HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if query_key_norm else None
+            for _ in range(2)
+        )
+
+    def forward(self, inputs: tuple[object, ...]) -> torch.Tensor:
+        """Apply the block; all ranks of the group call it together.
+
+        Args:
+            inputs: (hidden, mask, position_bias, cos, sin), or for cross-attention (hidden, cross_states, mask), with
+                the shapes of ``LayerInputs``; what is missing or None after hidden and cross states is not applied.
+                Inside another distributed module ``LayerInputs`` as a plain tuple.
+
+        Returns:
+            [batch, sequence, hidden_size]; inside, gathered.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+                ranks raise it.
+        """
+        if self.inside:
+            return self._block(LayerInputs(*inputs))  # type: ignore[arg-type]
+        names = ("hidden", "cross_states", "cross_mask") if self.cross_attention else OF_SELF_ATTENTION
+        call = enter(
+            self,
+            named_inputs(type(self).__name__, inputs, names),
+            self.hidden_size,
+            self.num_attention_heads,
+            drops=self.training and self.drops,
+        )
+        return call.leave(self._block(call.inputs))
+
+    @property
+    def drops(self) -> bool:
+        """Whether a dropout has a probability above zero."""
+        return self.attention_dropout_prob > 0 or self.hidden_dropout_prob > 0
+
+    def _block(self, inputs: LayerInputs) -> torch.Tensor:
+        size = self.attention_head_size
+        query, key, value = (
+            one.view(*one.shape[:2], one.shape[2] // size, size).transpose(1, 2) for one in self._projected(inputs)
+        )
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if inputs.cos is not None and inputs.sin is not None and not self.cross_attention:
+            query, key = (rotate(one, inputs.cos, inputs.sin, self.rotary_interleaved) for one in (query, key))
+        dtype = value.dtype
+        if self.attention_in_fp32:
+            query, key, value = query.float(), key.float(), value.float()
+        seed = self.seed_of(inputs.seed, self.attention_dropout_prob, 0, divided=True)
+        dropout = None if seed is None else (self.attention_dropout_prob, seed)
+        context = attend(query, key, value, self._added(inputs, query.shape[-2]), self.scale, dropout).to(dtype)
+        (output,) = self.dense(context.transpose(1, 2).flatten(2))
+        return self.after(inputs.hidden, output, inputs.seed, 1)
+
+    def _projected(self, inputs: LayerInputs) -> list[torch.Tensor]:
+        """Queries, keys and values of this rank's heads, [N, S or K, channels of them] each."""
+        input = self.before(inputs.hidden)
+        if not self.cross_attention:
+            projected: list[torch.Tensor] = self.query_key_value(input, sums_gradient=True)
+            return projected
+        if inputs.cross_states is None:
+            raise ConfigError(f"{type(self).__name__}: cross-attention needs cross_states, but they are None")
+        return [*self.query(input, sums_gradient=True), *self.key_value(inputs.cross_states)]
+
+    def _added(self, inputs: LayerInputs, length: int) -> Added:
+        """What this rank's heads add to their scores."""
+        if self.cross_attention:
+            return Added(() if inputs.cross_mask is None else (inputs.cross_mask,))
+        if self.causal_mask_size is not None and length > self.causal_mask_size:
+            raise ConfigError(
+                f"{type(self).__name__}: the sequence has length {length}; causal_mask_size allows up to "
+                f"{self.causal_mask_size}"
+            )
+        slopes = None
+        if self.use_alibi:
+            degree, rank = self.tp_group.size, self.tp_group.rank
+            slopes = alibi_slopes(self.num_attention_heads, self.alibi_bias_max).chunk(degree)[rank]
+        terms = tuple(one for one in (inputs.mask, inputs.position_bias) if one is not None)
+        return Added(terms, self.causal_mask_size is not None, self.window_size, slopes)
+
+
+class HeadNorm(DistributedModule):
+    """Normalization of each head by its root mean square, with one weight for all heads.
+
+    Heads are divided over ranks and the weight is not: its gradient is summed over ranks.
+
+    Attributes:
+        weight: [attention_head_size].
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        head_size: int,
+        eps: float,
+        *,
+        group: TensorGroup,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a layer whose weight is one."""
+        super().__init__(group)
+        self.eps = eps
+        self.make_parameter("weight", (head_size,), Sharding(), nn.init.ones_, device=device, dtype=dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize.
+
+        Args:
+            input: [..., attention_head_size].
+
+        Returns:
+            Of the same shape.
+        """
+        weight: torch.Tensor = self.weight
+        if self.tp_group.size > 1:
+            weight = bwd_allreduce_for_tp(weight, group=self.tp_group, needs_grad=weight.requires_grad)
+        return nn.functional.rms_norm(input, weight.shape, weight, self.eps)
+
+
+OF_SELF_ATTENTION = ("hidden", "mask", "position_bias", "cos", "sin")
+
+
+def named_inputs(module: str, inputs: tuple[object, ...], names: tuple[str, ...]) -> LayerInputs:
+    """A caller's tuple as inputs of a layer.
+
+    Raises:
+        ConfigError: It is no tuple of tensors that begins with hidden states, or too long.
+    """
+    tensors: dict[str, Any] = tensors_by_name(module, inputs, names)
+    return LayerInputs(**tensors)

@@ -1,0 +1,126 @@
+"""What the attention and the output block of a transformer layer have in common: normalizations, dropout, residual."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.dropout import STREAMS_PER_LAYER, dropout, seed_of
+from shardwright.nn.layer_norm import make_norm
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule
+
+
+class BlockOptions(TypedDict, total=False):
+    """Keyword arguments of both blocks beyond the paper's.
+
+    Attributes:
+        normalization: ``"layer_norm"`` (the default) or ``"rms_norm"``.
+        residual: Whether the input is added to the output, by default True. Without it the block needs no
+            normalization.
+        layer_idx: The layer's index in the model, from 0; layers of one call have other random numbers by it.
+        inside: Whether it is part of another distributed module, which has gathered the samples: inputs are then a
+            plain tuple of ``LayerInputs``, and outputs stay gathered.
+        group: The ranks that divide it; by default the running job's TP_GROUP.
+        device: Of the parameters.
+        dtype: Of the parameters.
+    """
+
+    normalization: str
+    residual: bool
+    layer_idx: int | None
+    inside: bool
+    group: TensorGroup | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class Block(DistributedModule):
+    """A block of a transformer layer between its input and the sum with it.
+
+    Attributes:
+        pre_layernorm: Of the input, or None.
+        layernorm: Of the sum, or None.
+    """
+
+    pre_layernorm: nn.Module | None
+    layernorm: nn.Module | None
+
+    def __init__(
+        self,
+        hidden_size: int,
+        hidden_dropout_prob: float,
+        layernorm_epsilon: float,
+        pre_layernorm: bool,
+        post_layernorm: bool,
+        fp32_residual_addition: bool,
+        first_stream: int,
+        *,
+        normalization: str = "layer_norm",
+        residual: bool = True,
+        layer_idx: int | None = None,
+        inside: bool = False,
+        group: TensorGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make the parts before and after; see the blocks and :class:`BlockOptions`.
+
+        Raises:
+            ConfigError: A value is not allowed.
+        """
+        super().__init__(group)
+        if residual and not (pre_layernorm or post_layernorm):
+            raise ConfigError(
+                f"{type(self).__name__}: pre_layernorm and post_layernorm are both False; at least one has to be True"
+            )
+        self.hidden_size = hidden_size
+        self.hidden_dropout_prob = self.checked_probability("hidden_dropout_prob", hidden_dropout_prob)
+        self.fp32_residual_addition = fp32_residual_addition
+        self.residual, self.inside = residual, inside
+        self._place: dict[str, Any] = {"group": self.tp_group, "device": device, "dtype": dtype}
+        self._first_stream = (layer_idx or 0) * STREAMS_PER_LAYER + first_stream
+        for name, wanted in (("pre_layernorm", pre_layernorm), ("layernorm", post_layernorm)):
+            norm = make_norm(normalization, hidden_size, layernorm_epsilon, **self._place) if wanted else None
+            self.register_module(name, norm)
+
+    def checked_probability(self, name: str, value: float) -> float:
+        """A probability of dropout.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{type(self).__name__}: {name} is {value}; allowed are 0 to 1")
+        return value
+
+    def seed_of(self, seed: int | None, probability: float, stream: int, divided: bool) -> int | None:
+        """That of a dropout in this call; None if nothing is dropped.
+
+        Args:
+            seed: The call's; None where the outermost module is not in training.
+            probability: Of the dropout.
+            stream: Its number in this block.
+            divided: Whether what it drops from is divided over tp ranks, so that each draws its own numbers.
+        """
+        if seed is None or not self.training or probability == 0:
+            return None
+        return seed_of(seed, self._first_stream + stream, self.tp_group.rank if divided else None)
+
+    def before(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the first linear layers take: normalized; for speed they sum its gradient over ranks."""
+        return hidden if self.pre_layernorm is None else self.pre_layernorm(hidden)
+
+    def after(self, hidden: torch.Tensor, output: torch.Tensor, seed: int | None, stream: int) -> torch.Tensor:
+        """The block's result from its input and what its last linear layer gave."""
+        own = self.seed_of(seed, self.hidden_dropout_prob, stream, self.tp_group.optimize == "memory")
+        if own is not None:
+            output = dropout(output, self.hidden_dropout_prob, own)
+        if self.residual and self.fp32_residual_addition:
+            output = (hidden.float() + output.float()).to(output.dtype)
+        elif self.residual:
+            output = hidden + output
+        return output if self.layernorm is None else self.layernorm(output)

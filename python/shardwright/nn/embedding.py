@@ -1,0 +1,224 @@
+"""The distributed embedding (paper, section 5.3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.tensor_parallel.agreement import Rule
+from shardwright.tensor_parallel.communicators import (
+    fused_allgather_for_tp,
+    gather_replicated_for_tp,
+    scatter_and_merge_for_tp,
+)
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule, Initialize
+from shardwright.tensor_parallel.sharding import Sharding
+
+#: Dtypes of ids that torch looks up.
+_ID_DTYPES = (torch.int32, torch.int64)
+
+#: What torch adds to a norm before it divides by it.
+_NORM_EPSILON = 1e-7
+
+
+class DistributedEmbedding(DistributedModule):
+    """An embedding divided over its channels (paper, section 5.3).
+
+    Tp rank i holds the i-th slice of the weight's columns. An all-gather gives every rank the ids of all samples, it
+    looks up its channels of them, and an all-to-all gives each rank all channels of its own samples. Where all ranks
+    bring the same samples (``prescaled_batch``) nothing is gathered before, and an all-gather of channels ends it.
+
+    Attributes:
+        weight: [num_embeddings, embedding_dim / tp degree].
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: torch.Tensor | None = None,
+        initializer_range: float = 0.02,
+        _skip_allgather: bool = False,
+        _skip_scatter_and_merge: bool = False,
+        *,
+        group: TensorGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make an embedding; what is not said here is as for ``nn.Embedding``.
+
+        Args:
+            num_embeddings: The number of ids.
+            embedding_dim: Of the whole embedding.
+            padding_idx: An id whose embedding has no gradient and starts as zeros; negative ones count from the end.
+            max_norm: Embeddings that are looked up are shrunk to this norm, over all their channels.
+            norm_type: The p of that norm, positive.
+            scale_grad_by_freq: Whether gradients are divided by how often an id is in the samples of the whole group.
+            sparse: Whether the weight's gradient is sparse.
+            _weight: The whole weight to start with, instead of fresh numbers.
+            initializer_range: The standard deviation of fresh numbers.
+            _skip_allgather: The ids given are those of the whole group already, the same on all ranks.
+            _skip_scatter_and_merge: The result is this rank's channels of the samples of the whole group.
+            group: The ranks that divide it; by default the running job's TP_GROUP.
+            device: Of the weight.
+            dtype: Of the weight.
+
+        Raises:
+            ConfigError: ``embedding_dim`` does not divide by the tensor parallelism degree, ``padding_idx`` is no id,
+                ``norm_type`` is not positive, ``_weight`` has another shape, or both ``sparse`` and
+                ``scale_grad_by_freq`` are asked for, which torch does not have.
+        """
+        super().__init__(group)
+        shape = (num_embeddings, embedding_dim)
+        if _weight is not None and tuple(_weight.shape) != shape:
+            raise ConfigError(
+                f"DistributedEmbedding: _weight has shape {tuple(_weight.shape)}; needed is the whole, {shape}"
+            )
+        if not norm_type > 0:
+            raise ConfigError(f"DistributedEmbedding: norm_type is {norm_type}; it has to be positive")
+        if sparse and scale_grad_by_freq:
+            raise ConfigError(
+                "DistributedEmbedding: sparse and scale_grad_by_freq are both True; sparse gradients are not scaled"
+            )
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = checked_padding_idx("DistributedEmbedding", padding_idx, num_embeddings)
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        self.skips_allgather = _skip_allgather
+        self.skips_scatter_and_merge = _skip_scatter_and_merge
+        initialize = normal_but_padding(initializer_range, self.padding_idx)
+        if _weight is not None:
+            start, device, dtype = _weight, device or _weight.device, dtype or _weight.dtype
+            initialize = lambda whole: whole.copy_(start)  # noqa: E731
+        self.make_parameter("weight", shape, Sharding(dim=1), initialize, device=device, dtype=dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Look up the ids of this rank's samples; all ranks of the group call it together.
+
+        Args:
+            input: [batch, ...], int32 or int64; the batch may differ between ranks, and be 0. With ``prescaled_batch``
+                or ``_skip_allgather`` it is the same on all ranks.
+
+        Returns:
+            [batch, ..., embedding_dim]. With ``_skip_allgather`` alone the batch is cut into slices of one size, one
+            for each rank. With ``_skip_scatter_and_merge`` [batch of the group, ..., embedding_dim / tp degree].
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together, or on the CPU an id is out of range; all ranks raise it.
+        """
+        group, name = self.tp_group, self.operation
+        gathers = not (self.skips_allgather or group.prescaled_batch)
+        scatters = not (self.skips_scatter_and_merge or group.prescaled_batch)
+        if not gathers and self.skips_scatter_and_merge:
+            return self._look_up(input)
+        rule = Rule(name, (0,), free_dim=0 if gathers else None, divided_dim=0 if scatters and not gathers else None)
+        agreement = group.agree(rule, [input], parameters_need_grad=self.weight.requires_grad)
+        check_id_dtype(name, input)
+        batches = agreement.sizes(0)
+        ids = fused_allgather_for_tp(input, 0, group=group, sizes=batches, needs_grad=False) if gathers else input
+        channels = self._look_up(ids)
+        if self.skips_scatter_and_merge:
+            return channels
+        if not scatters:
+            return gather_replicated_for_tp(channels, -1, group=group, needs_grad=agreement.parameters_need_grad)
+        return scatter_and_merge_for_tp(
+            channels,
+            0,
+            -1,
+            group=group,
+            split_sizes=batches if gathers else None,
+            needs_grad=agreement.parameters_need_grad,
+        )
+
+    def extra_repr(self) -> str:
+        """What ``print`` tells of it."""
+        told = f"{self.num_embeddings}, {self.embedding_dim}"
+        for name, default in (("padding_idx", None), ("max_norm", None), ("norm_type", 2.0), ("sparse", False)):
+            if getattr(self, name) != default:
+                told += f", {name}={getattr(self, name)}"
+        return f"{told}, tp_degree={self.tp_group.size}"
+
+    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """This rank's channels of ids that are the same on all ranks."""
+        check_ids("DistributedEmbedding", ids, self.num_embeddings)
+        if self.max_norm is not None:
+            self._shrink(ids, self.max_norm)
+        return nn.functional.embedding(
+            ids, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq, sparse=self.sparse
+        )
+
+    @torch.no_grad()
+    def _shrink(self, ids: torch.Tensor, max_norm: float) -> None:
+        """Shrink embeddings to the largest norm that is allowed, as torch does before it looks them up.
+
+        The p-norm over all channels is the p-norm of the ranks' p-norms, which all ranks tell each other.
+        """
+        rows = torch.unique(ids)
+        shards = self.weight.detach()[rows]
+        partial = torch.linalg.vector_norm(shards, self.norm_type, dim=1, keepdim=True)
+        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size])
+        norms = torch.linalg.vector_norm(parts, self.norm_type, dim=1, keepdim=True)
+        factors = torch.where(norms > max_norm, max_norm / (norms + _NORM_EPSILON), torch.ones_like(norms))
+        self.weight.detach().index_copy_(0, rows.long(), shards * factors)
+
+
+def checked_padding_idx(name: str, padding_idx: int | None, num_embeddings: int) -> int | None:
+    """A padding id that is not negative.
+
+    Raises:
+        ConfigError: It is no id.
+    """
+    if padding_idx is None:
+        return None
+    if not -num_embeddings <= padding_idx < num_embeddings:
+        raise ConfigError(
+            f"{name}: padding_idx is {padding_idx}; allowed are {-num_embeddings} to {num_embeddings - 1}"
+        )
+    return padding_idx % num_embeddings
+
+
+def normal_but_padding(deviation: float, padding_idx: int | None) -> Initialize:
+    """Fills a whole weight with normal numbers, and the row of the padding id with zeros."""
+
+    def initialize(whole: torch.Tensor) -> None:
+        nn.init.normal_(whole, std=deviation)
+        if padding_idx is not None:
+            whole[padding_idx].zero_()
+
+    return initialize
+
+
+def check_id_dtype(name: str, ids: torch.Tensor) -> None:
+    """Refuse ids that are no ids.
+
+    Raises:
+        ConfigError: They are neither int32 nor int64.
+    """
+    if ids.dtype not in _ID_DTYPES:
+        raise ConfigError(f"{name}: ids are {ids.dtype}; allowed are torch.int32 and torch.int64")
+
+
+def check_ids(name: str, ids: torch.Tensor, num_embeddings: int) -> None:
+    """Refuse ids that are out of range; those on a GPU are left to its own check, which does not wait for them.
+
+    Raises:
+        ConfigError: One is.
+    """
+    check_id_dtype(name, ids)
+    if ids.device.type != "cpu" or not ids.numel():
+        return
+    least, greatest = (int(one) for one in torch.aminmax(ids))
+    if least < 0 or greatest >= num_embeddings:
+        raise ConfigError(f"{name}: ids are from {least} to {greatest}; allowed are 0 to {num_embeddings - 1}")

@@ -1,0 +1,80 @@
+"""Attention as a layer of its own, over query, key and value in one tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.dropout import draw_seed
+from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale
+
+
+class FlashAttentionLayer(nn.Module):
+    """Attention through torch's ``scaled_dot_product_attention``, whose kernels never store the scores.
+
+    It has no parameters and is not divided: a distributed layer has this rank's heads in it.
+    """
+
+    def __init__(
+        self,
+        attention_dropout_prob: float = 0.1,
+        attention_head_size: int | None = None,
+        scale_attention_scores: bool = True,
+        scale_attn_by_layer_idx: bool = False,
+        layer_idx: int | None = None,
+        scale: float | None = None,
+        triton_flash_attention: bool = False,
+        use_alibi: bool = False,
+        *,
+        alibi_bias_max: float = 8,
+    ) -> None:
+        """Make a layer.
+
+        Args:
+            attention_dropout_prob: With which attention weights become zero in training.
+            attention_head_size: Of every head; by default that of the input.
+            scale_attention_scores: Whether scores are divided by the root of the head size.
+            scale_attn_by_layer_idx: Whether they are divided by the layer's index, counted from 1.
+            layer_idx: The layer's index, from 0.
+            scale: What scores are multiplied by, instead of the three above.
+            triton_flash_attention: Compute as that kernel does, without dropout; the kernel is torch's all the same.
+            use_alibi: Whether scores fall with the distance between query and key.
+            alibi_bias_max: The negative exponent of the smallest slope of it.
+
+        Raises:
+            ConfigError: The layer's index is needed and not given.
+        """
+        super().__init__()
+        self.attention_dropout_prob = 0.0 if triton_flash_attention else attention_dropout_prob
+        self.attention_head_size = attention_head_size
+        self.use_alibi, self.alibi_bias_max = use_alibi, alibi_bias_max
+        self._scale = (scale, scale_attention_scores, scale_attn_by_layer_idx, layer_idx)
+        attention_scale(1, *self._scale)
+
+    def forward(self, qkv: torch.Tensor, attn_mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            qkv: [batch, S, 3, heads, head_size]: query, key and value, floating.
+            attn_mask: [batch or 1, heads or 1, 1 or S, S], added to the scores, floating.
+            causal: Whether a position sees only those up to itself.
+
+        Returns:
+            [batch, heads, S, head_size], of the same dtype.
+
+        Raises:
+            ConfigError: ``qkv`` has another shape.
+        """
+        size = self.attention_head_size
+        if qkv.dim() != 5 or qkv.shape[2] != 3 or (size is not None and qkv.shape[4] != size):
+            raise ConfigError(
+                f"FlashAttentionLayer: qkv has shape {tuple(qkv.shape)}; needed is "
+                f"[batch, sequence, 3, heads, {'head size' if size is None else size}]"
+            )
+        query, key, value = (one.transpose(1, 2) for one in qkv.unbind(2))
+        slopes = alibi_slopes(query.shape[1], self.alibi_bias_max) if self.use_alibi else None
+        added = Added(() if attn_mask is None else (attn_mask,), causal, slopes=slopes)
+        drops = self.training and self.attention_dropout_prob > 0
+        dropout = (self.attention_dropout_prob, draw_seed()) if drops else None
+        return attend(query, key, value, added, attention_scale(query.shape[-1], *self._scale), dropout)

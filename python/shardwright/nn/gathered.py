@@ -1,0 +1,279 @@
+"""What the outermost distributed module of a transformer gathers, and how each rank gets its own samples back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from shardwright.errors import ConfigError
+from shardwright.nn.dropout import draw_seed
+from shardwright.tensor_parallel.agreement import Agreement, Rule
+from shardwright.tensor_parallel.communicators import (
+    bwd_allreduce_for_tp,
+    fused_allgather_for_tp,
+    gather_replicated_for_tp,
+    scatter_and_merge_for_tp,
+    slice_replicated_for_tp,
+)
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule
+
+
+class LayerInputs(NamedTuple):
+    """What a transformer layer computes from; between layers it goes as a plain tuple.
+
+    N is the batch, S the length of the sequence, K that of the cross states. A first dim of 1 says: the same for all
+    samples of all ranks.
+
+    Attributes:
+        hidden: [N, S, hidden_size]; [N, S, hidden_size / tp degree] once gathered for memory.
+        cross_states: [N, K, hidden_size] for attention to another sequence, divided as hidden is.
+        mask: [N or 1, 1, 1 or S, S], added to the scores of self-attention.
+        cross_mask: [N or 1, 1, 1 or S, K], added to those of cross-attention.
+        position_bias: [N or 1, num_attention_heads, 1 or S, S], added to the scores of self-attention. Masks may have
+            heads too. Once gathered there are this rank's heads.
+        cos: [N or 1, S, rotary_dim] of rotary embeddings of queries and keys.
+        sin: Of the same shape.
+        seed: Of the random numbers of dropout; None without.
+    """
+
+    hidden: torch.Tensor
+    cross_states: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    cross_mask: torch.Tensor | None = None
+    position_bias: torch.Tensor | None = None
+    cos: torch.Tensor | None = None
+    sin: torch.Tensor | None = None
+    seed: int | None = None
+
+
+#: What lies beside the hidden states. Ranks make different use of it, so its gradient is a sum over ranks.
+_BESIDE = ("mask", "cross_mask", "position_bias", "cos", "sin")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an outermost module.
+
+    Attributes:
+        group: The module's.
+        inputs: What was gathered.
+        batches: Of every tp rank.
+    """
+
+    group: TensorGroup
+    inputs: LayerInputs
+    batches: list[int]
+
+    def leave(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Give each rank its own samples back, with all channels."""
+        group, needs_grad = self.group, hidden.requires_grad
+        if group.size == 1:
+            return hidden
+        if group.optimize == "speed":
+            if group.prescaled_batch:
+                return hidden
+            return slice_replicated_for_tp(hidden, 0, group=group, needs_grad=needs_grad, sizes=self.batches)
+        if group.prescaled_batch:
+            return gather_replicated_for_tp(hidden, hidden.dim() - 1, group=group, needs_grad=needs_grad)
+        return scatter_and_merge_for_tp(
+            hidden, 0, hidden.dim() - 1, group=group, split_sizes=self.batches, needs_grad=needs_grad
+        )
+
+
+def enter(
+    module: DistributedModule, inputs: LayerInputs, hidden_size: int, heads: int | None = None, drops: bool = False
+) -> Call:
+    """Gather what an outermost module needs: one small all-gather for shapes, and what the group's mode asks.
+
+    For speed hidden states become replicated, for memory divided over channels. With ``prescaled_batch`` all ranks
+    bring the same samples, and nothing is sent.
+
+    Args:
+        module: The module, for its group and for errors.
+        inputs: This rank's.
+        hidden_size: Of the whole.
+        heads: The number of heads of the whole; None for a module without, whose hidden states may have any dims.
+        drops: Whether random numbers are needed.
+
+    Returns:
+        What the module computes from, and the way back.
+
+    Raises:
+        ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+    """
+    group = module.tp_group
+    given = {name: one for name, one in inputs._asdict().items() if isinstance(one, torch.Tensor)}
+    trained = [name for name in _BESIDE if name in given and torch.is_grad_enabled() and given[name].requires_grad]
+    words = [f"{name} with gradient" if name in trained else name for name in given]
+    free = None if group.prescaled_batch else 0
+    agreement = group.agree(
+        Rule(f"{module.operation}({', '.join(words)})", (0,), free_dim=free),
+        list(given.values()),
+        parameters_need_grad=any(p.requires_grad for p in module.parameters()),
+        seed=draw_seed() if drops else 0,
+    )
+    for rank in range(group.size):
+        shapes = dict(zip(given, agreement.signatures[rank].shapes, strict=True))
+        _check_shapes(type(module).__name__, rank, shapes, hidden_size, heads)
+    for name in _BESIDE:
+        if name in given and not given[name].is_floating_point():
+            raise ConfigError(
+                f"{type(module).__name__}: {name} is {given[name].dtype}; it is added or multiplied, so it has to be "
+                "floating"
+            )
+    batches = agreement.sizes(0)
+    if group.size > 1:
+        given = {
+            **gather_states({name: one for name, one in given.items() if name not in _BESIDE}, agreement, group),
+            **_gather_beside(given, trained, agreement, group, heads),
+        }
+    return Call(group, LayerInputs(**given, seed=agreement.seed if drops else None), batches)
+
+
+def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: TensorGroup) -> dict[str, torch.Tensor]:
+    """Hidden and cross states, as the mode has them inside.
+
+    Args:
+        states: Of this rank, of [N, ..., channels]: ``"hidden"``, ``"cross_states"``, or both.
+        agreement: What all ranks bring; its first tensor has the batch in its first dim.
+        group: Of several ranks.
+
+    Returns:
+        Those of all ranks.
+    """
+    batches, needs_grad = agreement.sizes(0), agreement.needs_grad
+    if group.optimize == "memory":
+        channels = next(iter(states.values())).dim() - 1
+        if group.prescaled_batch:
+            found = slice_replicated_for_tp([*states.values()], channels, group=group, needs_grad=needs_grad)
+        else:
+            found = scatter_and_merge_for_tp(
+                [*states.values()], channels, 0, group=group, merge_sizes=batches, needs_grad=needs_grad
+            )
+        return dict(zip(states, found, strict=True))
+    gathered = dict(states)
+    if "hidden" in states:
+        hidden = states["hidden"]
+        if not group.prescaled_batch:
+            gathered["hidden"] = gather_replicated_for_tp(hidden, 0, group=group, needs_grad=needs_grad, sizes=batches)
+        elif needs_grad and not hidden.requires_grad:
+            gathered["hidden"] = hidden.detach().requires_grad_()  # other ranks' backward needs this one
+    if "cross_states" in states:  # every layer's use of them is a rank's own heads, so gradients are summed here once
+        cross = states["cross_states"]
+        gathered["cross_states"] = (
+            bwd_allreduce_for_tp(cross, group=group, needs_grad=needs_grad)
+            if group.prescaled_batch
+            else fused_allgather_for_tp(cross, 0, group=group, sizes=batches, needs_grad=needs_grad)
+        )
+    return gathered
+
+
+def _gather_beside(
+    given: Mapping[str, torch.Tensor], trained: list[str], agreement: Agreement, group: TensorGroup, heads: int | None
+) -> dict[str, torch.Tensor]:
+    """Masks, biases and rotary embeddings of all samples, of this rank's heads."""
+    batches = agreement.sizes(0)
+    gathered: dict[str, torch.Tensor] = {}
+    kinds: dict[tuple[bool, bool, bool], list[str]] = {}
+    for place, name in enumerate(given):
+        if name in _BESIDE:
+            has_heads = given[name].dim() == 4 and given[name].shape[1] == heads and heads != 1
+            # With batches of 1 everywhere, 1 is read as a batch: right for both meanings.
+            shared = group.prescaled_batch or agreement.sizes(0, place) != batches
+            kinds.setdefault((has_heads, shared, name in trained), []).append(name)
+    for (has_heads, shared, needs_grad), names in kinds.items():
+        ones = [given[name] for name in names]
+        if has_heads and shared and group.prescaled_batch:
+            found = slice_replicated_for_tp(ones, 1, group=group, needs_grad=needs_grad)
+        elif has_heads and shared:  # this rank's own gradient has this rank's heads only
+            found = [one.chunk(group.size, 1)[group.rank] for one in ones]
+        elif has_heads:
+            found = scatter_and_merge_for_tp(ones, 1, 0, group=group, merge_sizes=batches, needs_grad=needs_grad)
+        elif group.prescaled_batch and needs_grad:
+            found = bwd_allreduce_for_tp(ones, group=group, needs_grad=True)
+        elif shared:
+            found = ones
+        else:
+            found = fused_allgather_for_tp(ones, 0, group=group, sizes=batches, needs_grad=needs_grad)
+        gathered.update(zip(names, found, strict=True))
+    return gathered
+
+
+def _check_shapes(
+    module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], hidden_size: int, heads: int | None
+) -> None:
+    """Hold the shapes of one rank against each other."""
+    hidden = shapes["hidden"]
+    if heads is None:
+        if len(hidden) < 2 or hidden[-1] != hidden_size:
+            raise ConfigError(f"{module}: the input has shape {hidden}; needed is [batch, ..., {hidden_size}]")
+        return
+    batch, length = (*hidden, 0, 0)[:2]
+    batches, queries = (batch, 1), (length, 1)
+    keys = shapes["cross_states"][1] if len(shapes.get("cross_states", ())) > 1 else length
+    needed: dict[str, tuple[tuple[int, ...] | None, ...]] = {
+        "hidden": (None, None, (hidden_size,)),
+        "cross_states": ((batch,), None, (hidden_size,)),
+        "mask": (batches, (1, heads), queries, (length,)),
+        "cross_mask": (batches, (1, heads), queries, (keys,)),
+        "position_bias": (batches, (heads, 1), queries, (length,)),
+        "cos": (batches, (length,), None),
+        "sin": (batches, (length,), None),
+    }
+    check_shapes(module, rank, shapes, needed)
+    if shapes.get("cos") != shapes.get("sin"):
+        raise ConfigError(
+            f"{module}: cos has shape {shapes.get('cos')} and sin {shapes.get('sin')} on tp rank {rank}; both are "
+            "needed, of one shape"
+        )
+
+
+def check_shapes(
+    module: str,
+    rank: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    needed: Mapping[str, tuple[tuple[int, ...] | None, ...]],
+) -> None:
+    """Hold the shapes that a tp rank told against what a module takes.
+
+    Args:
+        module: What errors call it.
+        rank: The tp rank.
+        shapes: By name.
+        needed: By name, for each dim the sizes that are allowed; None for any.
+
+    Raises:
+        ConfigError: One does not fit.
+    """
+    for name, shape in shapes.items():
+        allowed = needed[name]
+        fits = len(shape) == len(allowed) and all(
+            of is None or size in of for size, of in zip(shape, allowed, strict=True)
+        )
+        if not fits:
+            words = ", ".join("any" if of is None else " or ".join(map(str, dict.fromkeys(of))) for of in allowed)
+            raise ConfigError(f"{module}: {name} has shape {shape} on tp rank {rank}; needed is [{words}]")
+
+
+def tensors_by_name(module: str, inputs: object, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """The tensors of a caller's tuple, whose first one has to be there.
+
+    Args:
+        module: What errors call it.
+        inputs: What the caller gave.
+        names: Of the tuple's members, in order; all but the first may be None, or left out at the end.
+
+    Raises:
+        ConfigError: It is no tuple of tensors, or too long.
+    """
+    given = dict(zip(names, inputs, strict=False)) if isinstance(inputs, tuple) else {}
+    tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}
+    known = len(tensors) == sum(one is not None for one in given.values())
+    if not isinstance(inputs, tuple) or names[0] not in tensors or not known or len(inputs) > len(names):
+        words = [type(one).__name__ for one in inputs] if isinstance(inputs, tuple) else type(inputs).__name__
+        raise ConfigError(f"{module}: the input is {words}; needed is a tuple of tensors: ({', '.join(names)})")
+    return tensors

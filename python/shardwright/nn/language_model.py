@@ -1,0 +1,324 @@
+"""The distributed transformer with embeddings and a language-model head (paper, appendix E.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+
+from shardwright.errors import ConfigError
+from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_of
+from shardwright.nn.gathered import Call, LayerInputs, check_shapes, gather_states, tensors_by_name
+from shardwright.nn.transformer import DistributedTransformer, LayerOptions
+from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
+from shardwright.tensor_parallel.agreement import Agreement, Rule
+from shardwright.tensor_parallel.communicators import (
+    bwd_allreduce_for_tp,
+    fused_allgather_for_tp,
+    fwd_allreduce_for_tp,
+    gather_replicated_for_tp,
+    reduce_scatter_for_tp,
+    scatter_and_merge_for_tp,
+)
+from shardwright.tensor_parallel.module import DistributedModule
+
+_IDS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+_CROSS = ("cross_states", "cross_mask")
+_MASKS = ("attention_mask", "cross_mask")
+_ID_DTYPES = (torch.int32, torch.int64)
+#: Labels of this value do not count, as for ``nn.CrossEntropyLoss``.
+_IGNORED = -100
+#: Added to scores of what is not seen: nothing is left of it in a softmax, yet a row that sees nothing at all keeps its
+#: digits, which fused attention needs in backward.
+_UNSEEN = -1e4
+
+
+class DistributedTransformerLMHead(DistributedModule):
+    """Embeddings, a transformer, and an output layer with the weight of the word embedding (paper, appendix E.1).
+
+    All embeddings are divided over their rows, also with ``optimize`` = ``"memory"``, so that the word embedding's
+    slice is that of the output layer, and a rank has logits of its slice of the vocabulary only. Ids are gathered once;
+    each rank looks up what it has of all embeddings, and one sum over ranks, an all-reduce for speed and a
+    reduce-scatter of channels for memory, gives what the layers take. The output layer sends nothing for speed, and for
+    memory all-gathers channels of the hidden states. Numbers of ids need not divide by the tensor parallelism degree.
+
+    Attributes:
+        word_embedding: Of ids.
+        position_embedding: Of places in the sequence.
+        token_type_embedding: Of token types; None without any.
+        transformer: The layers, in its ``seq_layers``.
+        lm_head: The output layer; None without one.
+    """
+
+    def __init__(
+        self,
+        num_layers: int = 12,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        vocab_size: int = 30522,
+        num_positions: int = 1024,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        num_token_types: int = 0,
+        causal_mask_size: int | None = None,
+        add_cross_attention: bool = False,
+        add_lm_head: bool = True,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        """Make a model with fresh weights. Sizes are those of the whole.
+
+        Args:
+            num_layers: See :class:`DistributedTransformer`, as for what is not said here.
+            num_attention_heads: See there.
+            attention_head_size: See there.
+            hidden_size: See there.
+            intermediate_size: See there.
+            vocab_size: The number of ids.
+            num_positions: The longest sequence.
+            attention_dropout_prob: See there.
+            hidden_dropout_prob: See there; of the sum of embeddings too.
+            activation: See there.
+            layernorm_epsilon: See there.
+            num_token_types: The number of token types; 0 for a model that knows none.
+            causal_mask_size: See there. With it the loss is that of predicting the next token.
+            add_cross_attention: See there.
+            add_lm_head: Whether there is an output layer.
+            initializer_range: The standard deviation of embeddings, and of normal weights.
+            use_normal_initialization: See there; embeddings are normal always.
+            pre_layernorm: See there.
+            post_layernorm: See there.
+            **options: Of :class:`LayerOptions`.
+
+        Raises:
+            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
+                degree.
+        """
+        super().__init__(options.get("group"))
+        for name, number, least in (
+            ("vocab_size", vocab_size, 1),
+            ("num_positions", num_positions, 1),
+            ("num_token_types", num_token_types, 0),
+        ):
+            if number < least:
+                raise ConfigError(f"{type(self).__name__}: {name} is {number}; allowed are {least} or more")
+        if options.get("inside"):
+            raise ConfigError(
+                f"{type(self).__name__}: inside is True; it gathers the samples itself, so allowed is False"
+            )
+        self.hidden_size, self.vocab_size, self.num_positions = hidden_size, vocab_size, num_positions
+        self.causal = causal_mask_size is not None
+        self.hidden_dropout_prob = hidden_dropout_prob
+        self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after those of all layers
+        place: dict[str, Any] = {
+            "initializer_range": initializer_range,
+            "inside": True,
+            "group": self.tp_group,
+            "device": options.get("device"),
+            "dtype": options.get("dtype"),
+        }
+        self.word_embedding = VocabularyParallelEmbedding(vocab_size, hidden_size, **place)
+        self.position_embedding = VocabularyParallelEmbedding(num_positions, hidden_size, **place)
+        self.token_type_embedding = (
+            VocabularyParallelEmbedding(num_token_types, hidden_size, **place) if num_token_types else None
+        )
+        given: dict[str, Any] = {**options, "group": self.tp_group, "inside": True}
+        self.transformer = DistributedTransformer(
+            num_layers,
+            num_attention_heads,
+            attention_head_size,
+            hidden_size,
+            intermediate_size,
+            attention_dropout_prob,
+            hidden_dropout_prob,
+            activation,
+            layernorm_epsilon,
+            initializer_range,
+            use_normal_initialization,
+            causal_mask_size,
+            add_cross_attention,
+            pre_layernorm,
+            post_layernorm,
+            **given,
+        )
+        self.lm_head = TiedOutput(self.word_embedding) if add_lm_head else None
+
+    def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
+        """Apply the model; all ranks of the group call it together.
+
+        Args:
+            inputs: (input_ids, attention_mask, token_type_ids, position_ids, labels), or with cross-attention
+                (input_ids, attention_mask, token_type_ids, position_ids, cross_states, cross_mask, labels). All but
+                ``input_ids`` and ``cross_states`` may be None, and be left out at the end. N is the batch, which may
+                differ between ranks, and be 0 (with ``prescaled_batch`` all is the same on all ranks), S the length of
+                the sequence, K that of the cross states. Ids are int32 or int64, [N, S]; masks of any dtype, [N, S]
+                and [N, K], 1 where a position is not seen and 0 where it is; ``cross_states`` [N, K, hidden_size].
+                A first dim of 1 of a mask, token types or positions says: the same for all samples of all ranks.
+                Without positions they count from 0; without token types they are 0. Labels are ids, or -100 for those
+                that do not count.
+
+        Returns:
+            Without labels the logits, [N, S, vocab_size]; without an output layer the hidden states,
+            [N, S, hidden_size]. With labels the loss alone, the mean cross entropy over the labels of this rank's
+            samples, a scalar: logits are not gathered for it. With ``causal_mask_size`` the logits of a position are
+            held against the label of the next one, as causal language models of ``transformers`` do, otherwise against
+            its own, as its masked ones do.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together, a sequence is too long, or on the CPU an id is out of
+                range or a mask neither 0 nor 1; all ranks raise it.
+        """
+        group = self.tp_group
+        given, agreement = self._agreed(self._named(inputs))
+        batches = agreement.sizes(0)
+        needs_grad = agreement.needs_grad or agreement.parameters_need_grad
+        seed = agreement.seed if self._drops else None
+        if group.size > 1:
+            given = self._gathered(given, agreement)
+        hidden = self._embedded(given, needs_grad, seed)
+        masks = {name: self._added(name, given[name], hidden.dtype) for name in _MASKS if name in given}
+        taken = LayerInputs(
+            hidden,
+            given.get("cross_states"),
+            masks.get("attention_mask"),
+            masks.get("cross_mask"),
+            seed=seed,
+        )
+        (hidden, *_) = self.transformer(tuple(taken))
+        if self.lm_head is None:
+            return Call(group, taken, batches).leave(hidden)
+        if group.size > 1:
+            hidden = (
+                bwd_allreduce_for_tp(hidden, group=group, needs_grad=needs_grad)
+                if group.optimize == "speed"
+                else fused_allgather_for_tp(hidden, 2, group=group, needs_grad=needs_grad)
+            )
+        logits = self.lm_head(hidden)
+        if "labels" not in given:
+            return self._whole(logits, batches, needs_grad)
+        labels = given["labels"].long()
+        if self.causal:
+            labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)], 1)
+        return vocabulary_parallel_cross_entropy(
+            logits,
+            labels,
+            group=group,
+            batches=None if group.prescaled_batch else batches,
+            ignore_index=_IGNORED,
+            vocab_size=self.vocab_size,
+            needs_grad=needs_grad,
+        )
+
+    @property
+    def _drops(self) -> bool:
+        return self.training and self.transformer.drops
+
+    def _named(self, inputs: object) -> dict[str, torch.Tensor]:
+        """The tensors of a caller's tuple."""
+        names = (*_IDS, *(_CROSS if self.transformer.add_cross_attention else ()), "labels")
+        return tensors_by_name(self.operation, inputs, names)
+
+    def _agreed(self, given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Agreement]:
+        """The ranks tell each other what they bring, and hold it against what the model takes."""
+        given = {name: one.detach() if name in _MASKS else one for name, one in given.items()}
+        agreement = self.tp_group.agree(
+            Rule(f"{self.operation}({', '.join(given)})", (0,), free_dim=None if self.tp_group.prescaled_batch else 0),
+            list(given.values()),
+            parameters_need_grad=any(p.requires_grad for p in self.parameters()),
+            seed=draw_seed() if self._drops else 0,
+        )
+        for rank, signature in enumerate(agreement.signatures):
+            self._check_shapes(rank, dict(zip(given, signature.shapes, strict=True)))
+        for name, one in given.items():
+            if name not in (*_MASKS, "cross_states") and one.dtype not in _ID_DTYPES:
+                raise ConfigError(f"{self.operation}: {name} are {one.dtype}; allowed are torch.int32 and torch.int64")
+        if "token_type_ids" in given and self.token_type_embedding is None:
+            raise ConfigError(f"{self.operation}: num_token_types is 0, so token_type_ids have to be None")
+        if "labels" in given and self.lm_head is None:
+            raise ConfigError(f"{self.operation}: add_lm_head is False, so labels have to be None")
+        if self.transformer.add_cross_attention and "cross_states" not in given:
+            raise ConfigError(f"{self.operation}: add_cross_attention is True, but cross_states are None")
+        return given, agreement
+
+    def _check_shapes(self, rank: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        batch, length = (*shapes["input_ids"], 0, 0)[:2]
+        keys = (*shapes.get("cross_states", ()), 0, 0)[1]
+        needed: dict[str, tuple[tuple[int, ...] | None, ...]] = {
+            **{name: ((batch, 1), (length,)) for name in _IDS},
+            "input_ids": (None, None),
+            "labels": ((batch,), (length,)),
+            "cross_states": ((batch,), None, (self.hidden_size,)),
+            "cross_mask": ((batch, 1), (keys,)),
+        }
+        check_shapes(self.operation, rank, shapes, needed)
+        if length > self.num_positions:
+            raise ConfigError(
+                f"{self.operation}: the sequence has length {length} on tp rank {rank}; num_positions allows up to "
+                f"{self.num_positions}"
+            )
+
+    def _gathered(self, given: dict[str, torch.Tensor], agreement: Agreement) -> dict[str, torch.Tensor]:
+        """What the ranks bring, of all samples."""
+        group, batches, found = self.tp_group, agreement.sizes(0), dict(given)
+        if not group.prescaled_batch:
+            own = [
+                name
+                for place, name in enumerate(given)
+                if name != "cross_states" and agreement.sizes(0, place) == batches
+            ]
+            together = fused_allgather_for_tp(
+                [given[name] for name in own], 0, group=group, sizes=batches, needs_grad=False
+            )
+            found.update(zip(own, together, strict=True))
+        if "cross_states" in given:
+            found.update(gather_states({"cross_states": given["cross_states"]}, agreement, group))
+        return found
+
+    def _embedded(self, given: Mapping[str, torch.Tensor], needs_grad: bool, seed: int | None) -> torch.Tensor:
+        """The sum of embeddings, as the layers take it: [N, S, hidden_size], or for memory / tp degree."""
+        group, ids = self.tp_group, given["input_ids"]
+        places = given.get("position_ids")
+        if places is None:
+            places = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        hidden: torch.Tensor = self.word_embedding(ids) + self.position_embedding(places)
+        if self.token_type_embedding is not None:
+            types = given.get("token_type_ids")
+            hidden = hidden + self.token_type_embedding(torch.zeros_like(ids) if types is None else types)
+        if group.size > 1 and group.optimize == "speed":
+            hidden = fwd_allreduce_for_tp(hidden, group=group, needs_grad=needs_grad)
+        elif group.size > 1:
+            hidden = reduce_scatter_for_tp(hidden, 2, group=group, needs_grad=needs_grad)
+        if seed is not None and self.hidden_dropout_prob > 0:
+            own = seed_of(seed, self._stream, group.rank if group.optimize == "memory" else None)
+            hidden = dropout(hidden, self.hidden_dropout_prob, own)
+        return hidden
+
+    def _added(self, name: str, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What a mask of 0 and 1, [N or 1, keys], adds to scores: [N or 1, 1, 1, keys].
+
+        Raises:
+            ConfigError: On the CPU, it has other numbers in it.
+        """
+        if mask.device.type == "cpu" and not bool(((mask == 0) | (mask == 1)).all()):
+            raise ConfigError(
+                f"{self.operation}: {name} has numbers from {mask.min().item()} to {mask.max().item()}; allowed are 1 "
+                "where a position is not seen and 0 where it is"
+            )
+        return (mask.to(dtype) * _UNSEEN)[:, None, None]
+
+    def _whole(self, logits: torch.Tensor, batches: list[int], needs_grad: bool) -> torch.Tensor:
+        """The logits of this rank's own samples."""
+        group = self.tp_group
+        if group.size > 1 and group.prescaled_batch:
+            logits = gather_replicated_for_tp(logits, 2, group=group, needs_grad=needs_grad)
+        elif group.size > 1:
+            logits = scatter_and_merge_for_tp(logits, 0, 2, group=group, split_sizes=batches, needs_grad=needs_grad)
+        return logits[..., : self.vocab_size]

@@ -1,0 +1,237 @@
+"""Normalization over channels that are divided over tp ranks (paper, appendix F.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.gathered import LayerInputs, enter
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.sharding import Sharding
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class DistributedLayerNorm(DistributedModule):
+    """Layer normalization over the last dim (paper, appendix F.2).
+
+    Optimized for memory, tp rank i has the i-th slice of the channels, and of weight and bias: each rank finds the
+    moments of its slice, one all-reduce sums them, and each normalizes its slice; backward all-reduces two numbers for
+    each token as well. Optimized for speed, or on one rank, activations and parameters are whole, and nothing is sent.
+
+    Attributes:
+        weight: [channels], or [channels / tp degree] for memory; None without ``elementwise_affine``.
+        bias: Of the same shape; None without one.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        inside: bool = False,
+        group: TensorGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a layer whose weight is one and whose bias is zero.
+
+        Args:
+            normalized_shape: The number of channels, of the whole layer.
+            eps: Added to the variance.
+            elementwise_affine: Whether it has a weight.
+            bias: Whether it has a bias too.
+            inside: Whether it is part of another distributed module, which has gathered the samples.
+            group: The ranks that divide it; by default the running job's TP_GROUP.
+            device: Of the parameters.
+            dtype: Of the parameters.
+
+        Raises:
+            ConfigError: Several dims are to be normalized, or the channels do not divide by the tp degree.
+        """
+        super().__init__(group)
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        if len(shape) != 1:
+            raise ConfigError(f"{type(self).__name__}: normalized_shape is {list(shape)}; allowed is one dim")
+        self.normalized_shape = shape
+        self.eps = eps
+        self.inside = inside
+        self.divides = self.tp_group.optimize == "memory" and self.tp_group.size > 1
+        if self.divides:
+            sharding = Sharding(dim=0)
+            sharding.check(f"{type(self).__name__}.weight", shape, self.tp_group.size)
+        else:
+            sharding = Sharding(scaled_batch=inside or self.tp_group.prescaled_batch)
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+        if elementwise_affine:
+            self.make_parameter("weight", shape, sharding, nn.init.ones_, **place)
+            if bias:
+                self.make_parameter("bias", shape, sharding, nn.init.zeros_, **place)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize; all ranks of the group call it together.
+
+        Args:
+            input: [batch, ..., channels], floating; inside another distributed module what that has gathered.
+
+        Returns:
+            Of the same shape and dtype. Half precision is normalized in single.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+        """
+        if not self.divides:
+            return self._normalized(input)
+        if self.inside:
+            return self._divided(input)
+        call = enter(self, LayerInputs(input), self.normalized_shape[0])
+        return call.leave(self._divided(call.inputs.hidden))
+
+    def _normalized(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def _divided(self, input: torch.Tensor) -> torch.Tensor:
+        return _normalize(input, self.weight, self.bias, self.eps, True, self.tp_group)
+
+    def extra_repr(self) -> str:
+        """What ``print`` tells of it."""
+        return f"{self.normalized_shape[0]}, eps={self.eps}, tp_degree={self.tp_group.size}"
+
+
+class DistributedRMSNorm(DistributedLayerNorm):
+    """Normalization by the root of the mean square over the last dim, divided as the layer normalization is.
+
+    Attributes:
+        weight: As :class:`DistributedLayerNorm`'s; it has no bias.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        *,
+        inside: bool = False,
+        group: TensorGroup | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Make a layer whose weight is one; arguments and errors are those of :class:`DistributedLayerNorm`."""
+        super().__init__(
+            normalized_shape, eps, elementwise_affine, False, inside=inside, group=group, device=device, dtype=dtype
+        )
+
+    def _normalized(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+
+    def _divided(self, input: torch.Tensor) -> torch.Tensor:
+        return _normalize(input, self.weight, None, self.eps, False, self.tp_group)
+
+
+class FusedLayerNorm(nn.LayerNorm):
+    """A layer normalization in one kernel, which is torch's own; it is not divided over tp ranks."""
+
+
+def make_norm(
+    kind: str, channels: int, eps: float, *, group: TensorGroup, device: Any, dtype: torch.dtype | None
+) -> DistributedLayerNorm:
+    """A normalization inside another distributed module.
+
+    Raises:
+        ConfigError: The kind is none of ``"layer_norm"`` and ``"rms_norm"``.
+    """
+    if kind == "layer_norm":
+        return DistributedLayerNorm(channels, eps, inside=True, group=group, device=device, dtype=dtype)
+    if kind == "rms_norm":
+        return DistributedRMSNorm(channels, eps, inside=True, group=group, device=device, dtype=dtype)
+    raise ConfigError(f"normalization is {kind!r}; allowed are 'layer_norm', 'rms_norm'")
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalizes this rank's slice of the channels; keeps the input, and two numbers for each token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        centered: bool,
+        group: TensorGroup,
+    ) -> torch.Tensor:
+        wide = _wide(input)
+        channels, whole = wide.shape[-1], wide.shape[-1] * group.size
+        # Deviations are squared within the slice, and slices are combined in double precision: the difference of the
+        # whole's moments then loses no digits that single precision has.
+        if centered:
+            mean = wide.mean(-1, keepdim=True)
+            variance = (wide - mean).square().mean(-1, keepdim=True).double()
+            mean = mean.double()
+            moments = torch.stack([mean * channels, (variance + mean.square()) * channels])
+            total, squares = group.all_reduce([moments])[0].div_(whole).unbind(0)
+            variance = (squares - total.square()).clamp_(min=0)
+            wide = wide - total.to(wide.dtype)
+        else:
+            moments = wide.square().sum(-1, keepdim=True, dtype=torch.float64)
+            variance = group.all_reduce([moments])[0].div_(whole)
+            total = None
+        scale = (variance + eps).rsqrt_().to(wide.dtype)
+        normalized = wide * scale
+        ctx.save_for_backward(input, weight, scale, None if total is None else total.to(wide.dtype))
+        ctx.group, ctx.whole = group, whole
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        output = normalized if weight is None else normalized * weight
+        return (output if bias is None else output + bias).to(input.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, weight, scale, mean = ctx.saved_tensors
+        wide = _wide(input)
+        normalized = (wide if mean is None else wide - mean) * scale
+        gradient = gradient.to(wide.dtype)
+        of_bias = of_weight = of_input = None
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.flatten(0, -2).sum(0).to(ctx.bias_dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = (gradient * normalized).flatten(0, -2).sum(0).to(weight.dtype)
+        if ctx.needs_input_grad[0]:
+            direct = gradient if weight is None else gradient * weight
+            projections = [(direct * normalized).sum(-1, keepdim=True)]
+            if mean is not None:
+                projections.append(direct.sum(-1, keepdim=True))
+            sums = ctx.group.all_reduce([torch.stack(projections)])[0].div_(ctx.whole).unbind(0)
+            of_input = direct - normalized * sums[0]
+            if mean is not None:
+                of_input = of_input - sums[1]
+            of_input = (of_input * scale).to(input.dtype)
+        return of_input, of_weight, of_bias, None, None, None
+
+
+def _normalize(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    centered: bool,
+    group: TensorGroup,
+) -> torch.Tensor:
+    output: torch.Tensor = _Normalize.apply(input, weight, bias, eps, centered, group)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALF else tensor

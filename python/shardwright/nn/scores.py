@@ -1,0 +1,159 @@
+"""Attention of this rank's heads: scores, what is added to them, and rotary embeddings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.dropout import random_numbers
+
+
+@dataclass(frozen=True)
+class Added:
+    """What is added to scores before the softmax.
+
+    Attributes:
+        terms: Each [N or 1, heads or 1, Q or 1, K], floating.
+        causal: Whether a query sees only keys up to its own position.
+        window: How many keys it sees, with its own; None for all.
+        slopes: [heads] of ALiBi, or None: scores fall with the distance between query and key.
+    """
+
+    terms: tuple[torch.Tensor, ...] = ()
+    causal: bool = False
+    window: int | None = None
+    slopes: torch.Tensor | None = None
+
+    def summed(self, query: torch.Tensor, num_keys: int) -> torch.Tensor | None:
+        """As one tensor of the query's dtype; None where there is nothing but a causal mask."""
+        parts = [_cast(term, query.dtype) for term in self.terms]
+        if not parts and self.slopes is None and self.window is None:
+            return None
+        at = torch.arange(query.shape[-2], device=query.device).unsqueeze(1)
+        back = at - torch.arange(num_keys, device=query.device)  # how far a key lies before the query
+        if self.slopes is not None:
+            slopes = self.slopes.to(query.device, torch.promote_types(query.dtype, torch.float32)).view(-1, 1, 1)
+            parts.append((-slopes * back.abs()).to(query.dtype).unsqueeze(0))
+        if self.window is not None or self.causal:
+            hidden = back < 0 if self.causal else torch.zeros_like(back, dtype=torch.bool)
+            if self.window is not None:
+                hidden = hidden | (back >= self.window) | (back <= -self.window)
+            parts.append(
+                torch.zeros_like(back, dtype=query.dtype).masked_fill(hidden, -math.inf).view(1, 1, *back.shape)
+            )
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    added: Added,
+    scale: float,
+    dropout: tuple[float, int] | None = None,
+) -> torch.Tensor:
+    """Weight the values by the softmax of the scores, with torch's kernels.
+
+    Args:
+        query: [N, heads, Q, head_size].
+        key: [N, key and value heads, K, head_size]; heads are a multiple of them, which share them in order.
+        value: As the key.
+        added: To the scores.
+        scale: Of the scores.
+        dropout: The probability with which attention weights become zero, and the seed; None for none.
+
+    Returns:
+        [N, heads, Q, head_size].
+    """
+    bias = added.summed(query, key.shape[-2])
+    shares = query.shape[1] // key.shape[1]
+    if shares > 1 and bias is not None:  # the kernels that save memory take a bias or shared heads, not both
+        key, value = key.repeat_interleave(shares, 1), value.repeat_interleave(shares, 1)
+    probability, seed = (0.0, 0) if dropout is None else dropout
+
+    def run() -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=bias,
+            dropout_p=probability,
+            is_causal=added.causal and bias is None,
+            scale=scale,
+            enable_gqa=shares > 1 and bias is None,
+        )
+
+    if not probability:
+        return run()
+    with random_numbers(seed, query.device):
+        return run()
+
+
+def attention_scale(
+    head_size: int, scale: float | None, scale_attention_scores: bool, by_layer_idx: bool, layer_idx: int | None
+) -> float:
+    """What scores are multiplied by: the given scale, or one from the head size and the layer's index.
+
+    Raises:
+        ConfigError: The layer's index is needed and not given.
+    """
+    if scale is not None:
+        return scale
+    if by_layer_idx and layer_idx is None:
+        raise ConfigError("scale_attn_by_layer_idx is True and layer_idx is None; needed is the layer's index, from 0")
+    size = 1 / math.sqrt(head_size) if scale_attention_scores else 1.0
+    return size / ((layer_idx or 0) + 1) if by_layer_idx else size
+
+
+def alibi_slopes(heads: int, bias_max: float) -> torch.Tensor:
+    """The slopes of ALiBi: a geometric sequence from 2 ** (-bias_max / n) to 2 ** -bias_max, n a power of two.
+
+    Where the number of heads is none, the next n is taken, every second slope first.
+
+    Args:
+        heads: Their number.
+        bias_max: The negative exponent of the smallest slope.
+
+    Returns:
+        [heads], float64.
+    """
+    power = 1 << (heads - 1).bit_length()
+    slopes = torch.exp2(-bias_max / power * torch.arange(1, power + 1, dtype=torch.float64))
+    return slopes if power == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+
+
+def rotate(input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Apply rotary embeddings to the first channels of each head.
+
+    Args:
+        input: [N, heads, S, head_size].
+        cos: [N or 1, S, rotary_dim], each angle twice: side by side if interleaved, otherwise in both halves.
+        sin: Of the same shape.
+        interleaved: Whether channels that belong together are neighbours, otherwise half of rotary_dim apart.
+
+    Returns:
+        Of the input's shape and dtype.
+    """
+    rotary_dim = cos.shape[-1]
+    turned, rest = torch.split(input, [rotary_dim, input.shape[-1] - rotary_dim], -1)
+    if interleaved:
+        across = torch.stack([-turned[..., 1::2], turned[..., ::2]], -1).flatten(-2)
+    else:
+        first, second = turned.chunk(2, -1)
+        across = torch.cat([-second, first], -1)
+    turned = (turned * cos.unsqueeze(1) + across * sin.unsqueeze(1)).to(input.dtype)
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+
+def _cast(term: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # The least number of a wider dtype stays finite: a row that is masked altogether has an answer.
+    if term.dtype == dtype:
+        return term
+    return term.clamp(min=torch.finfo(dtype).min).to(dtype)

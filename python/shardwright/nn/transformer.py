@@ -1,0 +1,313 @@
+"""The distributed transformer layer, and a sequence of them (paper, section 5.3 and appendix F)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.attention import OF_SELF_ATTENTION, AttentionOptions, DistributedAttentionLayer, named_inputs
+from shardwright.nn.gathered import LayerInputs, enter
+from shardwright.nn.layer_norm import DistributedLayerNorm, make_norm
+from shardwright.nn.transformer_output import DistributedTransformerOutputLayer
+from shardwright.tensor_parallel.module import DistributedModule
+
+_OF_CROSS_ATTENTION = ("hidden", "cross_states", "mask", "cross_mask", *OF_SELF_ATTENTION[2:])
+_OF_OUTPUT_ONLY = ("gated", "mlp_bias")
+_OF_BOTH = ("normalization", "fp32_residual_addition", "layer_idx", "group", "device", "dtype")
+
+
+class LayerOptions(AttentionOptions, total=False):
+    """Keyword arguments of layers beyond the paper's; those of the two blocks have their meaning there.
+
+    Attributes:
+        parallel_residual: Whether both blocks take the layer's input, and the sum of the three is its output, instead
+            of one block after the other. It needs normalization of the input only, and no cross-attention.
+        shared_layernorm: With it: whether one normalization, ``pre_layernorm`` of the layer, serves both blocks; by
+            default each has its own.
+    """
+
+    fp32_residual_addition: bool
+    gated: bool
+    mlp_bias: bool
+    parallel_residual: bool
+    shared_layernorm: bool
+
+
+class DistributedTransformerLayer(DistributedModule):
+    """A transformer layer: attention, attention to cross states if there are any, and the output block.
+
+    Attributes:
+        attention: The first block.
+        cross_attention: The second, or None.
+        output: The last.
+        pre_layernorm: Of the input for both blocks, with ``shared_layernorm``; otherwise None.
+    """
+
+    def __init__(
+        self,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        causal_mask_size: int | None = None,
+        add_cross_attention: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        """Make a layer with fresh weights. Sizes are those of the whole.
+
+        Args:
+            num_attention_heads: See :class:`DistributedAttentionLayer`, as for what is not said here.
+            attention_head_size: See there.
+            hidden_size: See there.
+            intermediate_size: See :class:`DistributedTransformerOutputLayer`.
+            attention_dropout_prob: See there.
+            hidden_dropout_prob: Of each block's output, in training.
+            activation: See :class:`DistributedTransformerOutputLayer`.
+            layernorm_epsilon: Of all normalizations.
+            initializer_range: See there.
+            use_normal_initialization: See there.
+            causal_mask_size: See there.
+            add_cross_attention: Whether there is a block of attention to cross states.
+            pre_layernorm: Whether each block's input is normalized.
+            post_layernorm: Whether each block's sum is.
+            **options: Of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
+
+        Raises:
+            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
+                degree.
+        """
+        super().__init__(options.get("group"))
+        given: dict[str, Any] = {**options, "group": self.tp_group}
+        self.inside = given.pop("inside", False)
+        self.parallel_residual = parallel_residual = given.pop("parallel_residual", False)
+        shared_layernorm = given.pop("shared_layernorm", False)
+        if parallel_residual and (post_layernorm or add_cross_attention or not pre_layernorm):
+            raise ConfigError(
+                f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
+                f"add_cross_attention={add_cross_attention}; allowed are True, False, False"
+            )
+        if shared_layernorm and not parallel_residual:
+            raise ConfigError("shared_layernorm is True and parallel_residual False; allowed are both or neither")
+        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        common = {
+            "hidden_size": hidden_size,
+            "hidden_dropout_prob": hidden_dropout_prob,
+            "layernorm_epsilon": layernorm_epsilon,
+            "initializer_range": initializer_range,
+            "use_normal_initialization": use_normal_initialization,
+            "pre_layernorm": pre_layernorm and not shared_layernorm,
+            "post_layernorm": post_layernorm,
+            "residual": not parallel_residual,
+            "inside": True,
+        }
+        attention: dict[str, Any] = {
+            **common,
+            "num_attention_heads": num_attention_heads,
+            "attention_head_size": attention_head_size,
+            "attention_dropout_prob": attention_dropout_prob,
+            **{name: value for name, value in given.items() if name not in _OF_OUTPUT_ONLY},
+        }
+        output = {name: given[name] for name in (*_OF_BOTH, *_OF_OUTPUT_ONLY) if name in given}
+        self.attention = DistributedAttentionLayer(causal_mask_size=causal_mask_size, **attention)
+        self.cross_attention = (
+            DistributedAttentionLayer(cross_attention=True, **attention) if add_cross_attention else None
+        )
+        self.output = DistributedTransformerOutputLayer(
+            intermediate_size=intermediate_size, activation=activation, **{**common, **output}
+        )
+        self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if shared_layernorm else None
+
+    def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
+        """Apply the layer; all ranks of the group call it together.
+
+        Args:
+            inputs: (hidden, mask, position_bias, cos, sin), or with cross-attention (hidden, cross_states, mask,
+                cross_mask, position_bias, cos, sin), with the shapes of ``LayerInputs``; what is missing or None after
+                hidden and cross states is not applied. Inside another distributed module ``LayerInputs`` as a plain
+                tuple.
+
+        Returns:
+            The same tuple with the layer's output in place of the hidden states.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+                ranks raise it.
+        """
+        if self.inside:
+            return (self._layer(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
+        call = enter(
+            self,
+            named_inputs(type(self).__name__, inputs, input_names(self.cross_attention is not None)),
+            self.hidden_size,
+            self.num_attention_heads,
+            drops=self.training and self.attention.drops,
+        )
+        return (call.leave(self._layer(call.inputs)), *inputs[1:])
+
+    def _layer(self, inputs: LayerInputs) -> torch.Tensor:
+        hidden = inputs.hidden
+        if self.parallel_residual:
+            norm = self.pre_layernorm
+            taken = tuple(inputs if norm is None else inputs._replace(hidden=norm(hidden)))
+            result: torch.Tensor = hidden + self.attention(taken) + self.output(taken)
+            return result
+        inputs = inputs._replace(hidden=self.attention(tuple(inputs)))
+        if self.cross_attention is not None:
+            inputs = inputs._replace(hidden=self.cross_attention(tuple(inputs)))
+        result = self.output(tuple(inputs))
+        return result
+
+
+class DistributedTransformer(DistributedModule):
+    """A sequence of transformer layers: samples are gathered at its beginning, and given back at its end.
+
+    Attributes:
+        seq_layers: The layers, which take and give what was gathered, as a plain tuple of ``LayerInputs``.
+        pre_layernorm: Of the input, if layers normalize both input and sum of each block; otherwise None.
+        layernorm: Of the output, likewise.
+    """
+
+    def __init__(
+        self,
+        num_layers: int = 12,
+        num_attention_heads: int = 32,
+        attention_head_size: int = 32,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        attention_dropout_prob: float = 0.1,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        causal_mask_size: int | None = None,
+        add_cross_attention: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        *,
+        window_sizes: Sequence[int | None] | None = None,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        """Make the layers with fresh weights; arguments are those of :class:`DistributedTransformerLayer`, and:
+
+        Args:
+            num_layers: How many.
+            num_attention_heads: As for each layer, as all others up to ``post_layernorm``.
+            attention_head_size: See there.
+            hidden_size: See there.
+            intermediate_size: See there.
+            attention_dropout_prob: See there.
+            hidden_dropout_prob: See there.
+            activation: See there.
+            layernorm_epsilon: See there.
+            initializer_range: See there.
+            use_normal_initialization: See there.
+            causal_mask_size: See there.
+            add_cross_attention: See there.
+            pre_layernorm: See there. With ``post_layernorm`` too, the transformer's input and output are normalized
+                besides.
+            post_layernorm: See there.
+            window_sizes: ``window_size`` of each layer, where they have several.
+            **options: Of :class:`LayerOptions`; a ``layer_idx`` is that of the first layer.
+
+        Raises:
+            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
+                degree.
+        """
+        super().__init__(options.get("group"))
+        if num_layers < 1:
+            raise ConfigError(f"num_layers is {num_layers}; allowed are 1 or more")
+        if window_sizes is not None and len(window_sizes) != num_layers:
+            raise ConfigError(f"window_sizes are {list(window_sizes)}; needed is one for each of {num_layers} layers")
+        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        self.add_cross_attention = add_cross_attention
+        self.drops = attention_dropout_prob > 0 or hidden_dropout_prob > 0
+        given: dict[str, Any] = {**options, "group": self.tp_group}
+        self.inside = given.pop("inside", False)
+        first = given.pop("layer_idx", None) or 0
+        both = pre_layernorm and post_layernorm
+        self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if both else None
+        self.layernorm = _norm(given, hidden_size, layernorm_epsilon) if both else None
+        layers = []
+        for number in range(num_layers):
+            if window_sizes is not None:
+                given["window_size"] = window_sizes[number]
+            layers.append(
+                DistributedTransformerLayer(
+                    num_attention_heads,
+                    attention_head_size,
+                    hidden_size,
+                    intermediate_size,
+                    attention_dropout_prob,
+                    hidden_dropout_prob,
+                    activation,
+                    layernorm_epsilon,
+                    initializer_range,
+                    use_normal_initialization,
+                    causal_mask_size,
+                    add_cross_attention,
+                    pre_layernorm,
+                    post_layernorm,
+                    **{**given, "inside": True, "layer_idx": first + number},
+                )
+            )
+        self.seq_layers = nn.Sequential(*layers)
+
+    def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
+        """Apply the layers; all ranks of the group call it together.
+
+        Args:
+            inputs: As for :class:`DistributedTransformerLayer`, also inside another distributed module.
+
+        Returns:
+            The same tuple with the last layer's output in place of the hidden states.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+                ranks raise it.
+        """
+        if self.inside:
+            return (self._layers(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
+        call = enter(
+            self,
+            named_inputs(type(self).__name__, inputs, input_names(self.add_cross_attention)),
+            self.hidden_size,
+            self.num_attention_heads,
+            drops=self.training and self.drops,
+        )
+        return (call.leave(self._layers(call.inputs)), *inputs[1:])
+
+    def _layers(self, taken: LayerInputs) -> torch.Tensor:
+        if self.pre_layernorm is not None:
+            taken = taken._replace(hidden=self.pre_layernorm(taken.hidden))
+        hidden: torch.Tensor = self.seq_layers(tuple(taken))[0]
+        return hidden if self.layernorm is None else self.layernorm(hidden)
+
+
+def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> DistributedLayerNorm:
+    """A normalization for a layer of these options."""
+    return make_norm(
+        options.get("normalization", "layer_norm"),
+        hidden_size,
+        epsilon,
+        group=options["group"],
+        device=options.get("device"),
+        dtype=options.get("dtype"),
+    )
+
+
+def input_names(cross_attention: bool) -> tuple[str, ...]:
+    """What a layer's tuple has in it, in order, from a caller outside."""
+    return _OF_CROSS_ATTENTION if cross_attention else OF_SELF_ATTENTION

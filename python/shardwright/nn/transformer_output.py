@@ -1,0 +1,143 @@
+"""The distributed output block of a transformer layer: its two linear layers (paper, figures 12 and 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Unpack
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.block import Block, BlockOptions
+from shardwright.nn.block_linear import BlockLinear, apply_to_one
+from shardwright.nn.gathered import LayerInputs, enter
+
+_STREAM = 4
+
+
+def _gelu_new(input: torch.Tensor) -> torch.Tensor:
+    return nn.functional.gelu(input, approximate="tanh")
+
+
+def _quick_gelu(input: torch.Tensor) -> torch.Tensor:
+    return input * torch.sigmoid(1.702 * input)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "gelu_new": _gelu_new,
+    "relu": nn.functional.relu,
+    "silu": nn.functional.silu,
+    "quick_gelu": _quick_gelu,
+}
+
+
+class DistributedTransformerOutputLayer(Block):
+    """The block of two linear layers with an activation between (paper, appendix F).
+
+    Attributes:
+        pre_layernorm: Of the input, or None.
+        dense1: To the intermediate channels.
+        gate: Beside it, for a gated block: the activation is applied to its output, and multiplied.
+        dense2: Back to the hidden channels.
+        layernorm: Of the sum of input and output, or None.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 1024,
+        intermediate_size: int = 4096,
+        hidden_dropout_prob: float = 0.1,
+        activation: str = "gelu",
+        layernorm_epsilon: float = 1e-5,
+        initializer_range: float = 0.02,
+        use_normal_initialization: bool = False,
+        pre_layernorm: bool = False,
+        post_layernorm: bool = True,
+        fp32_residual_addition: bool = False,
+        *,
+        gated: bool = False,
+        mlp_bias: bool = True,
+        **options: Unpack[BlockOptions],
+    ) -> None:
+        """Make a block with fresh weights. Sizes are those of the whole.
+
+        Args:
+            hidden_size: Channels of input and output.
+            intermediate_size: Channels between.
+            hidden_dropout_prob: Of the output, in training.
+            activation: ``"gelu"``, ``"gelu_new"`` (by tanh), ``"relu"``, ``"silu"`` or ``"quick_gelu"``.
+            layernorm_epsilon: Of the normalizations.
+            initializer_range: The standard deviation of normal weights.
+            use_normal_initialization: Draw weights from a normal distribution, with biases of zero.
+            pre_layernorm: Whether the input is normalized.
+            post_layernorm: Whether the sum is.
+            fp32_residual_addition: Whether the sum is made in single precision.
+            gated: Whether the activation of a second linear layer multiplies the first.
+            mlp_bias: Whether the linear layers have biases.
+            **options: Of :class:`BlockOptions`.
+
+        Raises:
+            ConfigError: A value is not allowed, or a size does not divide by the tensor parallelism degree.
+        """
+        super().__init__(
+            hidden_size,
+            hidden_dropout_prob,
+            layernorm_epsilon,
+            pre_layernorm,
+            post_layernorm,
+            fp32_residual_addition,
+            _STREAM,
+            **options,
+        )
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"activation is {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
+        self.activation = activation
+
+        def linear(inputs: int, outputs: int, divided_output: bool) -> BlockLinear:
+            return BlockLinear(
+                inputs,
+                [outputs],
+                mlp_bias,
+                divided_output=divided_output,
+                use_normal_initialization=use_normal_initialization,
+                initializer_range=initializer_range,
+                **self._place,
+            )
+
+        self.dense1 = linear(hidden_size, intermediate_size, True)
+        self.gate = linear(hidden_size, intermediate_size, True) if gated else None
+        self.dense2 = linear(intermediate_size, hidden_size, False)
+
+    def forward(self, inputs: torch.Tensor | tuple[object, ...]) -> torch.Tensor:
+        """Apply the block; all ranks of the group call it together.
+
+        Args:
+            inputs: [batch, ..., hidden_size], floating; inside another distributed module ``LayerInputs`` as a plain
+                tuple.
+
+        Returns:
+            [batch, ..., hidden_size]; inside, gathered.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+        """
+        if isinstance(inputs, torch.Tensor):
+            call = enter(
+                self, LayerInputs(inputs), self.hidden_size, drops=self.training and self.hidden_dropout_prob > 0
+            )
+            return call.leave(self._block(call.inputs))
+        return self._block(LayerInputs(*inputs))  # type: ignore[arg-type]
+
+    def _block(self, inputs: LayerInputs) -> torch.Tensor:
+        input = self.before(inputs.hidden)
+        function = ACTIVATIONS[self.activation]
+        if self.gate is None:
+            (between,) = self.dense1(input, sums_gradient=True)
+            between = function(between)
+        else:
+            dense, gate = apply_to_one([self.dense1, self.gate], input, sums_gradient=True)
+            between = function(gate) * dense
+        (output,) = self.dense2(between)
+        return self.after(inputs.hidden, output, inputs.seed, 0)

@@ -1,0 +1,185 @@
+"""How long each module of a forward takes, and in which order: what the refinement of a partition simulates."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from shardwright.partition.observe import Clock, Execution, Stack, tensors_in
+
+#: Forwards are measured until these have passed, and at most so many; one is in any case.
+ENOUGH_SECONDS = 1.5
+MOST_RUNS = 3
+#: A smaller forward is not measured unless that is asked for: calls to another rank cost more than it computes.
+LEAST_OPERATIONS = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executed:
+    """One execution of a module.
+
+    Attributes:
+        path: The module's path; empty for the code outside the model, too.
+        caller: Which execution called it, by its place in `Measurement.executions`; None for the code outside.
+        argument_bytes: Bytes of the distinct tensors that it was called with.
+        result_bytes: Bytes of the distinct tensors that it returned.
+    """
+
+    path: str
+    caller: int | None
+    argument_bytes: int
+    result_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A forward as a line of pieces, in each of which one module runs, and none that it calls.
+
+    Attributes:
+        executions: In the order of their starts; the first is the code outside the model.
+        pieces: The execution that runs, by its place in `executions`, and for how many seconds. Two that follow one
+            another are of one execution and of one that it calls, in either order.
+    """
+
+    executions: tuple[Executed, ...]
+    pieces: tuple[tuple[int, float], ...]
+
+    def forward_seconds(self) -> dict[str, float]:
+        """Seconds in each module, modules it calls included; a module that runs within itself counts once."""
+        around: list[frozenset[str]] = []
+        for executed in self.executions:
+            outer = frozenset() if executed.caller is None else around[executed.caller]
+            around.append(outer | {executed.path})
+        totals: dict[str, float] = {}
+        for number, seconds in self.pieces:
+            for path in around[number]:
+                totals[path] = totals.get(path, 0.0) + seconds
+        return totals
+
+
+class Pieces:
+    """An observer of one forward that measures its pieces."""
+
+    def __init__(self, device: torch.device, stack: Stack) -> None:
+        """Measure on `device`, from now."""
+        self._clock = Clock(device)
+        self._executions = [Executed(path="", caller=None, argument_bytes=0, result_bytes=0)]
+        self._numbers = {id(stack.top): 0}
+        self._open = [0]
+        self._since = self._clock.now()
+
+    def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
+        """The piece of the caller ends."""
+        outer = self._end(caller)
+        number = self._numbers[id(execution)] = len(self._executions)
+        self._executions.append(
+            Executed(path=execution.path, caller=outer, argument_bytes=_nbytes(arguments), result_bytes=0)
+        )
+        self._open.append(number)
+        self._since = self._clock.now()
+
+    def returned(self, execution: Execution, caller: Execution, result: object) -> None:
+        """The piece of the module ends."""
+        number = self._end(execution)
+        self._open.pop()
+        self._executions[number] = replace(self._executions[number], result_bytes=_nbytes(result))
+        self._since = self._clock.now()
+
+    def _end(self, execution: Execution) -> int:
+        """End the piece that runs, and those of modules inside `execution` that raised what it caught."""
+        number = self._numbers[id(execution)]
+        self._clock.add(self._open[-1], self._since)
+        while self._open[-1] != number:
+            self._open.pop()
+            self._clock.add(self._open[-1], self._clock.now())
+        return number
+
+    def measurement(self, stack: Stack) -> Measurement:
+        """End the last piece."""
+        self._end(stack.executions[0])
+        return Measurement(executions=tuple(self._executions), pieces=tuple(self._clock.stretches()))
+
+
+def _nbytes(value: object) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))
+
+
+def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = bool) -> Measurement:
+    """Measure a forward a few times, as long as that takes little; each piece gets its shortest time.
+
+    What else a machine does makes a piece take longer, and never shorter.
+
+    Args:
+        run: Measures it once.
+        together: Makes ranks that have to run it equally often decide alike.
+    """
+    runs = [run()]
+    spent = runs[0].forward_seconds()[""]
+    while len(runs) < MOST_RUNS and together(spent + spent / len(runs) <= ENOUGH_SECONDS):
+        runs.append(run())
+        spent += runs[-1].forward_seconds()[""]
+    last = runs[-1]
+    same = [other for other in runs if other.executions == last.executions]
+    same = [other for other in same if [number for number, _ in other.pieces] == [n for n, _ in last.pieces]]
+    columns = zip(*(other.pieces for other in same), strict=True)
+    return Measurement(
+        executions=last.executions,
+        pieces=tuple((column[0][0], min(seconds for _, seconds in column)) for column in columns),
+    )
+
+
+def evened(measurement: Measurement, kinds: Mapping[str, Hashable]) -> Measurement:
+    """Give pieces that do the same their median, so that equal layers take equally long.
+
+    Args:
+        measurement: What was measured.
+        kinds: By path of a module, what it does: modules of one kind do the same.
+    """
+    executions = measurement.executions
+    of: list[Hashable] = []
+    seen: dict[int, int] = {}
+    for number, _ in measurement.pieces:
+        executed = executions[number]
+        place = seen[number] = seen.get(number, -1) + 1
+        sizes = (executed.argument_bytes, executed.result_bytes)
+        of.append((executed.caller is None, kinds[executed.path], sizes, place))
+    alike: dict[Hashable, list[float]] = {}
+    for kind, (_, seconds) in zip(of, measurement.pieces, strict=True):
+        alike.setdefault(kind, []).append(seconds)
+    medians = {kind: statistics.median(seconds) for kind, seconds in alike.items()}
+    return Measurement(
+        executions=executions,
+        pieces=tuple((number, medians[kind]) for kind, (number, _) in zip(of, measurement.pieces, strict=True)),
+    )
+
+
+def as_request(
+    measurement: Measurement, number: Mapping[str, int], schedule: str, num_microbatches: int, undivided: Sequence[str]
+) -> dict[str, object]:
+    """What the core is asked to refine by, as plain data.
+
+    Args:
+        measurement: What was measured.
+        number: The number of each module, by path.
+        schedule: The schedule, such as ``interleaved(active=4)``.
+        num_microbatches: Microbatches of a step.
+        undivided: Paths of modules that, divided, would make microbatches run one after another.
+    """
+    return {
+        "schedule": schedule,
+        "num_microbatches": num_microbatches,
+        "executions": [
+            {
+                "module": number[executed.path],
+                "caller": executed.caller,
+                "argument_bytes": executed.argument_bytes,
+                "result_bytes": executed.result_bytes,
+            }
+            for executed in measurement.executions
+        ],
+        "pieces": [{"execution": execution, "seconds": seconds} for execution, seconds in measurement.pieces],
+        "undivided": [number.get(path, 0) for path in undivided],
+    }

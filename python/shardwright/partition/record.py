@@ -1,0 +1,73 @@
+"""What the trace of a forward tells, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from shardwright.partition.decision import JoinReason
+from shardwright.partition.flows import Flow
+from shardwright.partition.measure import Measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleRecord:
+    """What the trace saw of one module.
+
+    Attributes:
+        execution_index: Its place in the order of first executions; None if it was not executed.
+        num_calls: How often it was called.
+        forward_seconds: Seconds in it, modules it calls included; None if not measured.
+        operations: Floating-point operations in it, modules it calls included, as far as PyTorch can count them.
+        activation_bytes: Bytes it keeps for its backward, modules it calls included: measured, or estimated as the
+            bytes of all results of modules.
+        output_bytes: Bytes of its own results.
+    """
+
+    execution_index: int | None
+    num_calls: int
+    forward_seconds: float | None
+    operations: int
+    activation_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What one forward told about a model.
+
+    Attributes:
+        device: Where it ran.
+        modules: A record for each module, by path, in ``named_modules()`` order.
+        calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
+            counts as the root, whose path is empty.
+        joins: Modules that must share a rank, with reasons.
+        written_buffers: Names of the buffers that the forward changed.
+        attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
+            that set it.
+        temporaries: Those of them that were set before anything read them.
+        flows: State that one execution of a module leaves for another, past arguments and results.
+        measurement: How long everything took, in order, where that was measured; `ModuleRecord.forward_seconds` are its
+            sums.
+        measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
+    """
+
+    device: torch.device
+    modules: Mapping[str, ModuleRecord]
+    calls: tuple[tuple[str, str, int], ...]
+    joins: tuple[JoinReason, ...]
+    written_buffers: frozenset[str]
+    attributes: Mapping[tuple[str, str], tuple[str, ...]]
+    temporaries: frozenset[tuple[str, str]]
+    flows: tuple[Flow, ...]
+    measurement: Measurement | None
+    measured_memory: bool
+
+    def order(self) -> list[str]:
+        """Paths of the executed modules in the order of their first execution."""
+        indices = {
+            path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
+        }
+        return sorted(indices, key=indices.__getitem__)

@@ -1,0 +1,188 @@
+"""Which schedule the steps run with, and the choice of one from what the first steps took (``pipeline="auto"``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shardwright import _core, logs
+from shardwright.values import decode_from, encode
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+#: Training steps that run before the choice; those that divide a model, fail, or run nothing backward do not count.
+TRIAL_STEPS = 3
+#: Of them, the first ones that are not measured: threads start in them, and memory is set aside.
+WARM_UP_STEPS = 1
+_CHANNEL = "schedule"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a rank did in one step.
+
+    Attributes:
+        step: The step.
+        forward_ns: Nanoseconds of forward work.
+        backward_ns: Nanoseconds of backward work.
+        seconds: From the beginning of the step's tasks to their end, and the commit.
+        visits: How many forward requests it served.
+    """
+
+    step: int
+    forward_ns: int
+    backward_ns: int
+    seconds: float
+    visits: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A schedule that was chosen, and why.
+
+    Attributes:
+        schedule: Its text form.
+        step: The first step that runs with it.
+        measured_steps: The steps that were measured, under the schedule before.
+        measured_seconds: How long those took on average, on the root.
+        simulated_seconds: By candidate, how long a step's tasks would take.
+    """
+
+    schedule: str
+    step: int
+    measured_steps: list[int]
+    measured_seconds: float
+    simulated_seconds: dict[str, float] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For :func:`shardwright.stats`."""
+        return dict(vars(self))
+
+
+def decide(step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int) -> Decision | None:
+    """The choice before a step, from what every rank of the pipeline measured; None while that is not enough.
+
+    Args:
+        step: The step that is about to begin.
+        ranks: Each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
+        microbatches: Microbatches of a step.
+        active_microbatches: The most that may be in flight.
+    """
+    by_step = [{times.step: times for times in rank} for rank in ranks]
+    shared = sorted(set.intersection(*map(set, by_step)))
+    trained = [number for number in shared if any(rank[number].backward_ns for rank in by_step)]
+    if len(trained) < TRIAL_STEPS:
+        return None
+    measured = trained[WARM_UP_STEPS:]
+    tasks = len(measured) * microbatches
+
+    def mean(name: str) -> list[int]:
+        return [sum(getattr(rank[number], name) for number in measured) // tasks for rank in by_step]
+
+    visits = [round(sum(rank[number].visits for number in measured) / tasks) for rank in by_step]
+    schedule, candidates = _core.choose_schedule(
+        forward_ns=mean("forward_ns"),
+        backward_ns=mean("backward_ns"),
+        visits=visits,
+        microbatches=microbatches,
+        active_microbatches=active_microbatches,
+    )
+    seconds = sum(by_step[0][number].seconds for number in measured) / len(measured)
+    return Decision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
+
+
+class Scheduling:
+    """The schedule of a rank's steps.
+
+    Attributes:
+        text: Its text form.
+        splits_backward: Whether it runs backwards in two parts.
+        decision: The choice that ``"auto"`` has made, if it has.
+    """
+
+    def __init__(self, cfg: Any, pp_size: int) -> None:
+        """Start with what the configuration asks for."""
+        self.cfg = cfg
+        self.decision: Decision | None = None
+        self._on_trial = cfg.pipeline == "auto" and pp_size > 1
+        self._own: list[StepTimes] = []
+        self._counted = 0
+        self._set(cfg.core.schedule())
+
+    def _set(self, text: str) -> None:
+        self.text = text
+        self.splits_backward = _core.splits_backward(text)
+
+    def begin_step(self, runtime: Runtime) -> None:
+        """Before a step, while there is no choice: the ranks tell the root their times, and the root tells them.
+
+        All of them do so before any runs a task of the step, so that they switch at the same one. What a step that
+        failed has left on the channel is known by its number.
+        """
+        if not self._on_trial:
+            return
+        root, *peers = runtime.pp_ranks
+        if runtime.is_root:
+            ranks = [self._own]
+            for rank in peers:
+                ranks.append([StepTimes(*times) for times in _receive(runtime, rank)])
+            decision = decide(
+                runtime.step,
+                ranks,
+                microbatches=runtime.num_microbatches,
+                active_microbatches=self.cfg.active_microbatches,
+            )
+            told = None if decision is None else decision.to_dict()
+            for rank in peers:
+                _send(runtime, rank, told)
+        else:
+            _send(runtime, root, [tuple(vars(times).values()) for times in self._own])
+            told = _receive(runtime, root)
+            decision = None if told is None else Decision(**told)
+        if decision is not None:
+            self.decision = decision
+            self._on_trial = False
+            self._own = []
+            self._set(decision.schedule)
+            if runtime.is_root:
+                logs.logger.info("%s", _announcement(runtime, decision))
+
+    def end_step(self, runtime: Runtime) -> None:
+        """After a step that ended well."""
+        if not self._on_trial:
+            return
+        total, newest = (usage.figures() for usage in runtime.usage())
+        if total["steps"] == self._counted:  # it divided a model
+            return
+        self._counted = total["steps"]
+        times = StepTimes(
+            runtime.step,
+            round(newest["forward_seconds"] * 1e9),
+            round((newest["backward_seconds"] + newest["weight_seconds"]) * 1e9),
+            newest["seconds"],
+            runtime.server.stats()["step"]["served"]["forward"],
+        )
+        self._own.append(times)
+
+
+def _send(runtime: Runtime, rank: int, said: Any) -> None:
+    runtime.node.send_object(rank, _CHANNEL, *encode((runtime.step, said)))
+
+
+def _receive(runtime: Runtime, rank: int) -> Any:
+    """What a rank has to say about the step that begins."""
+    while True:
+        step, said = decode_from(runtime, rank, *runtime.receive_object(rank, _CHANNEL))
+        if step == runtime.step:
+            return said
+
+
+def _announcement(runtime: Runtime, decision: Decision) -> str:
+    first = runtime.cfg.core.schedule()
+    simulated = decision.simulated_seconds
+    return (
+        f"rank {runtime.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from steps "
+        f"{decision.measured_steps}, a step's tasks take {1e3 * simulated[decision.schedule]:.1f} ms under it and "
+        f"{1e3 * simulated.get(first, max(simulated.values())):.1f} ms under {first}"
+    )

@@ -1,0 +1,396 @@
+"""A tensor-parallel group: which ranks divide modules among them, and the collectives they do it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.errors import ConfigError
+from shardwright.runtime import current_runtime
+from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
+from shardwright.tensor_parallel.packing import Shape, num_bytes, pack, resized, sum_in_order, unpack
+from shardwright.tensor_parallel.pending import Pending
+
+#: What a rank tells of its tensors goes in one message of so many bytes; a longer text takes a second one.
+_MESSAGE_BYTES = 512
+_LENGTH_BYTES = 4
+
+
+@dataclass
+class Count:
+    """How often a collective ran, and what it sent.
+
+    Attributes:
+        number: Of collectives.
+        num_bytes: That this rank sent to other ranks, with algorithms that send no more than they must.
+    """
+
+    number: int = 0
+    num_bytes: int = 0
+
+
+class TensorGroup:
+    """The ranks that divide modules among them (TP_GROUP), with the collectives that the primitives are made of.
+
+    The collectives here know no gradients; those of ``communicators`` do. They take tensors of any strides and several
+    tensors at once, and return new ones. Sizes along a dim may differ between ranks: a caller knows them all, from
+    :meth:`agree` or from the module that asked.
+
+    Attributes:
+        process_group: The process group; None for a group of one rank, which never communicates.
+        size: The number of ranks, the tensor parallelism degree.
+        rank: The calling rank's index in it, its tp rank.
+        optimize: How transformer layers are divided (paper, appendix F): ``"speed"`` or ``"memory"``.
+        prescaled_batch: Whether all ranks bring the same samples, so that nothing is gathered (paper, appendix I.1).
+        counts: For each kind (``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"all_reduce"``, and
+            ``"agree"`` for shapes) what was sent.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        *,
+        optimize: str = "memory",
+        prescaled_batch: bool = False,
+        wait: Callable[[Any], None] | None = None,
+        enter: Callable[[str], None] | None = None,
+    ) -> None:
+        """For a process group: Gloo's for tensors on the CPU, NCCL's for those on GPUs.
+
+        Args:
+            process_group: The group; None for one rank.
+            optimize: ``"speed"`` or ``"memory"``.
+            prescaled_batch: Whether all ranks bring the same samples.
+            wait: Waits for a collective's work, watching for failures of other ranks; by default its own ``wait``.
+            enter: Is told what the ranks are about to agree on, before this rank waits for the others.
+
+        Raises:
+            ConfigError: The calling rank is not in it.
+        """
+        if process_group is not None and dist.get_rank(process_group) < 0:
+            raise ConfigError("the process group of a TensorGroup has to contain the calling rank")
+        self.process_group = process_group
+        self.size = 1 if process_group is None else dist.get_world_size(process_group)
+        self.rank = 0 if process_group is None else dist.get_rank(process_group)
+        self.optimize = optimize
+        self.prescaled_batch = prescaled_batch
+        self.counts: dict[str, Count] = {}
+        self._wait = wait
+        self._enter = enter
+        self._works: list[Any] = []
+        #: Groups of failed steps, and their works: somebody may still wait in them.
+        self.unfinished: list[Any] = []
+        self._abandoned = False
+
+    def __deepcopy__(self, memo: object) -> TensorGroup:
+        """Copies of a module share its group, as copies of tensors share their device."""
+        return self
+
+    def as_first(self, flag: bool) -> bool:
+        """What the group's first rank says, for decisions that all have to take alike."""
+        return flag if self.size == 1 else self._all_gather_blocks(bytes([flag]), self._device())[0] == b"\1"
+
+    def begin_step(self) -> None:
+        """Begin a step: after one that failed with a group of its own, as ranks may wait in different collectives."""
+        self._works.clear()
+        if self._abandoned and self.process_group is not None:
+            ranks = dist.get_process_group_ranks(self.process_group)
+            self.process_group = dist.new_group(ranks, use_local_synchronization=True)
+            self._abandoned = False
+
+    def abandon_step(self) -> None:
+        """The step has failed on all ranks of the group."""
+        if self.process_group is not None and not self._abandoned:
+            self._abandoned = True
+            self.unfinished += [self.process_group, *self._works]
+
+    def meet(self, place: str) -> None:
+        """Hold against each other that all ranks have come to the same place of the step function.
+
+        Raises:
+            ConfigError: A rank has come here where another one calls a module; all ranks raise it.
+        """
+        if self.size > 1:
+            self.agree(Rule(place), [torch.empty(0, device=self._device())])
+
+    def agree(
+        self, rule: Rule, tensors: Sequence[torch.Tensor], parameters_need_grad: bool = False, seed: int = 0
+    ) -> Agreement:
+        """Tell all ranks the shapes and dtypes of this rank's tensors, and hear theirs: one small all-gather.
+
+        Args:
+            rule: What the following collective asks of them.
+            tensors: What this rank brings to it.
+            parameters_need_grad: Whether a parameter of this rank's part of the module needs a gradient.
+            seed: A number that this rank drew, where the ranks need one in common.
+
+        Returns:
+            What all ranks bring.
+
+        Raises:
+            ConfigError: They do not fit together; all ranks raise it.
+        """
+        own = Signature.of(rule, tensors, parameters_need_grad, seed)
+        if self.size == 1:
+            agreement = Agreement((own,))
+        else:
+            if self._enter is not None:
+                self._enter(rule.operation)
+            texts = self._tell(own.encode(), tensors[0].device if tensors else torch.device("cpu"))
+            agreement = Agreement(tuple(Signature.decode(text) for text in texts))
+        check(rule, agreement, self.size)
+        return agreement
+
+    def all_gather(
+        self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """Concatenate the tensors of all ranks, in the order of tp ranks.
+
+        Args:
+            tensors: This rank's, of shape [..., size of this rank, ...].
+            dims: For each tensor along which dim, not negative.
+            sizes: For each tensor every tp rank's size along it.
+
+        Returns:
+            For each tensor [..., sum of sizes, ...], of the same dtype.
+        """
+        return self.start_all_gather(tensors, dims, sizes).result()
+
+    def start_all_gather(
+        self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> Pending[list[torch.Tensor]]:
+        """Begin an :meth:`all_gather`; the tensors must not change before it has ended."""
+        dtypes = [tensor.dtype for tensor in tensors]
+        shapes = [
+            [resized(tensor.shape, dim, of[rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)]
+            for rank in range(self.size)
+        ]
+        lengths = [num_bytes(theirs, dtypes) for theirs in shapes]
+        own = pack(tensors)
+        if len(tensors) == 1 and dims[0] == 0:  # the parts come to lie as the result has them
+            whole = torch.empty(resized(tensors[0].shape, 0, sum(sizes[0])), dtype=dtypes[0], device=own.device)
+            gathered = self._gather(own, lengths, whole.view(-1).view(torch.uint8))
+
+            def finish_in_place() -> list[torch.Tensor]:
+                gathered.result()
+                return [whole]
+
+            return Pending(finish_in_place)
+        gathered = self._gather(own, lengths, torch.empty(sum(lengths), dtype=torch.uint8, device=own.device))
+
+        def finish() -> list[torch.Tensor]:
+            pieces = torch.split(gathered.result(), lengths)
+            parts = [unpack(piece, of, dtypes) for piece, of in zip(pieces, shapes, strict=True)]
+            return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(dims)]
+
+        return Pending(finish)
+
+    def reduce_scatter(
+        self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """Sum the tensors of all ranks, and keep this rank's slice of the sum.
+
+        Sent are slices, as an all-to-all; each rank adds what it receives, in the order of tp ranks.
+
+        Args:
+            tensors: Of the same shapes on all ranks, [..., sum of sizes, ...].
+            dims: For each tensor the dim that is sliced, not negative.
+            sizes: For each tensor every tp rank's size of the slice.
+
+        Returns:
+            For each tensor [..., size of this rank, ...], of the same dtype. Half precision is summed in single.
+        """
+        return self.start_reduce_scatter(tensors, dims, sizes).result()
+
+    def start_reduce_scatter(
+        self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> Pending[list[torch.Tensor]]:
+        """Begin a :meth:`reduce_scatter`; the tensors must not change before it has ended. Sums are made at its end."""
+        shapes = [
+            resized(tensor.shape, dim, of[self.rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)
+        ]
+        exchanged = self._exchange("reduce_scatter", _slices(tensors, dims, sizes), [shapes] * self.size)
+
+        def finish() -> list[torch.Tensor]:
+            parts = exchanged.result()
+            return [sum_in_order([part[i] for part in parts]) for i in range(len(tensors))]
+
+        return Pending(finish)
+
+    def all_to_all(
+        self,
+        tensors: Sequence[torch.Tensor],
+        split_dims: Sequence[int],
+        merge_dims: Sequence[int],
+        split_sizes: Sequence[Sequence[int]],
+        merge_sizes: Sequence[Sequence[int]],
+    ) -> list[torch.Tensor]:
+        """Send the j-th slice of each tensor to tp rank j, and concatenate what arrives.
+
+        Args:
+            tensors: This rank's, of shape [..., sum of split sizes, ..., merge size of this rank, ...].
+            split_dims: For each tensor the dim that is sliced, not negative.
+            merge_dims: For each tensor the dim along which slices are concatenated, not negative.
+            split_sizes: For each tensor the sizes of the slices, the same on all ranks.
+            merge_sizes: For each tensor every tp rank's size along its merge dim.
+
+        Returns:
+            For each tensor [..., split size of this rank, ..., sum of merge sizes, ...], of the same dtype.
+        """
+        kept = [
+            resized(tensor.shape, dim, of[self.rank])
+            for tensor, dim, of in zip(tensors, split_dims, split_sizes, strict=True)
+        ]
+        shapes = [
+            [resized(shape, dim, of[rank]) for shape, dim, of in zip(kept, merge_dims, merge_sizes, strict=True)]
+            for rank in range(self.size)
+        ]
+        parts = self._exchange("all_to_all", _slices(tensors, split_dims, split_sizes), shapes).result()
+        return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(merge_dims)]
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Sum the tensors of all ranks: one collective for each dtype.
+
+        Args:
+            tensors: Of the same shapes and dtypes on all ranks.
+
+        Returns:
+            Their sums, the same bits on all ranks. The back end rounds half precision at every addition.
+        """
+        sums: dict[int, torch.Tensor] = {}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            of_dtype = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            if len(of_dtype) == 1:
+                sums[of_dtype[0]] = self._sum(tensors[of_dtype[0]].detach())
+                continue
+            summed = self._sum(pack([tensors[i] for i in of_dtype]).view(dtype))
+            for i, part in zip(of_dtype, torch.split(summed, [tensors[i].numel() for i in of_dtype]), strict=True):
+                sums[i] = part.view(tensors[i].shape).clone()  # no view: one may be written to, without the others
+        return [sums[i] for i in range(len(tensors))]
+
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending[torch.Tensor]:
+        """Begin to sum a tensor over ranks, in place where it is contiguous; it must not be used before the end.
+
+        Args:
+            tensor: Of one shape and dtype on all ranks, floating, and of no further use to the caller.
+
+        Returns:
+            The sum, the same bits on all ranks.
+        """
+        total = tensor.detach().contiguous()
+        if self.size == 1:
+            return Pending(lambda: total)
+        work = dist.all_reduce(total, group=self.process_group, async_op=True)
+        self._count("all_reduce", 2 * (self.size - 1) * total.numel() * total.dtype.itemsize // self.size)
+        return self._pending(work, total, total)
+
+    def _tell(self, text: bytes, device: torch.device) -> list[bytes]:
+        """Every rank's text; a second all-gather if one is longer than a message."""
+        message = (len(text).to_bytes(_LENGTH_BYTES, "little") + text).ljust(_MESSAGE_BYTES, b"\0")
+        blocks = self._all_gather_blocks(message[:_MESSAGE_BYTES], device)
+        lengths = [int.from_bytes(block[:_LENGTH_BYTES], "little") for block in blocks]
+        first = _MESSAGE_BYTES - _LENGTH_BYTES
+        texts = [block[_LENGTH_BYTES:] for block in blocks]
+        if max(lengths) > first:
+            rest = self._all_gather_blocks(text[first:].ljust(max(lengths) - first, b"\0"), device)
+            texts = [begin + end for begin, end in zip(texts, rest, strict=True)]
+        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
+
+    def _all_gather_blocks(self, block: bytes, device: torch.device) -> list[bytes]:
+        own = torch.frombuffer(bytearray(block), dtype=torch.uint8).to(device)
+        received = torch.empty(len(block) * self.size, dtype=torch.uint8, device=device)
+        self._finish(dist.all_gather_into_tensor(received, own, group=self.process_group, async_op=True))
+        self._count("agree", len(block) * (self.size - 1))
+        data = bytes(received.tolist())
+        return [data[i : i + len(block)] for i in range(0, len(data), len(block))]
+
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, contiguous and in new memory."""
+        # No back end sums int16; the wider sum wraps to the same.
+        dtype = torch.int32 if tensor.dtype == torch.int16 else tensor.dtype
+        total = torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
+        return self.start_all_reduce(total).result().to(tensor.dtype)
+
+    def _gather(self, own: torch.Tensor, lengths: list[int], buffer: torch.Tensor) -> Pending[torch.Tensor]:
+        """Write the bytes of all ranks one after another, and return the buffer."""
+        if self.size == 1:
+            buffer.copy_(own)
+            return Pending(lambda: buffer)
+        if len(set(lengths)) == 1:
+            work, sent = dist.all_gather_into_tensor(buffer, own, group=self.process_group, async_op=True), own
+        else:  # Gloo refuses parts of several sizes; an all-to-all of copies sends no byte more than it must
+            sent = own.repeat(self.size)
+            work = dist.all_to_all_single(
+                buffer, sent, lengths, [own.numel()] * self.size, group=self.process_group, async_op=True
+            )
+        self._count("all_gather", own.numel() * (self.size - 1))
+        return self._pending(work, sent, buffer)
+
+    def _exchange(
+        self, kind: str, outgoing: list[list[torch.Tensor]], shapes: list[list[Shape]]
+    ) -> Pending[list[list[torch.Tensor]]]:
+        """Send pieces to each tp rank, and receive pieces of given shapes from each."""
+        dtypes = [piece.dtype for piece in outgoing[0]]
+        sent = [num_bytes([tuple(piece.shape) for piece in pieces], dtypes) for pieces in outgoing]
+        own = pack([piece for pieces in outgoing for piece in pieces])
+        if self.size == 1:
+            return Pending(lambda: [unpack(own, shapes[0], dtypes)])
+        lengths = [num_bytes(theirs, dtypes) for theirs in shapes]
+        buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=own.device)
+        work = dist.all_to_all_single(buffer, own, lengths, sent, group=self.process_group, async_op=True)
+        self._count(kind, sum(sent) - sent[self.rank])
+        received = self._pending(work, own, buffer)
+
+        def finish() -> list[list[torch.Tensor]]:
+            pieces = torch.split(received.result(), lengths)
+            return [unpack(piece, theirs, dtypes) for piece, theirs in zip(pieces, shapes, strict=True)]
+
+        return Pending(finish)
+
+    def _pending(self, work: Any, sent: torch.Tensor, received: torch.Tensor) -> Pending[torch.Tensor]:
+        def finish(_sent: torch.Tensor = sent) -> torch.Tensor:
+            self._finish(work)
+            return received
+
+        return Pending(finish)
+
+    def _device(self) -> torch.device:
+        on_gpu = dist.get_backend(self.process_group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    def _finish(self, work: Any) -> None:
+        self._works = [work]  # of several none but the last is unfinished
+        if self._wait is None:
+            work.wait()
+        else:
+            self._wait(work)
+
+    def _count(self, kind: str, sent: int) -> None:
+        count = self.counts.setdefault(kind, Count())
+        count.number += 1
+        count.num_bytes += sent
+
+
+def _slices(
+    tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> list[list[torch.Tensor]]:
+    """For each tp rank its slices of the tensors."""
+    slices = [torch.split(tensor, list(of), dim) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)]
+    return [list(pieces) for pieces in zip(*slices, strict=True)]
+
+
+def current_tensor_group() -> TensorGroup:
+    """The calling rank's TP_GROUP; a group of one rank where there is no tensor parallelism.
+
+    Raises:
+        ShardwrightError: ``smp.init`` was not called.
+    """
+    runtime = current_runtime()
+    if runtime.tensor_group is None:
+        cfg = runtime.cfg
+        runtime.tensor_group = TensorGroup(None, optimize=cfg.optimize, prescaled_batch=cfg.prescaled_batch)
+    return runtime.tensor_group

@@ -1,0 +1,70 @@
+"""Pieces of tensors as one flat buffer of bytes, so that one collective moves tensors of any number and dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+Shape = tuple[int, ...]
+
+#: Half-precision sums are made in single precision and rounded once.
+_SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def num_bytes(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> int:
+    """How many bytes contiguous tensors of these shapes and dtypes take together."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put tensors one after another.
+
+    Args:
+        tensors: At least one; of any shapes, strides and dtypes.
+
+    Returns:
+        Their elements in row-major order: uint8, of one dim. It may share memory with a single contiguous tensor.
+    """
+    first = tensors[0].detach()
+    if len(tensors) == 1 and first.is_contiguous() and not first.is_conj() and not first.is_neg():
+        # Of one element or none, it is contiguous with any strides, such as an expanded gradient's.
+        return first.as_strided((first.numel(),), (1,)).view(torch.uint8)
+    lengths = [tensor.numel() * tensor.dtype.itemsize for tensor in tensors]
+    buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=first.device)
+    for tensor, place in zip(tensors, torch.split(buffer, lengths), strict=True):
+        if place.storage_offset() % tensor.dtype.itemsize == 0:
+            place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        else:  # after one of a smaller dtype
+            place.copy_(
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=place.device)
+                .copy_(tensor.detach())
+                .view(-1)
+                .view(torch.uint8)
+            )
+    return buffer
+
+
+def unpack(buffer: torch.Tensor, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
+    """Find tensors again in what :func:`pack` made of them; they share its memory where their alignment allows."""
+    lengths = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
+    tensors = []
+    for place, shape, dtype in zip(torch.split(buffer, lengths), shapes, dtypes, strict=True):
+        aligned = place if place.storage_offset() % dtype.itemsize == 0 else place.clone()
+        tensors.append(aligned.view(dtype).view(shape))
+    return tensors
+
+
+def resized(shape: Sequence[int], dim: int, size: int) -> Shape:
+    """A shape with another size in one dim, which is not negative."""
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Add tensors of one shape and dtype from first to last, so that each element's sum is independent of its place."""
+    dtype = parts[0].dtype
+    total = parts[0].to(_SUMMED_IN.get(dtype, dtype), copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(dtype)

@@ -1,0 +1,191 @@
+"""Which distributed module takes a module's place, and how one is made from the other (paper, appendices E.3, I.4)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.tensor_parallel.module import DistributedModule
+
+M = TypeVar("M", bound=type[nn.Module])
+
+#: Positional and keyword arguments of a call.
+Arguments = tuple[Iterable[Any], dict[str, Any]]
+#: Takes the arguments of a call of the original, and returns those of the same call of its substitute.
+CallHook = Callable[..., Arguments]
+#: Takes what the substitute returned, and returns what the original would have.
+ReturnHook = Callable[[Any], Any]
+#: Takes the original, and returns the arguments to make its substitute with.
+FromModule = Callable[[nn.Module], Arguments]
+#: Takes the original, and returns its tensors as whole parameters and buffers of the substitute, by their names there.
+WeightsHook = Callable[[nn.Module], Mapping[str, torch.Tensor]]
+
+#: Kept in the module itself, so that copies of it can be replaced too.
+_MADE_WITH = "_smp_made_with"
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """How modules of one class are replaced.
+
+    Attributes:
+        dist_module: The class of the substitute.
+        arguments: The arguments to make it with, from the original. A :class:`ConfigError` says why there is none.
+        forward_hook: Translates the arguments of ``forward``.
+        return_hook: Translates what ``forward`` returns.
+        weights_hook: The original's weights under the substitute's names; None takes those of one name and shape.
+    """
+
+    dist_module: type[DistributedModule]
+    arguments: FromModule
+    forward_hook: CallHook | None = None
+    return_hook: ReturnHook | None = None
+    weights_hook: WeightsHook | None = None
+
+    @functools.cached_property
+    def substitute_class(self) -> type[DistributedModule]:
+        """The class of the substitute, with the call and the result of the original.
+
+        A class and no hooks of the module, so that direct calls of ``forward`` are translated too, and calls from other
+        ranks once.
+        """
+        if self.forward_hook is None and self.return_hook is None:
+            return self.dist_module
+        forward_hook, return_hook, base = self.forward_hook, self.return_hook, self.dist_module
+
+        def forward(module: DistributedModule, *args: Any, **kwargs: Any) -> Any:
+            if forward_hook is not None:
+                positional, kwargs = forward_hook(*args, **kwargs)
+                args = tuple(positional)
+            result = base.forward(module, *args, **kwargs)
+            return result if return_hook is None else return_hook(result)
+
+        functools.update_wrapper(forward, base.forward)
+        names = {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__}
+        return type(base.__name__, (base,), {**names, "__doc__": base.__doc__})
+
+
+_REGISTERED: dict[type[nn.Module], Entry] = {}
+
+
+def registered(cls: type[nn.Module]) -> Entry | None:
+    """The entry that a script registered for exactly this class."""
+    return _REGISTERED.get(cls)
+
+
+def tp_register(
+    dist_module: type[DistributedModule],
+    init_hook: CallHook | None = None,
+    forward_hook: CallHook | None = None,
+    return_hook: ReturnHook | None = None,
+    *,
+    weights_hook: WeightsHook | None = None,
+) -> Callable[[M], M]:
+    """A class decorator: marked modules of the class are replaced by a distributed module (paper, appendix I.4).
+
+    Args:
+        dist_module: A subclass of ``smp.nn.DistributedModule`` that computes what the decorated class does.
+        init_hook: Takes the arguments that an original was made with, by exactly the signature of its ``__init__``
+            without ``self``, and returns ``(args, kwargs)`` for ``dist_module``. None passes them on as they are.
+        forward_hook: Does the same for the arguments of ``forward``.
+        return_hook: Takes what ``dist_module`` returns, and returns what the original would.
+        weights_hook: Takes an original, and returns its weights as ``dist_module`` would hold them on one rank, by
+            their names there, so that training starts from them. Tensors are best made from the parameters themselves,
+            not from ``state_dict()``, which does not tell which are frozen. None takes the original's if all names
+            and shapes are the same; otherwise ``dist_module`` starts from fresh ones.
+
+    Returns:
+        The decorator, which returns the class itself.
+
+    Raises:
+        ConfigError: ``dist_module`` is no distributed module, the decorated class no module, or a hook not callable.
+    """
+
+    def decorate(module_cls: M) -> M:
+        tp_register_with_module(
+            module_cls, dist_module, init_hook, forward_hook, return_hook, weights_hook=weights_hook
+        )
+        return module_cls
+
+    return decorate
+
+
+def tp_register_with_module(
+    module_cls: type[nn.Module],
+    dist_module: type[DistributedModule],
+    init_hook: CallHook | None = None,
+    forward_hook: CallHook | None = None,
+    return_hook: ReturnHook | None = None,
+    *,
+    weights_hook: WeightsHook | None = None,
+    from_module: FromModule | None = None,
+) -> None:
+    """Have marked modules of an existing class replaced by a distributed module (paper, appendix I.4).
+
+    Only modules of exactly this class are, no subclasses of it. What is registered last counts, also over what the
+    library knows by itself. Modules that were made before keep nothing of their arguments: for them ``from_module`` is
+    needed.
+
+    Args:
+        module_cls: The class of the originals.
+        dist_module: As for :func:`tp_register`.
+        init_hook: As for :func:`tp_register`.
+        forward_hook: As for :func:`tp_register`.
+        return_hook: As for :func:`tp_register`.
+        weights_hook: As for :func:`tp_register`.
+        from_module: Takes an original, and returns ``(args, kwargs)`` for ``dist_module``; instead of ``init_hook``.
+
+    Raises:
+        ConfigError: ``dist_module`` is no distributed module, ``module_cls`` no module class, a hook is not callable,
+            or both ``init_hook`` and ``from_module`` are given.
+    """
+    if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
+        raise ConfigError(f"tp_register: {module_cls!r} was to be registered; allowed are subclasses of nn.Module")
+    name = module_cls.__qualname__
+    if not (isinstance(dist_module, type) and issubclass(dist_module, DistributedModule)):
+        raise ConfigError(
+            f"tp_register({name}): dist_module is {dist_module!r}; allowed are subclasses of smp.nn.DistributedModule"
+        )
+    hooks = {"init_hook": init_hook, "forward_hook": forward_hook, "return_hook": return_hook}
+    for hook, value in {**hooks, "weights_hook": weights_hook, "from_module": from_module}.items():
+        if value is not None and not callable(value):
+            raise ConfigError(f"tp_register({name}): {hook} is {value!r}; allowed are None and functions")
+    if init_hook is not None and from_module is not None:
+        raise ConfigError(f"tp_register({name}): give init_hook or from_module, not both")
+    if from_module is None:
+        _record_arguments(module_cls)
+        from_module = functools.partial(_from_record, init_hook)
+    _REGISTERED[module_cls] = Entry(dist_module, from_module, forward_hook, return_hook, weights_hook)
+
+
+def _record_arguments(cls: type[nn.Module]) -> None:
+    """Have modules of exactly this class keep the arguments they are made with."""
+    original: Any = cls.__dict__.get("__init__")
+    if getattr(original, "_smp_records", None) is cls:
+        return
+
+    @functools.wraps(cls.__init__)
+    def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if type(module) is cls:
+            module.__dict__[_MADE_WITH] = (args, kwargs)
+        if original is not None:
+            original(module, *args, **kwargs)
+        else:  # a base's, which may be another function by then
+            super(cls, module).__init__(*args, **kwargs)
+
+    setattr(__init__, "_smp_records", cls)  # noqa: B010
+    setattr(cls, "__init__", __init__)  # noqa: B010
+
+
+def _from_record(init_hook: CallHook | None, module: nn.Module) -> Arguments:
+    made_with = module.__dict__.get(_MADE_WITH)
+    if made_with is None:
+        raise ConfigError("it was made before its class was registered, so that its arguments are not known")
+    args, kwargs = made_with
+    return (args, kwargs) if init_hook is None else init_hook(*args, **kwargs)

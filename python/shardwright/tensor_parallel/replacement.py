@@ -1,0 +1,219 @@
+"""Replacing marked modules by distributed ones, in place (paper, section 5.2)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import parametrize
+
+from shardwright.errors import ConfigError
+from shardwright.huggingface import collector
+from shardwright.nn.entries import built_in
+from shardwright.objects import allgather
+from shardwright.ranks import TP_GROUP
+from shardwright.tensor_parallel.marking import mark_of
+from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.references import References
+from shardwright.tensor_parallel.registry import Entry, registered
+from shardwright.tensor_parallel.substitution import Substitution, substitution_of, unfit
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What became of one module that was marked for tensor parallelism.
+
+    Attributes:
+        name: Its name in the model; empty for the model itself. A module used at several places has the first name.
+        module: Its class.
+        substitute: The class of the distributed module in its place; None where it was left as it is.
+        reason: Why it was left as it is; empty where it was replaced.
+        fresh: The parameters of the distributed module that do not come from the original but were drawn anew.
+        supported: Whether there is a distributed implementation of its class.
+        part_of: The name of the replaced module that it was a part of; None if it was of none.
+    """
+
+    name: str
+    module: str
+    substitute: str | None = None
+    reason: str = ""
+    fresh: tuple[str, ...] = ()
+    supported: bool = True
+    part_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What :func:`replace` did.
+
+    Attributes:
+        module: The model, which is another module if it was replaced itself.
+        replacements: One for each marked module, in the model's order.
+        unused_options: Names of arguments of marks that no distributed module took.
+    """
+
+    module: nn.Module
+    replacements: tuple[Replacement, ...] = ()
+    unused_options: tuple[str, ...] = ()
+
+
+class _Plan:
+    """What this rank would replace, decided from the model alone: no other rank is asked."""
+
+    def __init__(self, root: nn.Module, seed: str) -> None:
+        self.references = References(root)
+        self.replacements: list[Replacement] = []
+        self.substitutions: list[Substitution] = []
+        self.unused_options: set[str] = set()
+        self._seed = seed
+        self._seen: set[int] = set()
+        self._visit(root)
+        for each in self.substitutions:
+            self.unused_options -= each.options
+
+    def _visit(self, module: nn.Module) -> None:
+        if id(module) in self._seen:
+            return
+        self._seen.add(id(module))
+        mark = mark_of(module)
+        if isinstance(module, DistributedModule):
+            return
+        if mark is not None and mark.enabled:
+            self.unused_options.update(mark.options)
+            if self._replace(module):
+                return
+        for child in module.children():
+            self._visit(child)
+
+    def _replace(self, module: nn.Module) -> bool:
+        name, cls = self.references.names[id(module)], type(module)
+        mark = mark_of(module)
+        assert mark is not None, "only marked modules are replaced"
+        entry = registered(cls) or built_in(cls)
+        if entry is None:
+            parametrized = parametrize.is_parametrized(module)  # which makes it one of a class of its own
+            reason = (
+                "it has a parametrization" if parametrized else "there is no distributed implementation of its class"
+            )
+            self.replacements.append(Replacement(name, cls.__qualname__, reason=reason, supported=False))
+            return False
+        obstacle = self._obstacle(module, entry)
+        if obstacle is None:
+            try:
+                made = substitution_of(module, entry, mark.options, f"{self._seed} {name}")
+            except ConfigError as error:
+                obstacle = str(error)
+            except Exception as error:
+                error.add_note(
+                    f"while {cls.__qualname__} {name!r} was to be replaced by {entry.dist_module.__qualname__}"
+                )
+                raise
+        if obstacle is not None:
+            self.replacements.append(Replacement(name, cls.__qualname__, reason=obstacle))
+            return False
+        self.substitutions.append(made)
+        substitute = entry.dist_module.__qualname__
+        self.replacements.append(Replacement(name, cls.__qualname__, substitute, fresh=made.fresh))
+        for part in module.modules():
+            if part is not module and id(part) not in self._seen:
+                self._seen.add(id(part))
+                inside = mark_of(part)
+                if inside is not None and inside.enabled:
+                    self.unused_options.update(inside.options)
+                    reason = f"{self.references.shown(module)} was replaced, which it is a part of"
+                    part_name = self.references.names[id(part)]
+                    self.replacements.append(
+                        Replacement(part_name, type(part).__qualname__, reason=reason, part_of=name)
+                    )
+        return True
+
+    def _obstacle(self, module: nn.Module, entry: Entry) -> str | None:
+        for name, part in module.named_modules():
+            mark = mark_of(part)
+            if mark is not None and not mark.enabled:
+                return f"tensor parallelism is disabled for its part {name!r}"
+            if isinstance(part, DistributedModule):
+                return f"its part {name!r} is a distributed module already"
+        for parent, _ in self.references.uses.get(id(module), ()):
+            if isinstance(parent, nn.TransformerEncoderLayer):
+                return "nn.TransformerEncoderLayer computes with its weights past it, where nothing is trained"
+        reason = unfit(module) or self.references.from_outside(module)
+        if reason is None and entry.weights_hook is None:
+            reason = self.references.shared_inside(module)
+        return reason
+
+
+def replace(module: nn.Module, runtime: Runtime) -> Result:
+    """Replace the marked modules of a model in place by distributed ones with the same weights.
+
+    All ranks of TP_GROUP call it together, with the same model. A module is replaced if there is a distributed
+    implementation of exactly its class and of its sizes, if it is marked, if no ancestor was replaced, and if it shares
+    no parameters (paper, section 5.2). Tp rank 0's weights are those that all ranks get parts of.
+
+    Args:
+        module: The model.
+        runtime: Of the calling rank.
+
+    Returns:
+        The model and what became of its marked modules; nothing at a tensor parallelism degree of 1.
+
+    Raises:
+        ConfigError: The ranks do not mark the same modules of the same model; all ranks raise it.
+    """
+    if len(runtime.tp_ranks) == 1:
+        return Result(module)
+    collector.install(module)  # while all of transformers' modules are there that outputs are collected from
+    seed = allgather(torch.initial_seed(), TP_GROUP)[0]
+    plan = _Plan(module, f"{seed} {len(runtime.models)}")
+    _check_the_same(allgather([asdict(each) for each in plan.replacements], TP_GROUP))
+    replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
+    uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
+    del plan  # which holds the originals; their memory is free one after another
+    while substitutions:
+        each = substitutions.pop(0)
+        for name, weight in each.weights():
+            each.take(name, _from_first_rank(weight, runtime))
+        each.finish()
+        for parent, child_name in uses.pop(0):
+            parent._modules[child_name] = each.substitute
+        if each.module is module:
+            module = each.substitute
+    return Result(module, tuple(replacements), tuple(sorted(unused)))
+
+
+def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
+    """Hold every rank's plan against that of tp rank 0; every rank has them all and raises the same error."""
+    for tp_rank, plan in enumerate(plans):
+        for first, other in zip_longest(plans[0], plan):
+            if first != other:
+                raise ConfigError(
+                    "smp.DistributedModel: all tp ranks have to mark the same modules of the same model, but there is "
+                    f"{_told(first)} on tp rank 0 and {_told(other)} on tp rank {tp_rank}"
+                )
+
+
+def _told(replacement: dict[str, object] | None) -> str:
+    if replacement is None:
+        return "no further marked module"
+    outcome = (
+        f"to be replaced by {replacement['substitute']}"
+        if replacement["substitute"]
+        else f"not to be replaced ({replacement['reason']})"
+    )
+    return f"{replacement['module']} {replacement['name']!r} {outcome}"
+
+
+def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:
+    """Tp rank 0's values of a tensor that all tp ranks have, on the device where this rank has it."""
+    group = runtime.process_groups["TP_GROUP"]
+    sent = tensor.detach().to(runtime.device, memory_format=torch.contiguous_format, copy=True)
+    work = dist.broadcast(sent, dist.get_global_rank(group, 0), group, async_op=True)
+    runtime.wait_collective(work, runtime.tp_ranks)
+    return sent.to(tensor.device)

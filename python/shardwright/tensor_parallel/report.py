@@ -1,0 +1,78 @@
+"""Showing to people what was replaced and what was not, and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+
+from shardwright import logs
+from shardwright.tensor_parallel.replacement import Replacement, Result
+
+_LOG_WIDTH = 120
+_MOST_FRESH = 4
+#: A number between dots, as children of lists have.
+_NUMBER = re.compile(r"(?<![^.'])\d+(?![^.'])")
+
+
+def announce(result: Result, degree: int) -> None:
+    """Print what became of marked modules to the standard error stream, and log it; nothing if none was marked."""
+    if not result.replacements:
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    render(result, degree, console)
+    logs.logger.info(
+        "Tensor parallelism: %s",
+        "; ".join(f"{each.name or each.module}: {outcome(each)}" for each in result.replacements if each.substitute),
+    )
+
+
+def outcome(replacement: Replacement) -> str:
+    """What became of a module, in words."""
+    if replacement.substitute is None:
+        return f"skipped: {replacement.reason}"
+    text = f"replaced by {replacement.substitute}"
+    if replacement.fresh:
+        names = ", ".join(replacement.fresh[:_MOST_FRESH]) + (", ..." if len(replacement.fresh) > _MOST_FRESH else "")
+        text += f", with fresh weights: {names}"
+    return text
+
+
+def render(result: Result, degree: int, console: Console) -> None:
+    """Print a table of modules: those of lists that fared alike in one line, with ``*`` for their numbers.
+
+    Args:
+        result: What was done.
+        degree: The tensor parallelism degree.
+        console: Where to print.
+    """
+    table = Table(title=f"Tensor parallelism over {degree} ranks", title_justify="left")
+    table.add_column("module", overflow="fold")
+    table.add_column("number", justify="right")
+    table.add_column("class", overflow="fold")
+    table.add_column("outcome", overflow="fold")
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for each in result.replacements:
+        if each.supported and each.part_of is None:
+            key = (_NUMBER.sub("*", each.name), each.module, _NUMBER.sub("*", outcome(each)))
+            alike.setdefault(key, []).append(each.name)
+    for (pattern, cls, _), names in alike.items():
+        told = next(outcome(each) for each in result.replacements if each.name == names[0])
+        one = len(names) == 1
+        table.add_row(names[0] or "the model itself" if one else pattern, str(len(names)), cls, told)
+    if alike:
+        console.print(table)
+    num_parts = sum(each.part_of is not None for each in result.replacements)
+    if num_parts:
+        console.print(f"parts of replaced modules: {num_parts}", highlight=False)
+    unsupported = Counter(each.module for each in result.replacements if not each.supported)
+    if unsupported:
+        text = ", ".join(f"{cls} ({number})" if number > 1 else cls for cls, number in unsupported.items())
+        console.print(f"without a distributed implementation: {text}", highlight=False, markup=False)
+    if result.unused_options:
+        text = ", ".join(result.unused_options)
+        console.print(f"arguments that no distributed module takes: {text}", highlight=False, markup=False)

@@ -1,0 +1,1 @@
+"""Parity under tensor parallelism, gradient by gradient; run by ``python -m tests.parity_tp``."""

@@ -1,0 +1,20 @@
+"""Distributed modules in a whole job: clipped, trained, saved and loaded as one process does it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import outputs_of_ranks
+
+PROGRAM = Path(__file__).with_name("saved.py")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipeline", "optimize", "prescaled"),
+    [(2, 1, "speed", False), (4, 2, "speed", False), (4, 2, "memory", True), (4, 1, "memory", True)],
+)
+def test_a_job_with_distributed_modules_is_one_process(
+    ranks: int, pipeline: int, optimize: str, prescaled: bool
+) -> None:
+    outputs = outputs_of_ranks(PROGRAM, str(pipeline), "2", optimize, str(int(prescaled)), ranks=ranks)
+    assert all(output.endswith("saved\n") for output in outputs)

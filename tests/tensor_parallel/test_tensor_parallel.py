@@ -1,0 +1,37 @@
+"""Tensor parallelism over ranks with different inputs is exact, and counts what it sends."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import outputs_of_ranks
+
+PROGRAM = Path(__file__).with_name("program.py")
+PARTS = ("gradients", "primitives", "counting", "refused", "layers")
+LAYERS = ("transformers", "layer rules", "counting layers")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_transformer_modules_are_exact(ranks: int) -> None:
+    parts = LAYERS if ranks > 1 else LAYERS[:2]
+    for output in outputs_of_ranks(PROGRAM, *parts, ranks=ranks):
+        assert output.split("\n") == [*(f"{part} hold" for part in parts), ""]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_language_model_is_exact(ranks: int) -> None:
+    outputs = outputs_of_ranks(PROGRAM, "language model", ranks=ranks)
+    for output in outputs:
+        assert output.endswith("language model hold\n")
+    # What is refused is refused on every rank, in the same words.
+    assert len(set(outputs)) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_primitives_and_layers_are_exact(ranks: int) -> None:
+    parts = PARTS if ranks > 1 else ("layers",)
+    outputs = outputs_of_ranks(PROGRAM, *parts, ranks=ranks)
+    for output in outputs:
+        assert [line for line in output.splitlines() if line.endswith(" hold")] == [f"{part} hold" for part in parts]
+    # What is refused is refused on every rank, in the same words.
+    assert len({tuple(line for line in output.splitlines() if line.startswith("refused: ")) for output in outputs}) == 1

@@ -1,0 +1,157 @@
+"""One of the tp ranks of a job: small models of ``transformers`` with divided layers, beside the same models whole."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import shardwright as smp
+import torch
+import transformers
+from cases import close, random
+from shardwright.tensor_parallel.module import named_shardings
+from shardwright.tensor_parallel.sharding import Sharding
+from torch import nn
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 30}
+LONG = {**SIZES, "max_position_embeddings": 16}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NO_GPT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GROUPED = {**LONG, "intermediate_size": 24, "num_key_value_heads": 2}
+#: Where ``transformers`` itself computes in single precision.
+SINGLE = 2e-5
+
+
+def models() -> Iterator[tuple[str, str, Callable[[], nn.Module], float]]:
+    """The name of a model's module here, its kind of inputs, the model, and how exact it is itself."""
+    t = transformers
+    gpt2 = {**LONG, **NO_GPT_DROPOUT}
+    yield "gpt2", "ids", lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2)), 1e-10
+    yield (
+        "gpt2",
+        "cross",
+        lambda: t.GPT2LMHeadModel(
+            t.GPT2Config(**gpt2, add_cross_attention=True, scale_attn_by_inverse_layer_idx=True, n_inner=24)
+        ),
+        1e-10,
+    )
+    bert = {**LONG, **NO_DROPOUT, "intermediate_size": 24}
+    yield "bert", "ids", lambda: t.BertModel(t.BertConfig(**bert)), 1e-10
+    yield (
+        "bert",
+        "cross",
+        lambda: t.BertModel(t.BertConfig(**bert, is_decoder=True, add_cross_attention=True)),
+        1e-10,
+    )
+    yield "roberta", "ids", lambda: t.RobertaModel(t.RobertaConfig(**{**bert, "max_position_embeddings": 20})), 1e-10
+    yield "llama", "ids", lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED, attention_bias=True)), SINGLE
+    yield "mistral", "ids", lambda: t.MistralModel(t.MistralConfig(**GROUPED, head_dim=8, sliding_window=3)), SINGLE
+    yield "qwen3", "ids", lambda: t.Qwen3Model(t.Qwen3Config(**GROUPED, head_dim=8)), SINGLE
+    yield (
+        "mixtral",
+        "ids",
+        lambda: t.MixtralModel(t.MixtralConfig(**GROUPED, num_local_experts=2, experts_implementation="eager")),
+        SINGLE,
+    )
+    neox = {**LONG, "intermediate_size": 24, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    for parallel in (True, False):
+        yield (
+            "gptneox",
+            "ids",
+            lambda parallel=parallel: t.GPTNeoXModel(t.GPTNeoXConfig(**neox, use_parallel_residual=parallel)),
+            SINGLE,
+        )
+    yield "gptj", "ids", lambda: t.GPTJModel(t.GPTJConfig(**gpt2, rotary_dim=2)), SINGLE
+    neo = {"hidden_size": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 30, "max_position_embeddings": 16}
+    neo = {**neo, "attention_types": [[["global", "local"], 1]], "window_size": 3}
+    yield "gptneo", "ids", lambda: t.GPTNeoModel(t.GPTNeoConfig(**neo)), SINGLE
+    vit = {**NO_DROPOUT, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
+    yield "vit", "pixels", lambda: t.ViTModel(t.ViTConfig(**vit, image_size=8, patch_size=4)), 1e-10
+
+
+def inputs_of(kind: str, rank: int) -> dict[str, Any]:
+    """Of a rank; only odd ranks' samples are padded."""
+    batch = 1 + rank
+    if kind == "pixels":
+        return {"pixel_values": random(rank, (batch, 3, 8, 8))}
+    ids = torch.randint(3, 30, (batch, 6), generator=torch.Generator().manual_seed(rank))
+    mask = torch.ones(batch, 6, dtype=torch.int64)
+    if rank % 2:
+        mask[0, 4:] = 0
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if kind == "cross":
+        given["encoder_hidden_states"] = random(50 + rank, (batch, 5, 16))
+        given["encoder_attention_mask"] = torch.ones(batch, 5, dtype=torch.int64)
+        given["encoder_attention_mask"][0, 3 + rank :] = 0
+    return given
+
+
+def output_of(model: Any, given: dict[str, Any]) -> torch.Tensor:
+    output: torch.Tensor = model(**given)[0]
+    return output * mask(given)
+
+
+def mask(given: dict[str, Any]) -> torch.Tensor | float:
+    """Zero at padded positions, whose values are of no account."""
+    return given["attention_mask"].unsqueeze(-1) if "attention_mask" in given else 1.0
+
+
+def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> None:
+    n, rank = smp.tp_size(), smp.tp_rank()
+    torch.manual_seed(0)
+    with smp.tensor_parallelism():
+        whole = make().double()
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    whole.config.use_cache = False
+    block = getattr(smp.nn.huggingface, name).BLOCK
+    layer_names = [one for one, module in whole.named_modules() if type(module).__name__ == block.cls]
+    model = smp.DistributedModel(copy.deepcopy(whole))
+    for layer_name in layer_names:
+        assert isinstance(model.module.get_submodule(layer_name), smp.nn.DistributedModule), layer_name
+    given = [inputs_of(kind, r) for r in range(n)]
+    expected = [output_of(whole, one) for one in given]
+    weights = [random(20 + r, one.shape) for r, one in enumerate(expected)]
+    sum((w * one).sum() for w, one in zip(weights, expected, strict=True)).backward()
+    if name in ("gpt2", "llama") and kind == "ids":
+        with pytest.raises(smp.ConfigError, match=r"a key/value cache, which it does not know; pass use_cache=False"):
+            model(**given[rank], use_cache=True)
+        with pytest.raises(smp.ConfigError, match="attention weights as output, which it does not know"):
+            model(**given[rank], output_attentions=True)
+        states = model(**given[rank], output_hidden_states=True).hidden_states
+        wanted = whole(**given[rank], output_hidden_states=True).hidden_states
+        assert len(states) == len(wanted) == 3
+        close(states[1] * mask(given[rank]), wanted[1] * mask(given[rank]), f"hidden states of {name}", exact)
+    output = output_of(model, given[rank])
+    close(output, expected[rank], f"output of {name}", exact)
+    (weights[rank] * output).sum().backward()
+    for layer_name in layer_names:
+        original = whole.get_submodule(layer_name)
+        for parameter in original.parameters():
+            parameter.data = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        heads = block.heads(original)
+        layer = model.module.get_submodule(layer_name)
+        shardings = named_shardings(layer)
+        gradients = block.table.weights_of(original, heads)
+        assert gradients.keys() == shardings.keys(), (name, gradients.keys() ^ shardings.keys())
+        for own, parameter in layer.named_parameters():
+            sharding: Sharding = shardings[own]
+            close(parameter.grad, sharding.shard(gradients[own], rank, n), f"gradient of {name} {own}", exact)
+
+
+def main() -> None:
+    smp.init({"tensor_parallel_degree": 2, "ddp": True, "optimize": sys.argv[1]})
+    for name, kind, make, exact in models():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        check(name, kind, make, exact)
+        print(f"{name} {kind} holds")
+    smp.shutdown()
+
+
+if __name__ == "__main__":
+    main()
