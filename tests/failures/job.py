@@ -222,6 +222,12 @@ class Job:
         """The ``number``-th event of this name of every rank."""
         return [process.event(name, limit, number) for process in self.ranks]
 
+    def all_end_with(self, expected: list[int], limit: float = END_SECONDS, but: Iterable[int] = ()) -> None:
+        """Wait until all processes have ended, with these exit codes; an error shows what the ranks wrote."""
+        codes = self.all_end(limit, but)
+        written = "".join(f"rank {rank}:\n{process.out}{process.err}" for rank, process in enumerate(self.ranks))
+        assert codes == expected, written
+
     def all_end(self, limit: float = END_SECONDS, but: Iterable[int] = ()) -> list[int]:
         """Wait until all processes have ended, children included; the ranks' exit codes.
 

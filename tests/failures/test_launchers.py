@@ -48,14 +48,14 @@ def slurm_environment(rank: int, world: int, port: int) -> Mapping[str, str]:
 @pytest.mark.parametrize("launch", [open_mpi_environment, slurm_environment])
 def test_the_variables_of_a_launcher_are_enough(launch: object) -> None:
     with Job("training", arguments=["train"], launch=launch) as job:  # type: ignore[arg-type]
-        assert job.all_end(60) == [0, 0]
+        job.all_end_with([0, 0], 60)
         assert all(process.events("done") for process in job.ranks)
 
 
 def test_one_plain_process() -> None:
     arguments = ["train", json.dumps({"pipeline_parallel_degree": 1})]
     with Job("training", 1, arguments, launch=lambda *_: {}) as job:
-        assert job.all_end(60) == [0]
+        job.all_end_with([0], 60)
         assert max(step["error"] for step in job[0].events("step")) < 1e-10
         assert job[0].err == ""
 
@@ -65,7 +65,7 @@ def test_a_script_that_ends_without_shutdown_ends_in_good_order() -> None:
     with Job("training", arguments=["train"]) as job:
         for process in job.ranks:
             process.event("done")
-        assert job.all_end() == [0, 0]
+        job.all_end_with([0, 0])
         assert job[1].err == ""
         assert "Traceback" not in job[0].err
 

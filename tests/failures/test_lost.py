@@ -30,7 +30,7 @@ def test_a_rank_killed_in_a_step(phase: str) -> None:
     with job(f"block in {phase}") as pair:
         pair[1].event("blocked")
         pair[1].signal(signal.SIGKILL)
-        assert pair.all_end() == [1, -signal.SIGKILL]
+        pair.all_end_with([1, -signal.SIGKILL])
         text = last_line(pair[0])
     assert text.startswith("rank 1 on host ")
     assert f"{phase}, of module 'second', in microbatch " in text
@@ -41,7 +41,7 @@ def test_a_rank_killed_in_a_step_ends_the_other_replica_too() -> None:
     with job("block in forward", ranks=4) as replicas:
         replicas[3].event("blocked")
         replicas[3].signal(signal.SIGKILL)
-        assert replicas.all_end() == [1, 1, 1, -signal.SIGKILL]
+        replicas.all_end_with([1, 1, 1, -signal.SIGKILL])
         for rank in (0, 1, 2):
             assert last_line(replicas[rank]).startswith("rank 3 on host ")
 
@@ -50,7 +50,7 @@ def test_a_rank_killed_between_steps() -> None:
     with job("block between steps") as pair:
         pair[1].event("blocked")
         pair[1].signal(signal.SIGKILL)
-        assert pair.all_end() == [1, -signal.SIGKILL]
+        pair.all_end_with([1, -signal.SIGKILL])
         assert "rank 1 died" in last_line(pair[0])
 
 
@@ -59,7 +59,7 @@ def test_a_frozen_rank(where: str) -> None:
     with job(f"block {where}", **LIVENESS) as pair:
         pair[1].event("blocked")
         pair[1].signal(signal.SIGSTOP)
-        assert pair.all_end(but=[1]) == [1]
+        pair.all_end_with([1], but=[1])
         assert "rank 1 has been silent for 2 s: it is frozen or unreachable" in last_line(pair[0])
 
 
@@ -67,7 +67,7 @@ def test_a_frozen_rank_ends_the_other_replica_too_although_collectives_are_under
     with job("block in forward", ranks=4, **LIVENESS) as replicas:
         replicas[3].event("blocked")
         replicas[3].signal(signal.SIGSTOP)
-        assert replicas.all_end(but=[3]) == [1, 1, 1]
+        replicas.all_end_with([1, 1, 1], but=[3])
         for rank in (0, 1, 2):
             assert "rank 3 has been silent" in last_line(replicas[rank])
 
@@ -76,7 +76,7 @@ def test_a_frozen_rank_ends_the_other_replica_too_although_collectives_are_under
 def test_a_rank_that_leaves_the_loop_early(scenario: str, code: int) -> None:
     with job(scenario) as pair:
         pair[1].event("step", number=1)
-        assert pair.all_end() == [1, code]
+        pair.all_end_with([1, code])
         assert "rank 1 has left the job; step 3 (rig.train) needs it" in last_line(pair[0])
         assert pair[1].err == ""
 
@@ -85,7 +85,7 @@ def test_a_rank_that_leaves_the_loop_early(scenario: str, code: int) -> None:
 def test_a_rank_whose_own_code_fails_between_steps_hands_its_traceback_to_the_others(ranks: int) -> None:
     with job("lose data", ranks=ranks) as failing:
         failing[ranks - 1].event("step", number=1)
-        assert failing.all_end() == [1] * ranks
+        failing.all_end_with([1] * ranks)
         for rank in range(ranks - 1):
             text = failing[rank].err
             left = f"rank {ranks - 1} has left the job after an error: OSError: shard 7 of the data is missing"

@@ -20,7 +20,7 @@ def job(scenario: str) -> Job:
 
 
 def check_exact(done: Job) -> None:
-    assert done.all_end(COMPUTING_SECONDS) == [0, 0]
+    done.all_end_with([0, 0], COMPUTING_SECONDS)
     for process in done.ranks:
         errors = [step["error"] for step in process.events("step")]
         assert len(errors) == 4
@@ -67,7 +67,7 @@ def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_s
         pair[1].event("blocked")
         picture_of(pair[0])
         pair[1].tell()
-        assert pair.all_end(COMPUTING_SECONDS) == [0, 0]
+        pair.all_end_with([0, 0], COMPUTING_SECONDS)
         picture = picture_of(pair[0])
         assert "what every rank of the job does" not in pair[1].err
     waits, computes = picture.split("\nstep 3 (rig.train): rank 1 on host ")
@@ -87,7 +87,7 @@ def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_s
 
 def test_a_rank_whose_interpreter_is_locked_is_in_the_picture_as_silent() -> None:
     with job("hold") as pair:
-        assert pair.all_end(COMPUTING_SECONDS) == [0, 0]
+        pair.all_end_with([0, 0], COMPUTING_SECONDS)
         picture = picture_of(pair[0])
     assert "rank 1 did not answer within 3 s" in picture
     assert "[last heard: executing in step 3" in picture
@@ -97,7 +97,7 @@ def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
     """Rank 1 waits at a barrier, rank 0 in the next step: nobody computes."""
     with job("barrier") as pair:
         pair[1].event("step", number=1)
-        assert pair.all_end() == [1, 1]
+        pair.all_end_with([1, 1])
         for process in pair.ranks:
             assert "StallError" in process.err
             quiet = seconds_after("nothing in the job has made progress for", process.err)

@@ -22,6 +22,9 @@ use crate::values::Spec;
 /// The main thread's waits are cut into slices of this length, so that signals get through.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
+/// How long a server that ends waits for messages that other threads are sending.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
 #[pyclass(frozen, module = "shardwright._core")]
 #[expect(
@@ -298,7 +301,7 @@ impl Server {
 
     /// End the server: idle workers get None as their next task. A second call does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.server.close());
+        py.detach(|| self.server.close(CLOSE_PATIENCE));
     }
 }
 

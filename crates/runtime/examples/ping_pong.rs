@@ -85,7 +85,7 @@ fn run_step(server: &Arc<Server>) {
         }
     }
     server.leave_step().expect("the step was committing");
-    server.close();
+    server.close(Duration::from_secs(1));
 }
 
 fn run_tasks(server: &Server, worker: WorkerId) {

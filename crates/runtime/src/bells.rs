@@ -8,12 +8,15 @@ use std::thread::ThreadId;
 use shardwright_core::WorkerId;
 
 use crate::machine::Machine;
+use crate::outbox::Outbox;
 
 pub(crate) struct State {
     pub(crate) machine: Machine,
     pub(crate) bells: Vec<Arc<Condvar>>,
     /// The suspended worker whose thread receives messages while it waits: no bell reaches it.
     pub(crate) reader: Option<(WorkerId, ThreadId)>,
+    /// What the machine had sent and no thread has handed to the transport yet.
+    pub(crate) outbox: Outbox,
     /// What the heartbeats have been told of the machine's progress.
     pub(crate) pulsed: u64,
 }

@@ -11,6 +11,7 @@ mod bells;
 mod counters;
 mod failure;
 mod machine;
+mod outbox;
 mod server;
 mod trace;
 mod usage;

@@ -2,7 +2,8 @@
 //!
 //! A monitor rather than a thread with an inbox: whoever brings an event (a Python thread, a
 //! thread of the transport) enters the lock, lets the machine decide, and wakes the chosen
-//! worker itself. Sends and wake-ups happen after the lock is released.
+//! worker itself. Sends and wake-ups happen after the lock is released; what one thread sends to a rank, no other overtakes
+//! (the [`Outbox`]).
 
 mod calls;
 
@@ -17,8 +18,12 @@ use crate::bells::{State, wait_on};
 use crate::counters::Stats;
 use crate::failure::{LocalError, ServerError};
 use crate::machine::{Action, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
+use crate::outbox::Outbox;
 use crate::trace::TraceRecord;
 use crate::usage::Usage;
+
+/// How often a server that closes looks whether all is sent.
+const CLOSING_SLICE: Duration = Duration::from_millis(1);
 
 /// A rank's execution server.
 pub struct Server {
@@ -37,6 +42,7 @@ impl Server {
                 machine: Machine::new(config),
                 bells: Vec::new(),
                 reader: None,
+                outbox: Outbox::default(),
                 pulsed: 0,
             }),
             main_bell: Condvar::new(),
@@ -195,9 +201,20 @@ impl Server {
         (self.started_at, records, lost)
     }
 
-    /// Lets idle workers' threads end and unwinds the others. A second call does nothing new.
-    pub fn close(&self) {
-        self.enter(|machine, _| machine.close());
+    /// Lets idle workers' threads end and unwinds the others, and waits for at most `patience` until other threads have
+    /// sent what they were to send. A second call does nothing new.
+    pub fn close(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        let mut state = self.lock();
+        state.machine.close();
+        loop {
+            state = self.settle(state);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.outbox.is_empty() || left.is_zero() {
+                return;
+            }
+            state = wait_on(&self.main_bell, state, left.min(CLOSING_SLICE));
+        }
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -229,32 +246,27 @@ impl Server {
         loop {
             self.update_pulse(&mut state);
             let actions = state.machine.take_actions();
-            if actions.is_empty() {
-                return state;
-            }
-            if let [Action::WakeWorker(worker)] = actions[..]
-                && Some(worker) == caller
-            {
-                return state;
-            }
-            let bells: Vec<_> = actions
-                .iter()
-                .filter_map(|action| match action {
-                    Action::WakeWorker(worker) if Some(*worker) != caller => {
-                        Some(state.bell(*worker))
+            let (mut bells, mut wake_reader, mut wake_main) = (Vec::new(), false, false);
+            for action in actions {
+                match action {
+                    Action::Send { to, message } => state.outbox.push(to, message),
+                    Action::WakeMain => wake_main = true,
+                    Action::WakeWorker(worker) if Some(worker) == caller => {}
+                    Action::WakeWorker(worker) => {
+                        wake_reader |= state.reader.is_some_and(|(reader, thread)| {
+                            reader == worker && thread != std::thread::current().id()
+                        });
+                        bells.push(state.bell(worker));
                     }
-                    _ => None,
-                })
-                .collect();
-            let wake_reader = state.reader.is_some_and(|(reader, thread)| {
-                thread != std::thread::current().id()
-                    && actions.contains(&Action::WakeWorker(reader))
-            });
-            let wake_main = actions
-                .iter()
-                .any(|action| matches!(action, Action::WakeMain));
+                }
+            }
+            let batch = state.outbox.take();
+            if batch.is_empty() && bells.is_empty() && !wake_main {
+                return state;
+            }
             drop(state);
-            let (lost, sending) = self.send_all(actions);
+            let sent: Vec<_> = batch.iter().map(|(to, _)| *to).collect();
+            let (lost, took) = self.send_all(batch);
             for bell in bells {
                 bell.notify_one();
             }
@@ -265,7 +277,8 @@ impl Server {
                 self.main_bell.notify_one();
             }
             state = self.lock();
-            state.machine.spent_sending(sending);
+            state.outbox.sent(&sent);
+            state.machine.spent_sending(took);
             for (to, error) in lost {
                 let now = self.now();
                 match error {
@@ -278,18 +291,16 @@ impl Server {
     }
 
     /// Hands messages to the transport: what could not be sent, and how long it took.
-    fn send_all(&self, actions: Vec<Action>) -> (Vec<(Rank, CommError)>, Duration) {
-        let (mut lost, mut took) = (Vec::new(), Duration::ZERO);
-        for action in actions {
-            if let Action::Send { to, message } = action {
-                let began = Instant::now();
-                if let Err(error) = self.send(to, message) {
-                    lost.push((to, error));
-                }
-                took += began.elapsed();
-            }
+    fn send_all(&self, batch: Vec<(Rank, Message)>) -> (Vec<(Rank, CommError)>, Duration) {
+        if batch.is_empty() {
+            return (Vec::new(), Duration::ZERO);
         }
-        (lost, took)
+        let began = Instant::now();
+        let lost = batch
+            .into_iter()
+            .filter_map(|(to, message)| Some((to, self.send(to, message).err()?)))
+            .collect();
+        (lost, began.elapsed())
     }
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {

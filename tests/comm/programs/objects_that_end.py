@@ -51,11 +51,13 @@ def lost() -> None:
     if smp.rank() == 2:
         for rank in range(2):
             smp.send("last words", rank, BY)
-        smp.barrier()  # they have arrived
+        smp.barrier()
         smp.recv_from(0, BY)
         os.kill(os.getpid(), signal.SIGKILL)
-    smp.barrier()
+    smp.barrier()  # the last words have arrived here, for messages keep their order
     if smp.rank() == 0:
+        # A barrier is over where the others have entered it, wherever they are.
+        assert smp.recv_from(1, BY) == "arrived"
         smp.send("end", 2, BY)
         say(f"waiting: {failure(lambda: [smp.recv_from(2, BY) for _ in range(2)])}")
         smp.send("it is gone", 1, BY)
@@ -63,6 +65,7 @@ def lost() -> None:
         assert smp.recv_from(1, BY) == 1  # the broadcast reached who was before the dead rank
         assert smp.recv_from(1, BY) == "all said"
     else:
+        smp.send("arrived", 0, BY)
         assert smp.recv_from(0, BY) == "it is gone"
         assert smp.recv_from(2, BY) == "last words"
         say(f"broadcast: {failure(lambda: smp.broadcast(1, smp.WORLD))}")

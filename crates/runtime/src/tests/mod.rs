@@ -12,6 +12,7 @@ mod records;
 mod rig;
 mod rules;
 mod script;
+mod sending;
 mod simulated_worker;
 mod simulation;
 mod steps;

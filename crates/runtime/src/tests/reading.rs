@@ -19,6 +19,8 @@ use crate::Server;
 struct Inbox {
     state: Mutex<State>,
     changed: Condvar,
+    /// Held from taking a message until it is delivered: nobody overtakes (CM-2).
+    delivering: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -38,6 +40,7 @@ impl Inbox {
 
     /// Delivers one message; whether there was one.
     fn deliver(&self) -> bool {
+        let _order = self.delivering.lock().unwrap();
         let mut state = self.lock();
         let Some((from, message)) = state.messages.pop_front() else {
             return false;

@@ -350,7 +350,7 @@ impl TestRank {
 
     /// Ends the rank in good order.
     pub(super) fn shut_down(&self) {
-        self.server.close();
+        self.server.close(WATCHDOG);
         for thread in self.threads.lock().unwrap().drain(..) {
             thread.join().expect("no worker panicked");
         }
