@@ -101,19 +101,39 @@ impl Engine {
         })
     }
 
-    /// Connects to the workers of the peers. Nothing is delivered before.
+    /// Connects to the workers of the peers, but for those who left meanwhile. Nothing is delivered before.
     pub(super) fn begin(
         &self,
         limits: Limits,
         exchange: Arc<Exchange>,
         addresses: &BTreeMap<Rank, Vec<u8>>,
     ) -> Result<(), UcxError> {
-        let mut sending = lock(&self.sending);
         for (peer, address) in addresses {
-            sending.connect(*peer, address)?;
+            let connected = lock(&self.sending).connect(*peer, address);
+            if let Err(error) = connected
+                && !self.hears_of_loss(*peer)
+            {
+                return Err(error);
+            }
         }
         self.setup.get_or_init(|| (limits, exchange));
         Ok(())
+    }
+
+    /// Whether the liveness link says within a while that a peer is gone.
+    fn hears_of_loss(&self, peer: Rank) -> bool {
+        let deadline = Instant::now() + VERDICT_DEADLINE;
+        loop {
+            let delivery = lock(&self.delivery);
+            if delivery.get(&peer).is_some_and(|from| from.lost.is_some()) {
+                return true;
+            }
+            drop(delivery);
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Where peers reach this rank, and with which key.

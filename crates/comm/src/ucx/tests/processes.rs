@@ -1,13 +1,20 @@
 //! Two processes.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
-use shardwright_wire::Buffer;
+use shardwright_wire::{Buffer, Limits};
 
+use super::super::engine::Engine;
+use super::super::sending::KEY_BYTES;
 use super::super::{EndpointId, Event, Options, Worker};
+use crate::conformance::{Recorder, only_loss};
+use crate::transport::Loss;
+
 use super::{DEADLINE, TRANSPORTS, library, options, pattern, received, sent};
 
 /// What the other process does, and over which transports.
@@ -300,4 +307,33 @@ fn load_and_compare() {
     }
     assert!(looked_at > 0, "libc was not found");
     tell("unchanged");
+}
+
+#[test]
+fn a_peer_that_is_gone_before_one_connects_is_a_loss_if_its_end_is_known_and_else_an_error() {
+    let mut other = Other::start("echoes", "posix,self", true);
+    let place = [vec![0; KEY_BYTES], from_text(&other.line())].concat();
+    drop(other);
+    let addresses = BTreeMap::from([(Rank(1), place)]);
+    let engine = |recorder: &Arc<Recorder>| {
+        let worker = Worker::create(&library(), Rank(0), &options("posix,self")).unwrap();
+        Engine::new(worker, Duration::ZERO, recorder.receiver()).unwrap()
+    };
+
+    let recorder = Arc::default();
+    let knowing = engine(&recorder);
+    knowing.lose(Rank(1), Loss::Left(None), None);
+    knowing
+        .begin(Limits::default(), Arc::default(), &addresses)
+        .unwrap();
+    assert!(!knowing.reaches(Rank(1)));
+    assert_eq!(only_loss(&recorder.told(), Rank(1)), Loss::Left(None));
+
+    let error = engine(&Arc::default())
+        .begin(Limits::default(), Arc::default(), &addresses)
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("could not connect to a peer"),
+        "{error}"
+    );
 }
