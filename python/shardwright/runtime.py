@@ -277,8 +277,14 @@ class Runtime:
         """Raise if the step that runs here, or else the next one, has failed, or one of the ranks needed is gone."""
         self.server.check_abort(self.step if self.in_step else self.step + 1, needed)
 
-    def receive_object(self, rank: int, channel: str, deadline: float | None = None) -> Any:
+    def receive_object(self, rank: int, channel: str, deadline: float | None = None, what: str | None = None) -> Any:
         """Wait for an object of another rank, watching for a failure of the step.
+
+        Args:
+            rank: The sender.
+            channel: The channel it sent it on.
+            deadline: On the monotonic clock; by default it waits as long as the sender lives.
+            what: What is waited for, in reports; by default the object.
 
         Raises:
             TimeoutError: It did not come before ``deadline``, on the monotonic clock.
@@ -286,7 +292,7 @@ class Runtime:
         received = self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)
         if received is not None:  # most do: so short a wait is nobody's business
             return received
-        what = f"an object from rank {rank} on channel {channel!r}"
+        what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
         with Wait(self, what, [rank]) as wait:
             while True:
                 received = self.node.recv_object(rank, channel, 0.1)

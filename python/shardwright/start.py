@@ -39,6 +39,9 @@ from shardwright.picture import Photographer
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
+from shardwright.tensor_parallel.back_ends import BackEnd
+from shardwright.tensor_parallel.back_ends.messages import ByMessages
+from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import TensorGroup
 
 _STORE_PREFIX = "shardwright"
@@ -281,13 +284,22 @@ def _make_process_groups(runtime: Runtime, store: Store) -> None:
     if len(runtime.tp_ranks) > 1:
         if len(runtime.rdp_ranks) > 1:
             runtime.rdp_collectives = Collectives(runtime, "RDP_GROUP")
+        group = runtime.process_groups["TP_GROUP"]
         runtime.tensor_group = TensorGroup(
-            runtime.process_groups["TP_GROUP"],
+            group,
             optimize=runtime.cfg.optimize,
             prescaled_batch=runtime.cfg.prescaled_batch,
-            wait=functools.partial(runtime.wait_collective, ranks=runtime.tp_ranks),
+            back_end=_tensor_back_end(runtime, group),
             enter=functools.partial(_enter_collective, runtime.server),
         )
+
+
+def _tensor_back_end(runtime: Runtime, group: dist.ProcessGroup) -> BackEnd:
+    """The library's own messages where they are fastest, between processors of one host."""
+    one_host = len({runtime.node.host(rank) for rank in runtime.tp_ranks}) == 1
+    if one_host and runtime.device.type == "cpu":
+        return ByMessages(runtime, runtime.tp_ranks)
+    return ByProcessGroup(group, functools.partial(runtime.wait_collective, ranks=runtime.tp_ranks))
 
 
 def _enter_collective(server: _core.Server, name: str) -> None:

@@ -13,8 +13,8 @@ LAYERS, LENGTH, HIDDEN, HEADS, SIZE, BETWEEN = 2, 3, 8, 4, 4, 16
 def check(group: TensorGroup) -> None:
     for prescaled in (False, True):
         for gated in (False, True):
-            speed(TensorGroup(group.process_group, optimize="speed", prescaled_batch=prescaled), gated)
-            memory(TensorGroup(group.process_group, optimize="memory", prescaled_batch=prescaled), gated)
+            speed(group.like(optimize="speed", prescaled_batch=prescaled), gated)
+            memory(group.like(optimize="memory", prescaled_batch=prescaled), gated)
 
 
 def run(group: TensorGroup, gated: bool) -> tuple[int, int, int, dict[str, Count], dict[str, Count]]:

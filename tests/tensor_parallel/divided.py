@@ -68,7 +68,7 @@ LAYERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 def check(group: TensorGroup) -> None:
     for optimize in ("speed", "memory"):
         for prescaled in (False, True):
-            mode = TensorGroup(group.process_group, optimize=optimize, prescaled_batch=prescaled)
+            mode = group.like(optimize=optimize, prescaled_batch=prescaled)
             check_mode(mode)
 
 

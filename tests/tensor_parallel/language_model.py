@@ -70,7 +70,7 @@ class PlainModel(nn.Module):
 def check(group: TensorGroup) -> None:
     for optimize in ("speed", "memory"):
         for prescaled in (False, True):
-            mode = TensorGroup(group.process_group, optimize=optimize, prescaled_batch=prescaled)
+            mode = group.like(optimize=optimize, prescaled_batch=prescaled)
             first, *others = batches_of(mode)
             for options, names in MODELS:
                 model(mode, first, options, names)
@@ -164,7 +164,7 @@ def counted(group: TensorGroup) -> None:
     """Ids and embeddings cross once; of logits only three numbers for each token."""
     if group.size == 1:
         return
-    speed = TensorGroup(group.process_group, optimize="speed")
+    speed = group.like(optimize="speed")
     divided = make({**SIZES, **CAUSAL}, speed)
     given = inputs_of(2, group.rank, ("labels",))
     divided(tuple_of(divided, given))
@@ -179,7 +179,7 @@ def dropout(group: TensorGroup) -> None:
     torch.manual_seed(group.rank)
     options = {**SIZES, "hidden_dropout_prob": 0.5}
     for optimize in ("speed", "memory"):
-        mode = TensorGroup(group.process_group, optimize=optimize, prescaled_batch=True)
+        mode = group.like(optimize=optimize, prescaled_batch=True)
         divided = make(options, mode)
         divided.load_whole_state_dict(initialized(PlainModel(**options)).state_dict())
         given = inputs_of(2, 0, ())

@@ -43,7 +43,7 @@ def check(group: TensorGroup) -> None:
 def modes(group: TensorGroup) -> Iterator[TensorGroup]:
     for optimize in ("speed", "memory"):
         for prescaled in (False, True):
-            yield TensorGroup(group.process_group, optimize=optimize, prescaled_batch=prescaled)
+            yield group.like(optimize=optimize, prescaled_batch=prescaled)
 
 
 def alone(group: TensorGroup) -> TensorGroup:
@@ -256,7 +256,7 @@ def refusals(group: TensorGroup) -> None:
 
 def moments_keep_their_digits(group: TensorGroup) -> None:
     """A mean far from zero costs no digits that one rank would have kept."""
-    group = TensorGroup(group.process_group, optimize="memory")
+    group = group.like(optimize="memory")
     x = random(1, (3, 4, 64)) + 1000
     divided = DistributedLayerNorm(64, group=group)
     exact = nn.functional.layer_norm(x.float().double(), (64,))

@@ -67,7 +67,7 @@ def linear(group: TensorGroup, shapes: list[tuple[int, ...]], bias: bool) -> Non
 
 def same_samples(group: TensorGroup) -> None:
     """With ``prescaled_batch`` all ranks bring the same samples, which count once; nothing is sent but sums."""
-    same = TensorGroup(group.process_group, prescaled_batch=True)
+    same = group.like(prescaled_batch=True)
     for shape, bias in (((3, 8), True), ((0, 8), True), ((2, 3, 8), False)):
         whole = whole_linear(bias)
         divided = divided_linear(whole, same)

@@ -20,9 +20,10 @@ import layers
 import parallel_linears
 import primitives
 import refused
+import shardwright as smp
 import torch.distributed as dist
 import vocabulary
-from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
 PARTS: dict[str, Callable[[TensorGroup], None]] = {
     "gradients": lambda group: [cases.check(case, group) for case in cases.cases(group.size)] and None,
@@ -42,10 +43,21 @@ PARTS: dict[str, Callable[[TensorGroup], None]] = {
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-    for part in sys.argv[1:]:
-        PARTS[part](TensorGroup(dist.group.WORLD))
+    """usage: program.py BACK_END PART..., where the back end is ``process_group`` or ``messages``"""
+    back_end, *parts = sys.argv[1:]
+    if back_end == "messages":
+        smp.init(tensor_parallel_degree=int(os.environ["WORLD_SIZE"]), ddp=True)
+        group = current_tensor_group()
+    else:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+        group = TensorGroup(dist.group.WORLD)
+    assert type(group._back_end).__name__ == {"messages": "ByMessages", "process_group": "ByProcessGroup"}[back_end]
+    for part in parts:
+        PARTS[part](group)
         print(f"{part} hold")
+    if back_end == "messages":
+        smp.shutdown()
+        return
     gc.collect()  # the exceptions that were caught hold frames, and these the group, which must not outlive Python
     dist.destroy_process_group()
     # Gloo's threads may still be giving back tensors, and Python aborts a process where they do so at its very end.

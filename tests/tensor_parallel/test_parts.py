@@ -7,12 +7,13 @@ import pytest
 from tests.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
+BACK_ENDS = [("process_group", 1), ("process_group", 2), ("messages", 4)]
 PARTS = ("embeddings", "parallel linears", "vocabulary", "custom")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_parts_are_exact(ranks: int) -> None:
-    outputs = outputs_of_ranks(PROGRAM, *PARTS, ranks=ranks)
+@pytest.mark.parametrize(("back_end", "ranks"), BACK_ENDS)
+def test_parts_are_exact(back_end: str, ranks: int) -> None:
+    outputs = outputs_of_ranks(PROGRAM, back_end, *PARTS, ranks=ranks)
     for output in outputs:
         assert [line for line in output.splitlines() if line.endswith(" hold")] == [f"{part} hold" for part in PARTS]
     # What is refused is refused on every rank, in the same words.

@@ -7,30 +7,32 @@ import pytest
 from tests.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
+BACK_ENDS = [("process_group", 1), ("process_group", 2), ("messages", 4)]
+EVERY_BACK_END = [*BACK_ENDS, ("process_group", 4), ("messages", 2)]
 PARTS = ("gradients", "primitives", "counting", "refused", "layers")
 LAYERS = ("transformers", "layer rules", "counting layers")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_transformer_modules_are_exact(ranks: int) -> None:
+@pytest.mark.parametrize(("back_end", "ranks"), BACK_ENDS)
+def test_transformer_modules_are_exact(back_end: str, ranks: int) -> None:
     parts = LAYERS if ranks > 1 else LAYERS[:2]
-    for output in outputs_of_ranks(PROGRAM, *parts, ranks=ranks):
+    for output in outputs_of_ranks(PROGRAM, back_end, *parts, ranks=ranks):
         assert output.split("\n") == [*(f"{part} hold" for part in parts), ""]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_language_model_is_exact(ranks: int) -> None:
-    outputs = outputs_of_ranks(PROGRAM, "language model", ranks=ranks)
+@pytest.mark.parametrize(("back_end", "ranks"), BACK_ENDS)
+def test_the_language_model_is_exact(back_end: str, ranks: int) -> None:
+    outputs = outputs_of_ranks(PROGRAM, back_end, "language model", ranks=ranks)
     for output in outputs:
         assert output.endswith("language model hold\n")
     # What is refused is refused on every rank, in the same words.
     assert len(set(outputs)) == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_primitives_and_layers_are_exact(ranks: int) -> None:
+@pytest.mark.parametrize(("back_end", "ranks"), EVERY_BACK_END)
+def test_primitives_and_layers_are_exact(back_end: str, ranks: int) -> None:
     parts = PARTS if ranks > 1 else ("layers",)
-    outputs = outputs_of_ranks(PROGRAM, *parts, ranks=ranks)
+    outputs = outputs_of_ranks(PROGRAM, back_end, *parts, ranks=ranks)
     for output in outputs:
         assert [line for line in output.splitlines() if line.endswith(" hold")] == [f"{part} hold" for part in parts]
     # What is refused is refused on every rank, in the same words.

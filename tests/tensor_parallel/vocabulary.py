@@ -145,7 +145,7 @@ def tied_to_the_embedding(group: TensorGroup, sizes: list[int]) -> None:
         whole = nn.Embedding(WORDS, WIDTH, dtype=torch.float64)
         with torch.no_grad():
             whole.weight.copy_(random(1, whole.weight.shape))
-        of = TensorGroup(group.process_group, prescaled_batch=same)
+        of = group.like(prescaled_batch=same)
         embedding = VocabularyParallelEmbedding(WORDS, WIDTH, group=of, dtype=torch.float64)
         embedding.load_whole_state_dict(whole.state_dict())
         total = sum(batches)

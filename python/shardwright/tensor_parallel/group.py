@@ -12,6 +12,8 @@ import torch.distributed as dist
 from shardwright.errors import ConfigError
 from shardwright.runtime import current_runtime
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
+from shardwright.tensor_parallel.back_ends import BackEnd
+from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.packing import Shape, num_bytes, pack, resized, sum_in_order, unpack
 from shardwright.tensor_parallel.pending import Pending
 
@@ -41,7 +43,6 @@ class TensorGroup:
     :meth:`agree` or from the module that asked.
 
     Attributes:
-        process_group: The process group; None for a group of one rank, which never communicates.
         size: The number of ranks, the tensor parallelism degree.
         rank: The calling rank's index in it, its tp rank.
         optimize: How transformer layers are divided (paper, appendix F): ``"speed"`` or ``"memory"``.
@@ -56,16 +57,16 @@ class TensorGroup:
         *,
         optimize: str = "memory",
         prescaled_batch: bool = False,
-        wait: Callable[[Any], None] | None = None,
+        back_end: BackEnd | None = None,
         enter: Callable[[str], None] | None = None,
     ) -> None:
-        """For a process group: Gloo's for tensors on the CPU, NCCL's for those on GPUs.
+        """For a process group.
 
         Args:
             process_group: The group; None for one rank.
             optimize: ``"speed"`` or ``"memory"``.
             prescaled_batch: Whether all ranks bring the same samples.
-            wait: Waits for a collective's work, watching for failures of other ranks; by default its own ``wait``.
+            back_end: What communicates; by default the process group.
             enter: Is told what the ranks are about to agree on, before this rank waits for the others.
 
         Raises:
@@ -73,18 +74,26 @@ class TensorGroup:
         """
         if process_group is not None and dist.get_rank(process_group) < 0:
             raise ConfigError("the process group of a TensorGroup has to contain the calling rank")
-        self.process_group = process_group
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
         self.optimize = optimize
         self.prescaled_batch = prescaled_batch
         self.counts: dict[str, Count] = {}
-        self._wait = wait
+        self._process_group = process_group
         self._enter = enter
-        self._works: list[Any] = []
-        #: Groups of failed steps, and their works: somebody may still wait in them.
-        self.unfinished: list[Any] = []
-        self._abandoned = False
+        self._back_end = back_end
+        if back_end is None and process_group is not None:
+            self._back_end = ByProcessGroup(process_group)
+
+    def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
+        """The same ranks and back end with other settings, where they are given, and counts of its own."""
+        return TensorGroup(
+            self._process_group,
+            optimize=self.optimize if optimize is None else optimize,
+            prescaled_batch=self.prescaled_batch if prescaled_batch is None else prescaled_batch,
+            back_end=self._back_end,
+            enter=self._enter,
+        )
 
     def __deepcopy__(self, memo: object) -> TensorGroup:
         """Copies of a module share its group, as copies of tensors share their device."""
@@ -95,18 +104,19 @@ class TensorGroup:
         return flag if self.size == 1 else self._all_gather_blocks(bytes([flag]), self._device())[0] == b"\1"
 
     def begin_step(self) -> None:
-        """Begin a step: after one that failed with a group of its own, as ranks may wait in different collectives."""
-        self._works.clear()
-        if self._abandoned and self.process_group is not None:
-            ranks = dist.get_process_group_ranks(self.process_group)
-            self.process_group = dist.new_group(ranks, use_local_synchronization=True)
-            self._abandoned = False
+        """Begin a step."""
+        if self._back_end is not None:
+            self._back_end.begin_step()
 
     def abandon_step(self) -> None:
         """The step has failed on all ranks of the group."""
-        if self.process_group is not None and not self._abandoned:
-            self._abandoned = True
-            self.unfinished += [self.process_group, *self._works]
+        if self._back_end is not None:
+            self._back_end.abandon_step()
+
+    @property
+    def unfinished(self) -> list[Any]:
+        """What must not be destroyed, as other ranks may still wait for it."""
+        return [] if self._back_end is None else self._back_end.unfinished
 
     def meet(self, place: str) -> None:
         """Hold against each other that all ranks have come to the same place of the step function.
@@ -173,18 +183,17 @@ class TensorGroup:
         own = pack(tensors)
         if len(tensors) == 1 and dims[0] == 0:  # the parts come to lie as the result has them
             whole = torch.empty(resized(tensors[0].shape, 0, sum(sizes[0])), dtype=dtypes[0], device=own.device)
-            gathered = self._gather(own, lengths, whole.view(-1).view(torch.uint8))
+            gathering = self._gather(own, lengths, whole.view(-1).view(torch.uint8))
 
             def finish_in_place() -> list[torch.Tensor]:
-                gathered.result()
+                gathering.result()
                 return [whole]
 
             return Pending(finish_in_place)
-        gathered = self._gather(own, lengths, torch.empty(sum(lengths), dtype=torch.uint8, device=own.device))
+        gathered = self._gather(own, lengths)
 
         def finish() -> list[torch.Tensor]:
-            pieces = torch.split(gathered.result(), lengths)
-            parts = [unpack(piece, of, dtypes) for piece, of in zip(pieces, shapes, strict=True)]
+            parts = [unpack(piece, of, dtypes) for piece, of in zip(gathered.result(), shapes, strict=True)]
             return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(dims)]
 
         return Pending(finish)
@@ -282,11 +291,10 @@ class TensorGroup:
             The sum, the same bits on all ranks.
         """
         total = tensor.detach().contiguous()
-        if self.size == 1:
+        if self._back_end is None:
             return Pending(lambda: total)
-        work = dist.all_reduce(total, group=self.process_group, async_op=True)
         self._count("all_reduce", 2 * (self.size - 1) * total.numel() * total.dtype.itemsize // self.size)
-        return self._pending(work, total, total)
+        return self._back_end.all_reduce(total)
 
     def _tell(self, text: bytes, device: torch.device) -> list[bytes]:
         """Every rank's text; a second all-gather if one is longer than a message."""
@@ -301,34 +309,26 @@ class TensorGroup:
         return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
     def _all_gather_blocks(self, block: bytes, device: torch.device) -> list[bytes]:
+        assert self._back_end is not None
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8).to(device)
-        received = torch.empty(len(block) * self.size, dtype=torch.uint8, device=device)
-        self._finish(dist.all_gather_into_tensor(received, own, group=self.process_group, async_op=True))
         self._count("agree", len(block) * (self.size - 1))
-        data = bytes(received.tolist())
-        return [data[i : i + len(block)] for i in range(0, len(data), len(block))]
+        received = self._back_end.all_gather(own, [len(block)] * self.size).result()
+        return [bytes(piece.tolist()) for piece in received]
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, contiguous and in new memory."""
-        # No back end sums int16; the wider sum wraps to the same.
-        dtype = torch.int32 if tensor.dtype == torch.int16 else tensor.dtype
-        total = torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
-        return self.start_all_reduce(total).result().to(tensor.dtype)
+        return self.start_all_reduce(
+            torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        ).result()
 
-    def _gather(self, own: torch.Tensor, lengths: list[int], buffer: torch.Tensor) -> Pending[torch.Tensor]:
-        """Write the bytes of all ranks one after another, and return the buffer."""
-        if self.size == 1:
-            buffer.copy_(own)
-            return Pending(lambda: buffer)
-        if len(set(lengths)) == 1:
-            work, sent = dist.all_gather_into_tensor(buffer, own, group=self.process_group, async_op=True), own
-        else:  # Gloo refuses parts of several sizes; an all-to-all of copies sends no byte more than it must
-            sent = own.repeat(self.size)
-            work = dist.all_to_all_single(
-                buffer, sent, lengths, [own.numel()] * self.size, group=self.process_group, async_op=True
-            )
+    def _gather(
+        self, own: torch.Tensor, lengths: list[int], into: torch.Tensor | None = None
+    ) -> Pending[list[torch.Tensor]]:
+        """The bytes of all ranks; in a place of their own, or where it costs least."""
+        if self._back_end is None:
+            return Pending(lambda: [own if into is None else into.copy_(own)])
         self._count("all_gather", own.numel() * (self.size - 1))
-        return self._pending(work, sent, buffer)
+        return self._back_end.all_gather(own, lengths, into)
 
     def _exchange(
         self, kind: str, outgoing: list[list[torch.Tensor]], shapes: list[list[Shape]]
@@ -337,37 +337,19 @@ class TensorGroup:
         dtypes = [piece.dtype for piece in outgoing[0]]
         sent = [num_bytes([tuple(piece.shape) for piece in pieces], dtypes) for pieces in outgoing]
         own = pack([piece for pieces in outgoing for piece in pieces])
-        if self.size == 1:
+        if self._back_end is None:
             return Pending(lambda: [unpack(own, shapes[0], dtypes)])
-        lengths = [num_bytes(theirs, dtypes) for theirs in shapes]
-        buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=own.device)
-        work = dist.all_to_all_single(buffer, own, lengths, sent, group=self.process_group, async_op=True)
         self._count(kind, sum(sent) - sent[self.rank])
-        received = self._pending(work, own, buffer)
+        exchanged = self._back_end.all_to_all(own, sent, [num_bytes(theirs, dtypes) for theirs in shapes])
 
         def finish() -> list[list[torch.Tensor]]:
-            pieces = torch.split(received.result(), lengths)
-            return [unpack(piece, theirs, dtypes) for piece, theirs in zip(pieces, shapes, strict=True)]
-
-        return Pending(finish)
-
-    def _pending(self, work: Any, sent: torch.Tensor, received: torch.Tensor) -> Pending[torch.Tensor]:
-        def finish(_sent: torch.Tensor = sent) -> torch.Tensor:
-            self._finish(work)
-            return received
+            return [unpack(piece, of, dtypes) for piece, of in zip(exchanged.result(), shapes, strict=True)]
 
         return Pending(finish)
 
     def _device(self) -> torch.device:
-        on_gpu = dist.get_backend(self.process_group) == "nccl"
+        on_gpu = dist.get_backend(self._process_group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-
-    def _finish(self, work: Any) -> None:
-        self._works = [work]  # of several none but the last is unfinished
-        if self._wait is None:
-            work.wait()
-        else:
-            self._wait(work)
 
     def _count(self, kind: str, sent: int) -> None:
         count = self.counts.setdefault(kind, Count())
