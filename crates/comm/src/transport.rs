@@ -90,6 +90,12 @@ pub trait Transport: Send + Sync {
     /// Queues a message (CM-1). An error means that it will not arrive.
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError>;
 
+    /// Like [`Self::send`], by a thread that may be called back: where the transport finds messages that have
+    /// arrived meanwhile, it delivers them in this thread.
+    fn send_and_read(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        self.send(to, message)
+    }
+
     /// Where a rank lives; `None` for a rank outside the job.
     fn peer(&self, rank: Rank) -> Option<&PeerInfo>;
 
@@ -119,8 +125,8 @@ pub trait Transport: Send + Sync {
     fn stats(&self) -> CommStats;
 }
 
-/// Takes what arrives. Called on the transport's threads, and on threads in
-/// [`Transport::read_until`]: it returns quickly, and calls of different peers may overlap.
+/// Takes what arrives. Called on the transport's threads, and on threads in [`Transport::read_until`] and
+/// [`Transport::send_and_read`]: it returns quickly, and calls of different peers may overlap.
 pub trait Receiver: Send + Sync {
     /// A message. ([`Message::Goodbye`] comes as [`Loss::Left`] instead.)
     fn deliver(&self, from: Rank, message: Message);

@@ -179,7 +179,7 @@ impl Node {
             tensors: parts.take(),
         };
         let message = Message::Object(Box::new(ObjectMessage { channel, body }));
-        py.detach(|| self.transport.send(Rank(to), message))
+        py.detach(|| self.transport.send_and_read(Rank(to), message))
             .map_err(|error| self.error(&error))
     }
 

@@ -305,7 +305,7 @@ impl Server {
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
         match &self.transport {
-            Some(transport) => transport.send(to, message),
+            Some(transport) => transport.send_and_read(to, message),
             None => Err(CommError::Closed),
         }
     }

@@ -53,6 +53,15 @@ pub(super) struct Engine {
     strangers: AtomicU64,
 }
 
+/// Who delivers what is found while sending.
+#[derive(Clone, Copy)]
+pub(super) enum Reading {
+    /// The sending thread: waking another one costs more than a delivery.
+    Here,
+    /// Another one.
+    Elsewhere,
+}
+
 /// What is known of one sender.
 #[derive(Default)]
 pub(super) struct From {
@@ -161,7 +170,7 @@ impl Engine {
     }
 
     /// Sends a frame; waits only while too much is on its way already.
-    pub(super) fn send(&self, peer: Rank, frame: Frame) -> Result<(), CommError> {
+    pub(super) fn send(&self, peer: Rank, frame: Frame, reading: Reading) -> Result<(), CommError> {
         let bytes = frame.num_bytes();
         let began = Instant::now();
         let mut sending = lock(&self.sending);
@@ -188,8 +197,11 @@ impl Engine {
         self.read(&mut sending);
         drop(sending);
         if !lock(&self.inbox).is_empty() {
-            // What came meanwhile is for those who read: a send does not wait for receivers.
-            self.events.signal();
+            match reading {
+                Reading::Here => self.deliver(),
+                // What came meanwhile is for those who read: a send does not wait for receivers.
+                Reading::Elsewhere => self.events.signal(),
+            }
         }
         match outcome {
             Ok(()) => {

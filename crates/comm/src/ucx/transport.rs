@@ -12,7 +12,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, Body, ErrorReport, Message, ObjectMessage, Value};
 
-use super::engine::Engine;
+use super::engine::{Engine, Reading};
 use super::error::UcxError;
 use super::worker::Worker;
 use crate::error::CommError;
@@ -128,16 +128,11 @@ impl Transport for Ucx {
     }
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
-        self.owner.check()?;
-        if !self.engine.reaches(to) {
-            return self.tcp.send(to, message);
-        }
-        // TCP knows first when a peer is gone.
-        self.tcp.check(to)?;
-        let frame = self.tcp.encode(to, &message)?;
-        // Its memory is with the receiver from now on, or in the frame.
-        drop(message);
-        self.engine.send(to, frame)
+        self.send_reading(to, message, Reading::Elsewhere)
+    }
+
+    fn send_and_read(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        self.send_reading(to, message, Reading::Here)
     }
 
     fn peer(&self, rank: Rank) -> Option<&PeerInfo> {
@@ -216,6 +211,19 @@ impl Ucx {
             thread.join().unwrap();
         }
         self.engine.close(Duration::ZERO);
+    }
+
+    fn send_reading(&self, to: Rank, message: Message, reading: Reading) -> Result<(), CommError> {
+        self.owner.check()?;
+        if !self.engine.reaches(to) {
+            return self.tcp.send(to, message);
+        }
+        // TCP knows first when a peer is gone.
+        self.tcp.check(to)?;
+        let frame = self.tcp.encode(to, &message)?;
+        // Its memory is with the receiver from now on, or in the frame.
+        drop(message);
+        self.engine.send(to, frame, reading)
     }
 
     fn say_count(&self, rank: Rank) {
