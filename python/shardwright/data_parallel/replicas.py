@@ -51,7 +51,7 @@ class Replicas:
         parameters = self._placement.owned_parameters()
         self._equalise([*parameters, *self._buffers()])
         self._reducer = self._make_reducer(self._collectives, "")
-        if self._placement.sharded and runtime.rdp_collectives is not None:
+        if self._placement.is_sharded and runtime.rdp_collectives is not None:
             self._rdp_reducer = self._make_reducer(runtime.rdp_collectives, ", distributed")
         self._begin_reducers(parameters, False)
 
@@ -77,8 +77,8 @@ class Replicas:
         return collectives
 
     def over_rdp(self, tensors: Sequence[T]) -> list[T]:
-        """Those of some parameters or buffers that are divided over tp ranks."""
-        if not self._placement.sharded:
+        """Those of some parameters or buffers that are divided over tp ranks; none where there is only one."""
+        if not self._placement.is_sharded:
             return []
         shardings = self._placement.sharded.by_id()
         return [tensor for tensor in tensors if id(tensor) in shardings and shardings[id(tensor)].over_rdp]
