@@ -99,7 +99,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if runtime.pp_size > 1:
         guards.install()
         loss_scaling.install()
-    step_guards.install(divided=runtime.pp_size > 1)
+    step_guards.install(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
     process.keep_device_guard()
     set_default_runtime(runtime)
     atexit.register(shutdown)
@@ -128,7 +128,7 @@ def shutdown() -> None:
         logs.logger.info("rank %d: %s", runtime.rank, usage)
     runtime.server.close()
     runtime.workers.join(5.0)
-    step_guards.uninstall(divided=runtime.pp_size > 1)
+    step_guards.uninstall(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
     if runtime.pp_size > 1:
         guards.uninstall()
         loss_scaling.uninstall()

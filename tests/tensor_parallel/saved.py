@@ -90,6 +90,8 @@ def main() -> None:
         assert error(losses.reduce_mean(), expected[replica].detach()) < 1e-11
         norm_type = (2.0, 1.0, float("inf"))[number % 3]
         wanted = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01, norm_type)
+        with pytest.raises(smp.NotOwnedError, match="clip by the norm of its own part"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type)
         found = smp.clip_grad_norm_(model, 0.01, norm_type)
         assert error(found, wanted) < 1e-11, (norm_type, found, wanted)
         compare(model, whole, f"step {number}")

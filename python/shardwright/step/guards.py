@@ -95,21 +95,22 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def _total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_part_of_norm(gradients)
-    return _divided.original["_get_total_norm"](gradients, *args, **kwargs)
+    return _norms.original["_get_total_norm"](gradients, *args, **kwargs)
 
 
 def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
     runtime = find_runtime()
-    if runtime is None or runtime.pp_size == 1:
+    if runtime is None:
         return
-    given = {id(gradient) for gradient in gradients}
+    given, ranks = {id(gradient) for gradient in gradients}, runtime.topology.group("MP_GROUP", runtime.rank)
     for placement in runtime.placements:
-        own = placement.owned_parameters() if placement.partitioned else []
-        if any(id(parameter.grad) in given for parameter in own if parameter.grad is not None):
+        if not placement.partitioned or not (runtime.pp_size > 1 or placement.is_sharded):
+            continue
+        if any(id(one.grad) in given for one in placement.owned_parameters() if one.grad is not None):
             raise NotOwnedError(
                 "torch.nn.utils.clip_grad_norm_ (or get_total_norm) was given gradients of a model that is divided "
-                f"over ranks {runtime.pp_ranks}: rank {runtime.rank} would clip by the norm of its own part. Use "
-                "smp.clip_grad_norm_(model.parameters(), max_norm) on every rank of the pipeline"
+                f"over ranks {ranks}: rank {runtime.rank} would clip by the norm of its own part. Use "
+                "smp.clip_grad_norm_(model.parameters(), max_norm) on every one of them"
             )
 
 
@@ -120,26 +121,32 @@ _divided = Patches(
         (nn.Module, "__setattr__", _set_attribute),
         (nn.Module, "add_module", _add_module),
         (nn.Module, "register_parameter", _register_parameter),
-        (torch_clipping, "_get_total_norm", _total_norm),
-        (torch.nn.utils, "get_total_norm", _total_norm),
     ),
+)
+_norms = Patches(
+    ((torch_clipping, "_get_total_norm", _total_norm), (torch.nn.utils, "get_total_norm", _total_norm)),
 )
 _step_hooks: list[RemovableHandle] = []
 
 
-def install(*, divided: bool) -> None:
+def _needed(pipelined: bool, divided: bool) -> list[Patches]:
+    return [_zeroing, _optimizers, *([_divided] if pipelined else []), *([_norms] if divided else [])]
+
+
+def install(*, pipelined: bool, divided: bool) -> None:
     """Put the guards in place; counted, so that several runtimes can share them.
 
     Args:
-        divided: Whether models lie on several ranks, where settings and norms would be those of one.
+        pipelined: Whether modules lie on several ranks, where settings would be those of one.
+        divided: Whether parameters do, by pipeline or tensor parallelism: norms would be those of one rank's part.
     """
-    for patches in (_zeroing, _optimizers, *([_divided] if divided else [])):
+    for patches in _needed(pipelined, divided):
         patches.install()
     _step_hooks.append(register_optimizer_step_pre_hook(_before_optimizer_step))
 
 
-def uninstall(*, divided: bool) -> None:
+def uninstall(*, pipelined: bool, divided: bool) -> None:
     """Take the guards away once nobody needs them."""
     _step_hooks.pop().remove()
-    for patches in (_zeroing, _optimizers, *([_divided] if divided else [])):
+    for patches in _needed(pipelined, divided):
         patches.uninstall()
