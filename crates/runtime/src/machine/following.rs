@@ -35,10 +35,33 @@ impl Machine {
             return self.choose_as_told();
         }
         if self.order.is_some() {
-            return choose(&self.standings());
+            return self.next_of_rest().or_else(|| choose(&self.standings()));
         }
         let items = self.ready.iter().map(|item| &item.ready);
         self.plan.schedule.choose(items, &self.progress())
+    }
+
+    /// The next of what is left of a step that is over at its root: weights' gradients, in the program's order.
+    fn next_of_rest(&self) -> Option<usize> {
+        let order = self.order.as_ref().filter(|_| self.end_body.is_some())?;
+        let places: Option<Vec<_>> = self
+            .ready
+            .iter()
+            .map(|item| match &item.subject {
+                Subject::WeightGradient(deferred) => {
+                    let unit = order.weight_unit(deferred.token);
+                    Some(
+                        unit.and_then(|unit| order.place(unit))
+                            .unwrap_or(usize::MAX),
+                    )
+                }
+                _ => None,
+            })
+            .collect();
+        let places = places?.into_iter().enumerate();
+        places
+            .min_by_key(|(_, place)| *place)
+            .map(|(index, _)| index)
     }
 
     /// Whether the schedule would choose an item that became ready now before all that are ready.
