@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benches.tensor_parallel.model import COLUMNS, ROWS, Block, Model, State, plain_body, plain_state
+from benches.tensor_parallel.torch_side import TorchSide
 
 
 class _SumGradients(torch.autograd.Function):
@@ -70,7 +71,7 @@ class Rows(nn.Module):
         return summed + self.bias
 
 
-class ByHand:
+class ByHand(TorchSide):
     """See :class:`benches.tensor_parallel.rank.Side`."""
 
     def __init__(self, weights: State) -> None:
@@ -85,15 +86,6 @@ class ByHand:
                     parent, _, last = name.rpartition(".")
                     setattr(block.get_submodule(parent), last, kind(block.get_submodule(name)))  # type: ignore[arg-type]
 
-    def step(self, microbatches: tuple[torch.Tensor, ...]) -> float:
-        """Add up the mean gradient over microbatches; the mean loss."""
-        losses = []
-        for ids in microbatches:
-            loss = self.model(ids)
-            (loss / len(microbatches)).backward()
-            losses.append(loss.detach())
-        return float(torch.stack(losses).mean())
-
     def gradients(self, expected: State) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         """Names, gradients and what they have to be, of this rank's parameters."""
         rank, size, right = dist.get_rank(), dist.get_world_size(), plain_state(expected)
@@ -104,11 +96,3 @@ class ByHand:
             like = next(one for one in (right[name], *slices) if one.shape == parameter.shape)
             found.append((name, parameter.grad, like))
         return found
-
-    def barrier(self) -> None:
-        """Wait for the other rank."""
-        dist.barrier()
-
-    def close(self) -> None:
-        """Leave."""
-        dist.destroy_process_group()

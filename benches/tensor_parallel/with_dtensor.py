@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from benches.tensor_parallel.model import COLUMNS, ROWS, Model, State, plain_body, plain_state
+from benches.tensor_parallel.torch_side import TorchSide
 
 
-class WithDTensor:
+class WithDTensor(TorchSide):
     """See :class:`benches.tensor_parallel.rank.Side`."""
 
     def __init__(self, weights: State) -> None:
@@ -23,15 +23,6 @@ class WithDTensor:
             plan = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
             parallelize_module(block, mesh, plan)
 
-    def step(self, microbatches: tuple[torch.Tensor, ...]) -> float:
-        """Add up the mean gradient over microbatches; the mean loss."""
-        losses = []
-        for ids in microbatches:
-            loss = self.model(ids)
-            (loss / len(microbatches)).backward()
-            losses.append(loss.detach())
-        return float(torch.stack(losses).mean())
-
     def gradients(self, expected: State) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         """Names, gradients and what they have to be; made whole, which is a collective."""
         found = []
@@ -40,11 +31,3 @@ class WithDTensor:
             assert gradient is not None
             found.append((name, gradient.full_tensor() if isinstance(gradient, DTensor) else gradient, right))
         return found
-
-    def barrier(self) -> None:
-        """Wait for the other rank."""
-        dist.barrier()
-
-    def close(self) -> None:
-        """Leave."""
-        dist.destroy_process_group()

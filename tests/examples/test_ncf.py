@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-NCF = Path(__file__).parents[2] / "examples" / "ncf.py"
+from tests.examples.running import EXAMPLES, on_ranks, run_script
+
+NCF = EXAMPLES / "ncf.py"
 SMALL = [
     "--users",
     "200",
@@ -31,16 +29,6 @@ SMALL = [
 
 @pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (2, 1), (4, 2)])
 def test_it_learns(ranks: int, degree: int, tmp_path: Path) -> None:
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    result = subprocess.run(
-        [sys.executable, *launch, NCF, *SMALL, "--tensor-parallel-degree", str(degree)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout.splitlines()[-1])
+    report = run_script(*on_ranks(ranks), NCF, *SMALL, "--tensor-parallel-degree", str(degree), folder=tmp_path)
     assert report["loss_last"] < report["loss_first"] - 0.04
     assert report["table_bytes"] == 2 * (200 + 64) * (8 + 16) * 4 // degree // 2

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.running import EXAMPLES, on_ranks, run_script
+
 PLAIN = EXAMPLES / "train_gpt_plain.py"
 SPLIT = EXAMPLES / "train_gpt.py"
 SMALL = ("--steps", "30", "--batch-size", "8", "--sequence-length", "32", "--layers", "4", "--width", "32")
@@ -35,22 +32,6 @@ def imported_modules(script: Path) -> set[str]:
     return names
 
 
-def run_script(*command: str | Path, folder: Path | None = None, **environment: str) -> dict[str, Any]:
-    """Run a script and return the JSON object on the last line of its output."""
-    result = subprocess.run(
-        [sys.executable, *command, *SMALL],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout.splitlines()[-1])
-    assert isinstance(report, dict)
-    return report
-
-
 def test_the_library_came_in_with_at_most_twelve_changed_lines() -> None:
     before, after = PLAIN.read_text().splitlines(), SPLIT.read_text().splitlines()
     assert 0 < changed_lines(before, after) <= 12
@@ -68,15 +49,14 @@ def test_the_scripts_share_no_helper_module() -> None:
 
 
 def test_the_plain_script_learns() -> None:
-    report = run_script(PLAIN)
+    report = run_script(PLAIN, *SMALL)
     assert report["loss_last"] < report["loss_first"] - 0.5
 
 
 @pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (4, 2)])
 def test_the_split_script_learns_on_any_number_of_ranks(ranks: int, degree: int, tmp_path: Path) -> None:
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     parameters = json.dumps({"pipeline_parallel_degree": degree})
-    report = run_script(*launch, SPLIT, folder=tmp_path, SM_HP_MP_PARAMETERS=parameters)
+    report = run_script(*on_ranks(ranks), SPLIT, *SMALL, folder=tmp_path, SM_HP_MP_PARAMETERS=parameters)
     assert report["loss_last"] < report["loss_first"] - 0.5
     assert (report["ranks"], report["pipeline_parallel_degree"]) == (ranks, degree)
     assert len(report["parameter_bytes_per_rank"]) == ranks
@@ -87,4 +67,6 @@ def test_the_split_script_learns_on_any_number_of_ranks(ranks: int, degree: int,
 
 
 def test_both_scripts_start_at_the_same_loss(tmp_path: Path) -> None:
-    assert run_script(SPLIT, folder=tmp_path)["loss_first"] == pytest.approx(run_script(PLAIN)["loss_first"], rel=1e-5)
+    assert run_script(SPLIT, *SMALL, folder=tmp_path)["loss_first"] == pytest.approx(
+        run_script(PLAIN, *SMALL)["loss_first"], rel=1e-5
+    )

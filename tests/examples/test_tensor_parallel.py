@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(folder: Path, example: str, ranks: int, *arguments: str) -> dict[str, Any]:
-    """The JSON object on the last line of what an example prints."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    result = subprocess.run(
-        [sys.executable, *launch, EXAMPLES / example, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout.splitlines()[-1])
-    assert isinstance(report, dict)
-    return report
+from tests.examples.running import EXAMPLES, on_ranks, run_script
 
 
 @pytest.mark.parametrize("model", ["gpt2", "bert"])
 def test_a_pipeline_of_divided_layers_learns_what_one_process_learns(model: str, tmp_path: Path) -> None:
     small = ("--model", model, "--steps", "20", "--layers", "2", "--width", "64", "--sequence-length", "32")
-    divided = run(tmp_path, "tensor_and_pipeline.py", 4, *small)
+    divided = run_script(*on_ranks(4), EXAMPLES / "tensor_and_pipeline.py", *small, folder=tmp_path)
     alone = ("--pipeline-parallel-degree", "1", "--tensor-parallel-degree", "1")
-    whole = run(tmp_path, "tensor_and_pipeline.py", 1, *small, *alone)
+    whole = run_script(*on_ranks(1), EXAMPLES / "tensor_and_pipeline.py", *small, *alone, folder=tmp_path)
     assert divided["replaced"] > 0
     assert whole["replaced"] == 0
     assert divided["loss_first"] == pytest.approx(whole["loss_first"], rel=1e-4 if model == "gpt2" else 0.05)
@@ -45,8 +23,10 @@ def test_a_pipeline_of_divided_layers_learns_what_one_process_learns(model: str,
 
 def test_experts_learn_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:
     small = ("--steps", "60", "--width", "32")
-    divided = run(tmp_path, "mixture_of_experts.py", 2, *small)
-    whole = run(tmp_path, "mixture_of_experts.py", 2, *small, "--tensor-parallel-degree", "1")
+    divided = run_script(*on_ranks(2), EXAMPLES / "mixture_of_experts.py", *small, folder=tmp_path)
+    whole = run_script(
+        *on_ranks(2), EXAMPLES / "mixture_of_experts.py", *small, "--tensor-parallel-degree", "1", folder=tmp_path
+    )
     assert divided["experts"] == [[4, 64, 32]] * 2
     assert whole["experts"] == [[8, 64, 32]] * 2
     # Later ones differ by the rounding of Adam's first steps, and by tokens that go to other experts for it.

@@ -22,6 +22,7 @@ from .partitions import random_places
 from .problem import Phase, Problem, generator
 from .reference import Expected, Reference
 from .schedules import pipeline_of
+from .table import row_of_failure
 
 SEED = 7
 #: A case that takes longer hangs; every thread's stack is then printed and the job ends.
@@ -303,11 +304,7 @@ def run_case(case: Case, problem: Problem) -> dict[str, Any]:
         row = run.result(time.monotonic() - started)
     except Exception as error:
         traceback.print_exc()
-        row = {
-            "case": case.name,
-            "error": f"{type(error).__name__}: {error}",
-            "typed": isinstance(error, smp.ShardwrightError),
-        }
+        row = row_of_failure(case.name, error)
     smp.shutdown()
     return row
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import shardwright as smp
+
 from .cases import Case
 
 #: The bar for every error.
@@ -44,6 +46,15 @@ class Outcome:
     errors: dict[int, str] = field(default_factory=dict)
     typed: bool = False
     log: str = ""
+
+
+def row_of_failure(case: str, error: Exception) -> dict[str, Any]:
+    """What a rank writes for a case that raised there; :func:`collect` reads it."""
+    return {
+        "case": case,
+        "error": f"{type(error).__name__}: {error}",
+        "typed": isinstance(error, smp.ShardwrightError),
+    }
 
 
 def collect(case: Case, rows: list[dict[str, Any] | None]) -> Outcome:

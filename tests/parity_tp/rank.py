@@ -19,6 +19,7 @@ from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
 
 from tests.parity.compare import Comparison
+from tests.parity.table import row_of_failure
 
 from .cases import TensorCase
 from .precision import compute_in_double
@@ -181,11 +182,7 @@ def run_case(case: TensorCase) -> dict[str, Any]:
         row = run.row(time.monotonic() - started)
     except Exception as error:
         traceback.print_exc()
-        row = {
-            "case": case.name,
-            "error": f"{type(error).__name__}: {error}",
-            "typed": isinstance(error, smp.ShardwrightError),
-        }
+        row = row_of_failure(case.name, error)
     return row
 
 

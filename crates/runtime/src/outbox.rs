@@ -1,7 +1,5 @@
 //! Messages on their way to the transport: those for one rank leave in the order in which the machine decided them.
 
-use std::collections::VecDeque;
-
 use shardwright_core::Rank;
 use shardwright_wire::Message;
 
@@ -12,31 +10,23 @@ use shardwright_wire::Message;
 /// meanwhile stays here, and goes with that sender's next batch. Nobody waits for anybody.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    waiting: VecDeque<(Rank, Message)>,
+    waiting: Vec<(Rank, Message)>,
     sending_to: Vec<Rank>,
 }
 
 impl Outbox {
     pub(crate) fn push(&mut self, to: Rank, message: Message) {
-        self.waiting.push_back((to, message));
+        self.waiting.push((to, message));
     }
 
     /// The messages for ranks that nobody sends to; the caller sends them, in this order, and then calls [`Self::sent`].
     pub(crate) fn take(&mut self) -> Vec<(Rank, Message)> {
-        if self.waiting.is_empty() {
-            return Vec::new();
-        }
-        let (free, busy): (VecDeque<_>, VecDeque<_>) = self
-            .waiting
-            .drain(..)
-            .partition(|(to, _)| !self.sending_to.contains(to));
+        let (busy, free): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|(to, _)| self.sending_to.contains(to));
         self.waiting = busy;
-        for (to, _) in &free {
-            if !self.sending_to.contains(to) {
-                self.sending_to.push(*to);
-            }
-        }
-        free.into()
+        self.sending_to.extend(free.iter().map(|(to, _)| *to));
+        free
     }
 
     /// The batch for these ranks is with the transport.

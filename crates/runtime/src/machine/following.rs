@@ -44,23 +44,13 @@ impl Machine {
     /// The next of what is left of a step that is over at its root: weights' gradients, in the program's order.
     fn next_of_rest(&self) -> Option<usize> {
         let order = self.order.as_ref().filter(|_| self.end_body.is_some())?;
-        let places: Option<Vec<_>> = self
-            .ready
-            .iter()
-            .map(|item| match &item.subject {
-                Subject::WeightGradient(deferred) => {
-                    let unit = order.weight_unit(deferred.token);
-                    Some(
-                        unit.and_then(|unit| order.place(unit))
-                            .unwrap_or(usize::MAX),
-                    )
-                }
-                _ => None,
-            })
-            .collect();
-        let places = places?.into_iter().enumerate();
-        places
-            .min_by_key(|(_, place)| *place)
+        let items = || self.ready.iter().enumerate();
+        if items().any(|(_, item)| item.ready.kind != ReadyKind::WeightGradient) {
+            return None;
+        }
+        let place = |item: &ReadyItem| order.place(self.unit_of(&item.ready, &item.subject)?);
+        items()
+            .min_by_key(|(_, item)| place(item).unwrap_or(usize::MAX))
             .map(|(index, _)| index)
     }
 
