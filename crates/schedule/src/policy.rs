@@ -87,8 +87,8 @@ impl Schedule {
     }
 
     /// Whether a microbatch's backward that begins on another rank may be asked for now, whatever else is ready: to
-    /// ask takes no time, and after an earlier microbatch's turn it would be late there. Lists and programs say
-    /// what comes before it.
+    /// ask takes no time, and after an earlier microbatch's turn it would be late there. A list says what comes before
+    /// it; where ranks follow a program, the other one has its own part of it.
     pub fn may_begin_elsewhere(&self, microbatch: MicrobatchId, progress: &Progress) -> bool {
         let item = Ready {
             kind: ReadyKind::RootBackward,

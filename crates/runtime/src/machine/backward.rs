@@ -23,10 +23,13 @@ impl Machine {
     /// A root task has reached `model.backward`, which begins on another rank: whether it may ask for that
     /// at once, without [`Machine::await_backward`].
     pub fn begin_backward_elsewhere(&mut self, worker: WorkerId) -> Result<bool, ServerError> {
-        if self.order.is_some() {
-            return Ok(false); // a program says when
-        }
         let microbatch = self.reaches_backward(worker, "begin_backward_elsewhere")?;
+        if let Some(order) = &self.order {
+            // What the program does not name, it does not hold back; who runs the backward has its own part of the program.
+            return Ok(order
+                .root_unit(ReadyKind::RootBackward, microbatch)
+                .is_none());
+        }
         let schedule = &self.plan.schedule;
         Ok(schedule.may_begin_elsewhere(microbatch, &self.progress()))
     }

@@ -148,9 +148,14 @@ fn a_backward_that_begins_elsewhere_waits_where_the_schedule_has_another_order()
     assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
     let mut root = root_of_two("list(0F 1F 0B 1B)");
     assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
+}
+
+#[test]
+fn a_backward_that_begins_elsewhere_is_asked_for_at_once_where_each_rank_has_its_part_of_a_program()
+{
     let program = "shardwright program 1\nrank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1\n";
     let mut root = root_of_two(program);
-    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(false));
+    assert_eq!(root.begin_backward_elsewhere(WorkerId(1)), Ok(true));
 }
 
 #[test]
