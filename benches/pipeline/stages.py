@@ -51,7 +51,7 @@ class _InputPath(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
         ctx.backward_seconds = backward
-        outputs = inputs.clone()  # needs the value: what another rank still computes is waited for before the cost begins
+        outputs = inputs.clone()  # first: what another rank still computes is waited for where its value is used
         _sleeper.spend(forward)
         return outputs
 

@@ -120,12 +120,12 @@ PROBLEMS: dict[str, Problem] = {
     "GPT-NeoX, sequential": _model(
         lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**NEOX, use_parallel_residual=False)), {"GPTNeoXLayer": 3}
     ),
-    "T5": _model(_t5, {}),
+    "T5": _model(_t5, {"T5Block": 4}),
     "ViT": _model(_vit, {"ViTLayer": 3}, _pictures),
     "Llama": _model(lambda: t.LlamaForCausalLM(t.LlamaConfig(**GROUPED)), {"LlamaDecoderLayer": 3}),
     "Mistral": _model(
         lambda: t.MistralForCausalLM(t.MistralConfig(**GROUPED, sliding_window=3)), {"MistralDecoderLayer": 3}
     ),
     "Qwen3": _model(lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**GROUPED)), {"Qwen3DecoderLayer": 3}),
-    "Mixtral": _model(_mixtral, {}),
+    "Mixtral": _model(_mixtral, {"MixtralAttention": 3, "MixtralExperts": 3}),
 }

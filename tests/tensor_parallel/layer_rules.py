@@ -33,6 +33,7 @@ def check(group: TensorGroup) -> None:
         inputs_without_gradient(mode)
         without_gradients(mode)
         dropout_is_shared_where_activations_are(mode)
+        what_lies_between_is_dropped_too(mode)
         layers_computed_again_drop_the_same(mode)
         copies_and_training(mode)
         refusals(mode)
@@ -144,6 +145,29 @@ def dropout_is_shared_where_activations_are(group: TensorGroup) -> None:
     parts = group.all_gather([output], [0], [[40] * group.size])[0].chunk(group.size)
     alike = [torch.equal(part, parts[0]) for part in parts[1:]]
     assert alike == [group.optimize == "speed"] * (group.size - 1)
+
+
+def what_lies_between_is_dropped_too(group: TensorGroup) -> None:
+    """Intermediate channels are divided, so each rank drops others."""
+    options: dict[str, Any] = {name: value for name, value in SIZES.items() if "attention" not in name}
+    options |= {"hidden_dropout_prob": 0.0, "intermediate_dropout_prob": 0.5}
+    block = DistributedTransformerOutputLayer(**options, inside=True, group=group)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.zero_()
+        block.dense1.bias.fill_(1.0)
+    seen: list[torch.Tensor] = []
+    block.dense2.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    width = 12 // group.size if group.optimize == "memory" else 12
+    inputs = (torch.zeros(40, 5, width), None, None, None, None, None, None, 11)
+    block(inputs)
+    block.eval()
+    block(inputs)
+    between, undropped = seen
+    assert set(between.unique().tolist()) == {0.0, 2 * undropped.unique().item()}
+    assert 0.4 < (between == 0).float().mean().item() < 0.6
+    parts = group.all_gather([between], [0], [[40] * group.size])[0].chunk(group.size)
+    assert not any(torch.equal(part, parts[0]) for part in parts[1:])
 
 
 def layers_computed_again_drop_the_same(group: TensorGroup) -> None:

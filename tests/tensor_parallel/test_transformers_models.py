@@ -19,7 +19,9 @@ hf = smp.nn.huggingface
 LEAST = torch.finfo(torch.float32).min
 
 
-@pytest.mark.parametrize(("arguments", "number"), [(["speed"], 14), (["memory", "gpt2", "gptj", "llama"], 4)])
+@pytest.mark.parametrize(
+    ("arguments", "number"), [(["speed"], 16), (["memory", "gpt2", "gptj", "llama", "mixtral", "t5"], 7)]
+)
 def test_models_compute_what_they_did(arguments: list[str], number: int) -> None:
     for output in outputs_of_ranks(PROGRAM, *arguments):
         assert sum(line.endswith(" holds") for line in output.splitlines()) == number

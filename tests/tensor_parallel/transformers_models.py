@@ -12,6 +12,8 @@ import shardwright as smp
 import torch
 import transformers
 from cases import close, random
+from shardwright.nn.huggingface.layer import Replaced
+from shardwright.nn.huggingface.mixtral import DistributedExperts
 from shardwright.tensor_parallel.module import named_shardings
 from shardwright.tensor_parallel.sharding import Sharding
 from torch import nn
@@ -56,6 +58,9 @@ def models() -> Iterator[tuple[str, str, Callable[[], nn.Module], float]]:
         lambda: t.MixtralModel(t.MixtralConfig(**GROUPED, num_local_experts=2, experts_implementation="eager")),
         SINGLE,
     )
+    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 30, "dropout_rate": 0.0}
+    for projection in ("relu", "gated-gelu"):
+        yield "t5", "both", lambda kind=projection: t.T5Model(t.T5Config(**t5, feed_forward_proj=kind)), SINGLE
     neox = {**LONG, "intermediate_size": 24, "hidden_dropout": 0.0, "attention_dropout": 0.0}
     for parallel in (True, False):
         yield (
@@ -82,6 +87,9 @@ def inputs_of(kind: str, rank: int) -> dict[str, Any]:
     if rank % 2:
         mask[0, 4:] = 0
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if kind == "both":
+        given["decoder_input_ids"] = ids[:, 1:]
+        given["decoder_attention_mask"] = mask[:, 1:]
     if kind == "cross":
         given["encoder_hidden_states"] = random(50 + rank, (batch, 5, 16))
         given["encoder_attention_mask"] = torch.ones(batch, 5, dtype=torch.int64)
@@ -96,7 +104,8 @@ def output_of(model: Any, given: dict[str, Any]) -> torch.Tensor:
 
 def mask(given: dict[str, Any]) -> torch.Tensor | float:
     """Zero at padded positions, whose values are of no account."""
-    return given["attention_mask"].unsqueeze(-1) if "attention_mask" in given else 1.0
+    shown = given.get("decoder_attention_mask", given.get("attention_mask"))
+    return 1.0 if shown is None else shown.unsqueeze(-1)
 
 
 def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> None:
@@ -108,8 +117,10 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
         for parameter in whole.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     whole.config.use_cache = False
-    block = getattr(smp.nn.huggingface, name).BLOCK
-    layer_names = [one for one, module in whole.named_modules() if type(module).__name__ == block.cls]
+    of_model = getattr(smp.nn.huggingface, name)
+    blocks = {block.cls: block for block in vars(of_model).values() if isinstance(block, Replaced)}
+    layer_names = [one for one, module in whole.named_modules() if type(module).__name__ in blocks]
+    assert {type(whole.get_submodule(one)).__name__ for one in layer_names} == blocks.keys()
     model = smp.DistributedModel(copy.deepcopy(whole))
     for layer_name in layer_names:
         assert isinstance(model.module.get_submodule(layer_name), smp.nn.DistributedModule), layer_name
@@ -126,6 +137,14 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
         wanted = whole(**given[rank], output_hidden_states=True).hidden_states
         assert len(states) == len(wanted) == 3
         close(states[1] * mask(given[rank]), wanted[1] * mask(given[rank]), f"hidden states of {name}", exact)
+    if name == "t5":
+        with pytest.raises(smp.ConfigError, match="hidden_states are float16, which T5 clamps after each block"):
+            model.module.encoder.block[0](torch.zeros(1, 2, 16, dtype=torch.float16))
+    if name == "mixtral":
+        with pytest.raises(smp.ConfigError, match="a size of 3 in dim 0 .* does not divide"):
+            DistributedExperts(3, 16, 24)
+        with pytest.raises(smp.ConfigError, match=r"top_k_weights has shape \(5, 2\) on tp rank 0; needed is \[5, 1\]"):
+            DistributedExperts(2, 16, 24)(torch.zeros(5, 16), torch.zeros(5, 1, dtype=torch.int64), torch.zeros(5, 2))
     output = output_of(model, given[rank])
     close(output, expected[rank], f"output of {name}", exact)
     (weights[rank] * output).sum().backward()
@@ -133,13 +152,15 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
         original = whole.get_submodule(layer_name)
         for parameter in original.parameters():
             parameter.data = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        heads = block.heads(original)
         layer = model.module.get_submodule(layer_name)
         shardings = named_shardings(layer)
-        gradients = block.table.weights_of(original, heads)
-        assert gradients.keys() == shardings.keys(), (name, gradients.keys() ^ shardings.keys())
-        for own, parameter in layer.named_parameters():
-            sharding: Sharding = shardings[own]
+        gradients = blocks[type(original).__name__].weights_of(original)
+        parameters = dict(layer.named_parameters())
+        assert gradients.keys() == {*shardings, *parameters}, (name, gradients.keys() ^ shardings.keys())
+        for own, parameter in parameters.items():
+            if own not in shardings:  # meets this rank's own samples: the sum over ranks is that of all
+                torch.distributed.all_reduce(parameter.grad)
+            sharding: Sharding = shardings.get(own, Sharding())
             close(parameter.grad, sharding.shard(gradients[own], rank, n), f"gradient of {name} {own}", exact)
 
 

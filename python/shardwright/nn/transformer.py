@@ -16,7 +16,7 @@ from shardwright.nn.transformer_output import DistributedTransformerOutputLayer
 from shardwright.tensor_parallel.module import DistributedModule
 
 _OF_CROSS_ATTENTION = ("hidden", "cross_states", "mask", "cross_mask", *OF_SELF_ATTENTION[2:])
-_OF_OUTPUT_ONLY = ("gated", "mlp_bias")
+_OF_OUTPUT_ONLY = ("gated", "mlp_bias", "intermediate_dropout_prob")
 _OF_BOTH = ("normalization", "fp32_residual_addition", "layer_idx", "group", "device", "dtype")
 
 
@@ -33,6 +33,7 @@ class LayerOptions(AttentionOptions, total=False):
     fp32_residual_addition: bool
     gated: bool
     mlp_bias: bool
+    intermediate_dropout_prob: float
     parallel_residual: bool
     shared_layernorm: bool
 
@@ -152,7 +153,7 @@ class DistributedTransformerLayer(DistributedModule):
             named_inputs(type(self).__name__, inputs, input_names(self.cross_attention is not None)),
             self.hidden_size,
             self.num_attention_heads,
-            drops=self.training and self.attention.drops,
+            drops=self.training and (self.attention.drops or self.output.drops),
         )
         return (call.leave(self._layer(call.inputs)), *inputs[1:])
 
@@ -233,7 +234,8 @@ class DistributedTransformer(DistributedModule):
             raise ConfigError(f"window_sizes are {list(window_sizes)}; needed is one for each of {num_layers} layers")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         self.add_cross_attention = add_cross_attention
-        self.drops = attention_dropout_prob > 0 or hidden_dropout_prob > 0
+        probabilities = attention_dropout_prob, hidden_dropout_prob, options.get("intermediate_dropout_prob", 0.0)
+        self.drops = any(one > 0 for one in probabilities)
         given: dict[str, Any] = {**options, "group": self.tp_group}
         self.inside = given.pop("inside", False)
         first = given.pop("layer_idx", None) or 0

@@ -11,6 +11,7 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.block_linear import BlockLinear, apply_to_one
+from shardwright.nn.dropout import dropout
 from shardwright.nn.gathered import LayerInputs, enter
 
 _STREAM = 4
@@ -59,6 +60,7 @@ class DistributedTransformerOutputLayer(Block):
         *,
         gated: bool = False,
         mlp_bias: bool = True,
+        intermediate_dropout_prob: float = 0.0,
         **options: Unpack[BlockOptions],
     ) -> None:
         """Make a block with fresh weights. Sizes are those of the whole.
@@ -76,6 +78,7 @@ class DistributedTransformerOutputLayer(Block):
             fp32_residual_addition: Whether the sum is made in single precision.
             gated: Whether the activation of a second linear layer multiplies the first.
             mlp_bias: Whether the linear layers have biases.
+            intermediate_dropout_prob: Of what the last linear layer takes, in training.
             **options: Of :class:`BlockOptions`.
 
         Raises:
@@ -94,6 +97,9 @@ class DistributedTransformerOutputLayer(Block):
         if activation not in ACTIVATIONS:
             raise ConfigError(f"activation is {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
         self.activation = activation
+        self.intermediate_dropout_prob = self.checked_probability(
+            "intermediate_dropout_prob", intermediate_dropout_prob
+        )
 
         def linear(inputs: int, outputs: int, divided_output: bool) -> BlockLinear:
             return BlockLinear(
@@ -124,11 +130,14 @@ class DistributedTransformerOutputLayer(Block):
             ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         if isinstance(inputs, torch.Tensor):
-            call = enter(
-                self, LayerInputs(inputs), self.hidden_size, drops=self.training and self.hidden_dropout_prob > 0
-            )
+            call = enter(self, LayerInputs(inputs), self.hidden_size, drops=self.training and self.drops)
             return call.leave(self._block(call.inputs))
         return self._block(LayerInputs(*inputs))  # type: ignore[arg-type]
+
+    @property
+    def drops(self) -> bool:
+        """Whether a dropout has a probability above zero."""
+        return self.hidden_dropout_prob > 0 or self.intermediate_dropout_prob > 0
 
     def _block(self, inputs: LayerInputs) -> torch.Tensor:
         input = self.before(inputs.hidden)
@@ -139,5 +148,8 @@ class DistributedTransformerOutputLayer(Block):
         else:
             dense, gate = apply_to_one([self.dense1, self.gate], input, sums_gradient=True)
             between = function(gate) * dense
+        seed = self.seed_of(inputs.seed, self.intermediate_dropout_prob, 1, divided=True)
+        if seed is not None:
+            between = dropout(between, self.intermediate_dropout_prob, seed)
         (output,) = self.dense2(between)
         return self.after(inputs.hidden, output, inputs.seed, 0)

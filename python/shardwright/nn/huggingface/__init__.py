@@ -14,13 +14,14 @@ from shardwright.nn.huggingface import (
     mixtral,
     qwen3,
     roberta,
+    t5,
     vit,
 )
 
-_MODELS = (bert, gpt2, gptj, gptneo, gptneox, llama, mistral, mixtral, qwen3, roberta, vit)
+_MODELS = (bert, gpt2, gptj, gptneo, gptneox, llama, mistral, mixtral, qwen3, roberta, t5, vit)
 
 #: By the name of the Python module and that of the class in it.
-REPLACED = {(model.BLOCK.module, model.BLOCK.cls): model.BLOCK for model in _MODELS}
+REPLACED = {(block.module, block.cls): block for block in (*(model.BLOCK for model in _MODELS), mixtral.EXPERTS)}
 
 __all__ = [
     "REPLACED",
@@ -34,5 +35,6 @@ __all__ = [
     "mixtral",
     "qwen3",
     "roberta",
+    "t5",
     "vit",
 ]

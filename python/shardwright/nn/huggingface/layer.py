@@ -200,17 +200,19 @@ class Replaced:
         cls: The class.
         arguments: The keyword arguments of the distributed module, from the original. A :class:`ConfigError` says why
             there is none.
-        table: Its weights.
+        table: Its weights; where modules of the class differ, by the original.
         dist_module: The distributed module.
         heads: The number of its heads, from the original, where the layout of its weights needs it.
+        returns_all: Whether the distributed module returns all that the original does, and not hidden states alone.
     """
 
     module: str
     cls: str
     arguments: Callable[[Any], dict[str, Any]]
-    table: Table
+    table: Table | Callable[[Any], Table]
     dist_module: type[DistributedModule] = TransformersLayer
     heads: Callable[[Any], int] = lambda module: 0
+    returns_all: bool = False
 
     def entry(self, cls: type[nn.Module]) -> Entry:
         """How modules of the class are replaced."""
@@ -232,17 +234,27 @@ class Replaced:
             self.dist_module,
             arguments,
             forward_hook=named,
-            return_hook=_with_nothing if returns_tuple(cls) else None,
-            weights_hook=lambda module: self.table.weights_of(module, self.heads(module)),
+            return_hook=_with_nothing if not self.returns_all and returns_tuple(cls) else None,
+            weights_hook=self.weights_of,
         )
+
+    def weights_of(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """The original's weights by the names of the distributed module."""
+        table = self.table if isinstance(self.table, Table) else self.table(module)
+        return table.weights_of(module, self.heads(module))
 
     def to_ours(self, state_dict: State) -> dict[str, torch.Tensor]:
         """See :meth:`Table.to_ours`."""
-        return self.table.to_ours(state_dict)
+        return self._only_table.to_ours(state_dict)
 
     def to_theirs(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
         """See :meth:`Table.to_theirs`."""
-        return self.table.to_theirs(state_dict, max_seq_len)
+        return self._only_table.to_theirs(state_dict, max_seq_len)
+
+    @property
+    def _only_table(self) -> Table:
+        assert isinstance(self.table, Table), "state dicts are translated for models with one table"
+        return self.table
 
 
 def _with_nothing(hidden: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -1,15 +1,137 @@
-"""Mixtral: its attention is divided; its experts stay whole on each rank."""
+"""Mixtral: its attention is divided, and its experts are spread over tp ranks."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import torch
+from torch import nn
+
+from shardwright.errors import ConfigError
+from shardwright.nn.gathered import check_shapes
 from shardwright.nn.huggingface import llama
-from shardwright.nn.huggingface.layer import Replaced, TransformersAttention
-from shardwright.nn.huggingface.weights import Table
+from shardwright.nn.huggingface.layer import Replaced, TransformersAttention, activation
+from shardwright.nn.huggingface.weights import Table, Weight
+from shardwright.nn.transformer_output import ACTIVATIONS
+from shardwright.tensor_parallel.agreement import Rule
+from shardwright.tensor_parallel.communicators import (
+    bwd_allreduce_for_tp,
+    fused_allgather_for_tp,
+    fwd_allreduce_for_tp,
+    reduce_scatter_for_tp,
+)
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.sharding import Sharding
 
 
-def _arguments(module: Any) -> dict[str, Any]:
+class DistributedExperts(DistributedModule):
+    """Gated feed-forward networks of which each token goes to some; the i-th tp rank has the i-th slice of them.
+
+    Tokens of all ranks and their choices go to all ranks in one all-gather, each rank computes what its experts make of
+    the tokens that chose them, and one reduce-scatter sums that and gives each token back. No token is dropped. Where
+    all ranks bring the same tokens (``prescaled_batch``), one all-reduce forward and one backward are all.
+
+    Attributes:
+        gate_up_proj: [experts / tp degree, 2 * intermediate_size, hidden_size]; first the half that is activated.
+        down_proj: [experts / tp degree, hidden_size, intermediate_size].
+    """
+
+    gate_up_proj: nn.Parameter
+    down_proj: nn.Parameter
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str = "silu",
+        initializer_range: float = 0.02,
+        *,
+        group: TensorGroup | None = None,
+    ) -> None:
+        """Make experts with fresh weights.
+
+        Args:
+            num_experts: Of all ranks.
+            hidden_size: Channels of a token.
+            intermediate_size: Channels between.
+            activation: As for ``DistributedTransformerOutputLayer``.
+            initializer_range: The standard deviation of fresh weights.
+            group: The ranks that divide them; by default the running job's TP_GROUP.
+
+        Raises:
+            ConfigError: ``num_experts`` does not divide by the tensor parallelism degree.
+        """
+        super().__init__(group)
+        self.num_experts, self.hidden_size, self.activation = num_experts, hidden_size, activation
+        draw = functools.partial(nn.init.normal_, std=initializer_range)
+        for name, shape in (
+            ("gate_up_proj", (num_experts, 2 * intermediate_size, hidden_size)),
+            ("down_proj", (num_experts, hidden_size, intermediate_size)),
+        ):
+            self.make_parameter(name, shape, Sharding(dim=0), draw)
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Apply to each token the experts that it chose; all ranks of the group call it together.
+
+        Args:
+            hidden_states: [tokens, hidden_size]; numbers of tokens may differ between ranks, and be 0.
+            top_k_index: [tokens, k], integer: the experts of each token.
+            top_k_weights: [tokens, k]: what their results are multiplied by.
+
+        Returns:
+            [tokens, hidden_size]: for each token the weighted sum of its experts' results.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+        """
+        group = self.tp_group
+        agreement = group.agree(
+            Rule(self.operation, (0,), free_dim=None if group.prescaled_batch else 0),
+            [hidden_states, top_k_index, top_k_weights],
+            parameters_need_grad=any(parameter.requires_grad for parameter in self.parameters()),
+        )
+        for rank, signature in enumerate(agreement.signatures):
+            shapes = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), signature.shapes, strict=True))
+            tokens = shapes["hidden_states"][:1]
+            needed = {
+                "hidden_states": (None, (self.hidden_size,)),
+                "top_k_index": (tokens, None),
+                "top_k_weights": (tokens, shapes["top_k_index"][1:2]),
+            }
+            check_shapes(type(self).__name__, rank, shapes, needed)
+        if top_k_index.is_floating_point():
+            raise ConfigError(f"{self.operation}: top_k_index is {top_k_index.dtype}; needed are integers")
+        needs_grad = agreement.needs_grad or agreement.parameters_need_grad
+        if group.prescaled_batch:
+            hidden_states, top_k_weights = bwd_allreduce_for_tp(
+                [hidden_states, top_k_weights], group=group, needs_grad=agreement.needs_grad
+            )
+            own = self._results(hidden_states, top_k_index, top_k_weights)
+            return fwd_allreduce_for_tp(own, group=group, needs_grad=needs_grad)
+        sizes = agreement.sizes(0)
+        gathered = fused_allgather_for_tp(
+            [hidden_states, top_k_index, top_k_weights], 0, group=group, sizes=sizes, needs_grad=agreement.needs_grad
+        )
+        return reduce_scatter_for_tp(self._results(*gathered), 0, group=group, sizes=sizes, needs_grad=needs_grad)
+
+    def _results(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sums over this rank's experts."""
+        function, total = ACTIVATIONS[self.activation], torch.zeros_like(hidden)
+        first = self.tp_group.rank * len(self.down_proj)
+        for expert, (gate_up, down) in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True), first):
+            token, place = (index == expert).nonzero(as_tuple=True)
+            gate, up = nn.functional.linear(hidden[token], gate_up).chunk(2, -1)
+            result = nn.functional.linear(function(gate) * up, down) * weights[token, place, None]
+            total = total.index_add(0, token, result.to(total.dtype))
+        return total
+
+
+def _attention_arguments(module: Any) -> dict[str, Any]:
     return {
         **llama.attention_arguments(module),
         "window_size": getattr(module.config, "sliding_window", None),
@@ -19,12 +141,29 @@ def _arguments(module: Any) -> dict[str, Any]:
     }
 
 
+def _experts_arguments(module: Any) -> dict[str, Any]:
+    return {
+        "num_experts": module.num_experts,
+        "hidden_size": module.hidden_dim,
+        "intermediate_size": module.intermediate_dim,
+        "activation": activation(module.act_fn),
+    }
+
+
 BLOCK = Replaced(
     "transformers.models.mixtral.modeling_mixtral",
     "MixtralAttention",
-    _arguments,
+    _attention_arguments,
     Table(llama.attention_weights("", ""), path=r"(^|\.)self_attn\."),
     TransformersAttention,
+)
+EXPERTS = Replaced(
+    "transformers.models.mixtral.modeling_mixtral",
+    "MixtralExperts",
+    _experts_arguments,
+    Table(tuple(Weight(name, (name,)) for name in ("gate_up_proj", "down_proj"))),
+    DistributedExperts,
+    returns_all=True,
 )
 
 translate_state_dict_to_hf_mixtral = BLOCK.to_theirs
