@@ -141,7 +141,7 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
         with pytest.raises(smp.ConfigError, match="hidden_states are float16, which T5 clamps after each block"):
             model.module.encoder.block[0](torch.zeros(1, 2, 16, dtype=torch.float16))
     if name == "mixtral":
-        with pytest.raises(smp.ConfigError, match="a size of 3 in dim 0 .* does not divide"):
+        with pytest.raises(smp.ConfigError, match=r"a size of 3 in dim 0 .* does not divide"):
             DistributedExperts(3, 16, 24)
         with pytest.raises(smp.ConfigError, match=r"top_k_weights has shape \(5, 2\) on tp rank 0; needed is \[5, 1\]"):
             DistributedExperts(2, 16, 24)(torch.zeros(5, 16), torch.zeros(5, 1, dtype=torch.int64), torch.zeros(5, 2))
