@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,6 +75,7 @@ class Ranks:
         num_ranks: int = 2,
         python: Path | None = None,
         launcher: list[str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start them: a process each, or one launcher that starts all.
 
@@ -83,6 +85,7 @@ class Ranks:
             num_ranks: How many.
             python: The interpreter, this one by default.
             launcher: A command that runs the rest of its command line as every rank.
+            environment: Variables that they have besides.
         """
         self.kind = kind
         self._folder = tempfile.TemporaryDirectory(prefix="bench-")
@@ -96,19 +99,20 @@ class Ranks:
         base = {name: value for name, value in os.environ.items() if not name.startswith(_CLEARED)}
         paths = f"{ROOT}:{ROOT / 'python'}"
         base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
+        base |= environment or {}
         try:
             with socket.socket(socket.AF_UNIX) as listener, self._errors.open("ab") as errors:
                 listener.bind(address)
                 listener.listen(num_ranks)
                 listener.settimeout(START_SECONDS)
                 if launcher is None:
-                    launches = [(command, base | environment) for environment in _torchrun_environments(num_ranks)]
+                    launches = [(command, base | of_rank) for of_rank in _torchrun_environments(num_ranks)]
                 else:
                     launches = [([*launcher, *command], base)]
-                for launched, environment in launches:
+                for launched, variables in launches:
                     self._processes.append(
                         subprocess.Popen(
-                            launched, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+                            launched, env=variables, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
                         )
                     )
                 for _ in range(num_ranks):

@@ -31,6 +31,7 @@ MODULES = (
     "DistributedTransformerLayer, parallel",
     "DistributedTransformerLayer, gated",
     "DistributedTransformer",
+    "DistributedTransformerLMHead",
     "VocabularyParallelEmbedding",
     "ColumnParallelLinear and RowParallelLinear",
     "ColumnParallelLinear and RowParallelLinear, sequence",

@@ -12,7 +12,13 @@ from shardwright.tensor_parallel.communicators import bwd_allreduce_for_tp, fwd_
 from shardwright.tensor_parallel.module import distributed_modules
 from torch import nn
 
-from tests.tensor_parallel.plain import PlainAttention, PlainLayer, PlainOutput, PlainTransformer
+from tests.tensor_parallel.plain import (
+    PlainAttention,
+    PlainLanguageModel,
+    PlainLayer,
+    PlainOutput,
+    PlainTransformer,
+)
 
 from .problem import LENGTH, Batch, Problem, normal
 
@@ -123,6 +129,8 @@ def _inputs(samples: int, random: torch.Generator, names: Sequence[str], width: 
             batch["x"] = torch.randint(0, WORDS, (samples, LENGTH), generator=random)
         elif name == "cross_states":
             batch[name] = normal(random, samples, CROSS_LENGTH, WIDTH)
+        elif name == "attention_mask":
+            batch[name] = torch.randint(0, 2, (samples, LENGTH), generator=random)
         elif name in ("mask", "cross_mask"):
             batch[name] = normal(random, samples, 1, 1, LENGTH if name == "mask" else CROSS_LENGTH)
         elif name == "cos":
@@ -197,6 +205,8 @@ def _linears(**options: Any) -> Problem:
 
 
 _TRANSFORMER: dict[str, Any] = {**LAYER, **BOTH, "causal_mask_size": 8}
+#: As many words as channels, so that logits are as wide as what the last linear layer takes.
+_LANGUAGE_MODEL: dict[str, Any] = {"num_layers": 2, "vocab_size": WIDTH, "num_positions": LENGTH + 1, **_TRANSFORMER}
 
 PROBLEMS: dict[str, Problem] = {
     "DistributedLinear": _problem(lambda: nn.Linear(WIDTH, WIDTH), lambda: smp.nn.DistributedLinear(WIDTH, WIDTH)),
@@ -226,6 +236,13 @@ PROBLEMS: dict[str, Problem] = {
         _SELF,
         ("mask", "position_bias"),
         pins=("middle.seq_layers.1", "last"),
+    ),
+    "DistributedTransformerLMHead": _problem(
+        lambda: PlainLanguageModel(**_LANGUAGE_MODEL),
+        lambda: smp.nn.DistributedTransformerLMHead(**_LANGUAGE_MODEL),
+        ("attention_mask",),
+        ("words", "attention_mask"),
+        pins=("middle.transformer.seq_layers.1", "last"),
     ),
     "VocabularyParallelEmbedding": _problem(
         lambda: nn.Embedding(WORDS, WIDTH), lambda: smp.nn.VocabularyParallelEmbedding(WORDS, WIDTH), given=("words",)

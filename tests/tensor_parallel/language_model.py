@@ -9,12 +9,11 @@ import pytest
 import torch
 from cases import close, random
 from divided import BOTH, POST, SIZES, TOLERANCE, batches_of, initialized
-from plain import PlainTransformer
+from plain import PlainLanguageModel
 from shardwright.errors import ConfigError
 from shardwright.nn import DistributedTransformerLMHead
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import named_shardings
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 #: None of them divides by the degrees.
@@ -32,39 +31,16 @@ MODELS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-class PlainModel(nn.Module):
-    def __init__(self, num_layers: int = 2, num_token_types: int = 0, add_lm_head: bool = True, **options: Any) -> None:
-        super().__init__()
-        hidden = options["hidden_size"]
-        self.causal = "causal_mask_size" in options
-        self.word_embedding = nn.Embedding(VOCABULARY, hidden)
-        self.position_embedding = nn.Embedding(POSITIONS, hidden)
-        self.token_type_embedding = nn.Embedding(num_token_types, hidden) if num_token_types else None
-        self.transformer = PlainTransformer(num_layers, **options)
-        self.lm_head = nn.Linear(hidden, VOCABULARY, bias=False) if add_lm_head else None
-        if self.lm_head is not None:
-            self.lm_head.weight = self.word_embedding.weight
+def plain(options: dict[str, Any]) -> PlainLanguageModel:
+    whole = PlainLanguageModel(VOCABULARY, POSITIONS, **options)
+    initialized(whole)
+    return whole
 
-    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
-        ids = given["input_ids"]
-        hidden = self.word_embedding(ids)
-        hidden = hidden + self.position_embedding(given.get("position_ids", torch.arange(ids.shape[1])[None]))
-        if self.token_type_embedding is not None:
-            hidden = hidden + self.token_type_embedding(given.get("token_type_ids", torch.zeros_like(ids)))
-        masks = {
-            to: given[name].double()[:, None, None] * -1e4
-            for name, to in (("attention_mask", "mask"), ("cross_mask", "cross_mask"))
-            if name in given
-        }
-        if "cross_states" in given:
-            masks["cross_states"] = given["cross_states"]
-        hidden = self.transformer(hidden, **masks)
-        return hidden if self.lm_head is None else self.lm_head(hidden)
 
-    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.causal:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        return cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
+def loss_of(whole: PlainLanguageModel, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if whole.causal:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1))
 
 
 def check(group: TensorGroup) -> None:
@@ -120,7 +96,7 @@ def model(group: TensorGroup, batches: list[int], options: dict[str, Any], names
     n, rank, same = group.size, group.rank, group.prescaled_batch
     what = f"model {options} {batches} ({group.optimize}, prescaled {same}, degree {n})"
     options = {**SIZES, **options}
-    whole = initialized(PlainModel(**options))
+    whole = plain(options)
     divided = make(options, group)
     divided.load_whole_state_dict(whole.state_dict())
     given = [inputs_of(batch, 0 if same else r, names) for r, batch in enumerate(batches)]
@@ -128,10 +104,10 @@ def model(group: TensorGroup, batches: list[int], options: dict[str, Any], names
         if "cross_states" in one:
             one["cross_states"].requires_grad_()
     counting, mine = (given[:1], 0) if same else (given, rank)
-    expected = [whole(one) for one in counting]
+    expected = [whole(**{name: x for name, x in one.items() if name != "labels"}) for one in counting]
     output = divided(tuple_of(divided, given[rank]))
     if "labels" in names:
-        losses = [whole.loss(logits, one["labels"]) for logits, one in zip(expected, counting, strict=True)]
+        losses = [loss_of(whole, logits, one["labels"]) for logits, one in zip(expected, counting, strict=True)]
         torch.testing.assert_close(output, losses[mine], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         weighted = [(2 + r) * torch.nan_to_num(loss) for r, loss in enumerate(losses)]
         own = (2 + mine) * torch.nan_to_num(output)
@@ -181,7 +157,7 @@ def dropout(group: TensorGroup) -> None:
     for optimize in ("speed", "memory"):
         mode = group.like(optimize=optimize, prescaled_batch=True)
         divided = make(options, mode)
-        divided.load_whole_state_dict(initialized(PlainModel(**options)).state_dict())
+        divided.load_whole_state_dict(plain(options).state_dict())
         given = inputs_of(2, 0, ())
         outputs = [divided(tuple_of(divided, given)).detach() for _ in range(2)]
         assert not torch.equal(*outputs)

@@ -150,3 +150,41 @@ class PlainTransformer(nn.Module):
         for layer in self.seq_layers:
             hidden = layer(hidden, **given)
         return hidden if self.layernorm is None else self.layernorm(hidden)
+
+
+class PlainLanguageModel(nn.Module):
+    def __init__(
+        self,
+        vocab_size: int,
+        num_positions: int,
+        num_layers: int = 2,
+        num_token_types: int = 0,
+        add_lm_head: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        hidden = options["hidden_size"]
+        self.causal = "causal_mask_size" in options
+        self.word_embedding = nn.Embedding(vocab_size, hidden)
+        self.position_embedding = nn.Embedding(num_positions, hidden)
+        self.token_type_embedding = nn.Embedding(num_token_types, hidden) if num_token_types else None
+        self.transformer = PlainTransformer(num_layers, **options)
+        self.lm_head = nn.Linear(hidden, vocab_size, bias=False) if add_lm_head else None
+        if self.lm_head is not None:
+            self.lm_head.weight = self.word_embedding.weight
+
+    def forward(
+        self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, cross_states=None, cross_mask=None
+    ) -> torch.Tensor:
+        hidden = self.word_embedding(input_ids)
+        positions = torch.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+        hidden = hidden + self.position_embedding(positions)
+        if self.token_type_embedding is not None:
+            types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+            hidden = hidden + self.token_type_embedding(types)
+        given = {} if cross_states is None else {"cross_states": cross_states}
+        for name, mask in (("mask", attention_mask), ("cross_mask", cross_mask)):
+            if mask is not None:
+                given[name] = mask.double()[:, None, None] * -1e4
+        hidden = self.transformer(hidden, **given)
+        return hidden if self.lm_head is None else self.lm_head(hidden)

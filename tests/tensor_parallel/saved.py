@@ -13,7 +13,8 @@ import shardwright as smp
 import torch
 from divided import SIZES, initialized
 from job import compare, error
-from language_model import POSITIONS, VOCABULARY, PlainModel
+from language_model import POSITIONS, VOCABULARY
+from plain import PlainLanguageModel
 from torch import nn
 
 WIDTH, SAMPLES, LENGTH, STEPS = 8, 4, 5, 3
@@ -34,14 +35,14 @@ class Net(nn.Module):
             self.embedding = smp.nn.DistributedEmbedding(VOCABULARY, WIDTH)
             self.last = smp.nn.DistributedLinear(VOCABULARY + 1, WIDTH)
         else:
-            self.language = PlainModel(**OPTIONS)
+            self.language = PlainLanguageModel(VOCABULARY, POSITIONS, **OPTIONS)
             self.embedding = nn.Embedding(VOCABULARY, WIDTH)
             self.last = nn.Linear(VOCABULARY + 1, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.register_buffer("scale", torch.full((1,), float(seed)))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        logits = self.language((ids,)) if self.divided else self.language({"input_ids": ids})
+        logits = self.language((ids,) if self.divided else ids)
         hidden = self.last(nn.functional.pad(logits, (0, 1), value=1.0)).tanh() + self.embedding(ids)
         return self.norm(hidden) * self.scale
 
