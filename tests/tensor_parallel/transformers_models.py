@@ -140,6 +140,12 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
     if name == "t5":
         with pytest.raises(smp.ConfigError, match="hidden_states are float16, which T5 clamps after each block"):
             model.module.encoder.block[0](torch.zeros(1, 2, 16, dtype=torch.float16))
+        with pytest.raises(
+            smp.ConfigError, match="encoder_hidden_states is None; needed is a tensor, as the layer has"
+        ):
+            model.module.decoder.block[0](torch.zeros(1, 2, 16))
+        with pytest.raises(smp.ConfigError, match="is a tensor; needed is None, as the layer has no cross-attention"):
+            model.module.encoder.block[0](torch.zeros(1, 2, 16), encoder_hidden_states=torch.zeros(1, 2, 16))
     if name == "mixtral":
         with pytest.raises(smp.ConfigError, match=r"a size of 3 in dim 0 .* does not divide"):
             DistributedExperts(3, 16, 24)

@@ -76,6 +76,19 @@ def refuse(module: nn.Module, others: Mapping[str, object]) -> None:
             raise ConfigError(f"{type(module).__name__}: the call has {name}, {what}, which it does not know{hint}")
 
 
+def check_crossing(layer: DistributedTransformerLayer, encoder_hidden_states: torch.Tensor | None) -> None:
+    """Refuse a call with another sequence to attend to where the layer does not, and one without where it does.
+
+    Raises:
+        ConfigError: Layer and call differ.
+    """
+    has = layer.cross_attention is not None
+    if has != (encoder_hidden_states is not None):
+        given = "None" if encoder_hidden_states is None else "a tensor"
+        wanted = "a tensor, as the layer has cross-attention" if has else "None, as the layer has no cross-attention"
+        raise ConfigError(f"{type(layer).__name__}: encoder_hidden_states is {given}; needed is {wanted}")
+
+
 def added_mask(
     mask: torch.Tensor | None, hidden: torch.Tensor, num_keys: int, causal: bool = False, window: int | None = None
 ) -> torch.Tensor:
@@ -158,6 +171,7 @@ class TransformersLayer(DistributedTransformerLayer):
             ConfigError: The call asks for what the layer cannot do, or as for ``DistributedTransformerLayer``.
         """
         refuse(self, others)
+        check_crossing(self, encoder_hidden_states)
         cos, sin = position_embeddings or (None, None)
         own, length = self.attention, hidden_states.shape[1]
         mask = added_mask(attention_mask, hidden_states, length, own.causal_mask_size is not None, own.window_size)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, activation, added_mask, refuse
+from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, activation, added_mask, check_crossing, refuse
 from shardwright.nn.huggingface.weights import Table, Weight, linear
 from shardwright.nn.transformer import DistributedTransformerLayer
 
@@ -67,6 +67,7 @@ class T5Layer(DistributedTransformerLayer):
             ConfigError: The call asks for what the layer cannot do, or as for ``DistributedTransformerLayer``.
         """
         refuse(self, others)
+        check_crossing(self, encoder_hidden_states)
         if hidden_states.dtype == torch.float16:
             raise ConfigError(
                 f"{type(self).__name__}: hidden_states are float16, which T5 clamps after each block and a distributed "
@@ -81,7 +82,7 @@ class T5Layer(DistributedTransformerLayer):
         causal = self.attention.causal_mask_size is not None
         mask = added_mask(attention_mask, hidden_states, length, causal)
         inputs: tuple[object, ...] = (hidden_states, mask, position_bias)
-        if self.cross_attention is not None and encoder_hidden_states is not None:
+        if encoder_hidden_states is not None:
             cross_mask = added_mask(encoder_attention_mask, hidden_states, encoder_hidden_states.shape[1])
             if encoder_decoder_position_bias is not None:
                 cross_mask = cross_mask + encoder_decoder_position_bias
