@@ -72,12 +72,13 @@ def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_s
         assert "what every rank of the job does" not in pair[1].err
     waits, computes = picture.split("\nstep 3 (rig.train): rank 1 on host ")
     assert waits.startswith("step 3 (rig.train): rank 0 on host ")
-    assert seconds_after(r"microbatch 0 \(worker 0\) has waited", waits) >= TIMEOUTS["stall_report_seconds"]
+    # Microbatch 0 may have been through both ranks before the next one came.
+    assert seconds_after(r"microbatch 1 \(worker \d\) has waited", waits) >= TIMEOUTS["stall_report_seconds"]
     assert "for rank 1 to answer request" in waits
     assert "(forward of second)" in waits
     assert "last heard: executing in step 3" in waits
     assert "stack of the script:" in waits
-    assert "stack of the step function, forward, microbatch 0 (worker 0):" in waits
+    assert re.search(r"stack of the step function, forward, microbatch 1 \(worker \d\):", waits)
     assert "loss = model(inputs).square().mean()" in waits
     assert seconds_after(r"microbatch 1 \(worker \d\) has run forward of second for", computes) > 0.5
     # One worker may have served both microbatches.
