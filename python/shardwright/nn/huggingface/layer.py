@@ -152,6 +152,8 @@ class TransformersLayer(DistributedTransformerLayer):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
+        *,
+        position_bias: torch.Tensor | None = None,
         **others: Any,
     ) -> torch.Tensor:
         """Apply the layer; all ranks of the group call it together.
@@ -162,6 +164,7 @@ class TransformersLayer(DistributedTransformerLayer):
             position_embeddings: Cosine and sine of rotary embeddings, [batch or 1, sequence, rotary_dim] each.
             encoder_hidden_states: [batch, sequence of the encoder, hidden_size], for cross-attention.
             encoder_attention_mask: As for :func:`added_mask`.
+            position_bias: [batch or 1, heads, sequence, sequence], added to scores of self-attention.
             **others: What else such a layer is called with; of no effect.
 
         Returns:
@@ -175,10 +178,10 @@ class TransformersLayer(DistributedTransformerLayer):
         cos, sin = position_embeddings or (None, None)
         own, length = self.attention, hidden_states.shape[1]
         mask = added_mask(attention_mask, hidden_states, length, own.causal_mask_size is not None, own.window_size)
-        inputs: tuple[object, ...] = (hidden_states, mask, None, cos, sin)
+        inputs: tuple[object, ...] = (hidden_states, mask, position_bias, cos, sin)
         if encoder_hidden_states is not None:
             cross_mask = added_mask(encoder_attention_mask, hidden_states, encoder_hidden_states.shape[1])
-            inputs = (hidden_states, encoder_hidden_states, mask, cross_mask, None, cos, sin)
+            inputs = (hidden_states, encoder_hidden_states, mask, cross_mask, position_bias, cos, sin)
         result: Any = super().forward(inputs)[0]
         return result  # type: ignore[no-any-return]
 

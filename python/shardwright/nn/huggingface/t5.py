@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, activation, added_mask, check_crossing, refuse
+from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, TransformersLayer, activation, added_mask
 from shardwright.nn.huggingface.weights import Table, Weight, linear
-from shardwright.nn.transformer import DistributedTransformerLayer
 
 #: Takes distances [Q, K] from query to key, and returns their rows in the table of biases.
 Buckets = Callable[[torch.Tensor], torch.Tensor]
 
 
-class T5Layer(DistributedTransformerLayer):
+class T5Layer(TransformersLayer):
     """A transformer layer that is called as those of T5 are.
 
     Attributes:
@@ -66,28 +65,29 @@ class T5Layer(DistributedTransformerLayer):
         Raises:
             ConfigError: The call asks for what the layer cannot do, or as for ``DistributedTransformerLayer``.
         """
-        refuse(self, others)
-        check_crossing(self, encoder_hidden_states)
         if hidden_states.dtype == torch.float16:
             raise ConfigError(
                 f"{type(self).__name__}: hidden_states are float16, which T5 clamps after each block and a distributed "
                 "layer does not; use bfloat16 or float32"
             )
-        length = hidden_states.shape[1]
         if position_bias is None and self.relative_attention_bias is not None and self._buckets is not None:
-            at = torch.arange(length, device=hidden_states.device)
+            at = torch.arange(hidden_states.shape[1], device=hidden_states.device)
             position_bias = (
                 self.relative_attention_bias(self._buckets(at - at.unsqueeze(1))).permute(2, 0, 1).unsqueeze(0)
             )
-        causal = self.attention.causal_mask_size is not None
-        mask = added_mask(attention_mask, hidden_states, length, causal)
-        inputs: tuple[object, ...] = (hidden_states, mask, position_bias)
-        if encoder_hidden_states is not None:
-            cross_mask = added_mask(encoder_attention_mask, hidden_states, encoder_hidden_states.shape[1])
-            if encoder_decoder_position_bias is not None:
-                cross_mask = cross_mask + encoder_decoder_position_bias
-            inputs = (hidden_states, encoder_hidden_states, mask, cross_mask, position_bias)
-        result: Any = super().forward(inputs)[0]
+        if encoder_decoder_position_bias is not None and encoder_hidden_states is not None:
+            length = encoder_hidden_states.shape[1]
+            encoder_attention_mask = added_mask(encoder_attention_mask, hidden_states, length)
+            encoder_attention_mask = encoder_attention_mask + encoder_decoder_position_bias
+        result = super().forward(
+            hidden_states,
+            attention_mask,
+            None,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            position_bias=position_bias,
+            **others,
+        )
         return result, position_bias, encoder_decoder_position_bias
 
 
