@@ -7,6 +7,7 @@ too slow for one device.
 from shardwright import model, nn
 from shardwright._core import __version__
 from shardwright.communication import comm_stats
+from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
     ConfigError,
     DepartureError,
@@ -103,6 +104,7 @@ __all__ = [
     "broadcast",
     "clip_grad_norm_",
     "comm_stats",
+    "delay_param_initialization",
     "dp_barrier",
     "dp_rank",
     "dp_size",

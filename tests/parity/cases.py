@@ -24,6 +24,7 @@ class Case:
         options: Further arguments of ``smp.DistributedModel``.
         partition: The seed of a random partition; None places modules as the problem says.
         steps: The number of training steps.
+        delayed: Whether parameters get their values only where they are owned.
     """
 
     problem: str
@@ -36,6 +37,7 @@ class Case:
     options: tuple[tuple[str, Any], ...] = ()
     partition: int | None = None
     steps: int = 5
+    delayed: bool = False
 
     @property
     def name(self) -> str:
@@ -50,6 +52,8 @@ class Case:
         settings = [f"{key}={value}" for key, value in (*self.keys, *self.options)]
         if self.partition is not None:
             settings.append(f"partition {self.partition}")
+        if self.delayed:
+            settings.append("delayed")
         return settings if self.average else ["summed", *settings]
 
     @property
@@ -207,6 +211,27 @@ _UNUSUAL = (
         )
     ),
 )
+#: Problems whose parameters are made in many ways, or used so.
+_DELAYED = (
+    "GPT-2",
+    "T5",
+    "BERT",
+    "Mixtral",
+    "Swin",
+    "ConvNeXt",
+    "ResNet, cut inside blocks",
+    "shared parameter",
+    "hooks",
+    "sparse gradient",
+    "LSTM and attention",
+    "complex numbers",
+    "parametrized",
+    "lists of parameters",
+    "two precisions",
+    "groups, schedule and clipping",
+    "inference mode in between",
+    "frozen teacher, GPT-2",
+)
 
 
 #: Seeds of random partitions, each for one in so many of the problems.
@@ -248,3 +273,5 @@ def _cases() -> Iterator[Case]:
         yield replace(first, keys=_WITHOUT_HANDLES)
         yield from others
     yield from _UNUSUAL
+    for number, problem in enumerate(_DELAYED):
+        yield Case(problem, 2 + number % 2, 1 + number % 4 // 3, "interleaved", 2, delayed=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.delayed.materialise import has_delayed
 from torch import nn
 
 from .cases import Case
@@ -39,6 +40,10 @@ class RankRun:
         self.reference = self._build_reference() if smp.rank() == 0 else None
         places = self._places()
         torch.manual_seed(SEED)
+        with smp.delay_param_initialization(case.delayed):
+            built = self.problem.build()
+        delayed = all(map(has_delayed, built.values()))
+        assert delayed == case.delayed, f"parameters were {'' if delayed else 'not '}delayed"
         self.models = {
             name: smp.DistributedModel(
                 module,
@@ -46,7 +51,7 @@ class RankRun:
                 backward_passes_per_step=self.problem.passes_per_step,
                 **dict(case.options),
             )
-            for name, module in self.problem.build().items()
+            for name, module in built.items()
         }
         self._pin(places)
         self.optimizers = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.parity.cases import Case
 
@@ -87,7 +87,8 @@ class TensorCase(Case):
         """A name without spaces, for choosing cases."""
         words = self.problem.replace(",", "").replace(" ", "-")
         rdp = f"-rdp{self.rdp}" if self.rdp > 1 else ""
-        return f"{words}-pp{self.pp}-tp{self.tp}{rdp}-{self.optimize}-{self.batches}"
+        delayed = "-delayed" if self.delayed else ""
+        return f"{words}-pp{self.pp}-tp{self.tp}{rdp}-{self.optimize}-{self.batches}{delayed}"
 
     @property
     def rdp(self) -> int:
@@ -101,13 +102,19 @@ def cases(every: bool = False) -> list[TensorCase]:
     Args:
         every: The whole product. Otherwise every problem meets all four kinds of batches and both modes at degrees
             (1, 2), both modes at each other place but the last, and one mode there; problems take turns with batches.
+            Every model is made once with delayed parameters.
     """
-    return sorted(_all() if every else _some(), key=lambda case: case.topology)
+    return sorted([*(_all() if every else _some()), *_delayed()], key=lambda case: case.topology)
 
 
 def _case(problem: str, place: Place, optimize: str, batches: str) -> TensorCase:
     pp, tp, rdp = place
     return TensorCase(problem, pp, tp * rdp, "interleaved", 2, tp=tp, optimize=optimize, batches=batches)
+
+
+def _delayed() -> Iterator[TensorCase]:
+    for number, problem in enumerate(MODELS):
+        yield replace(_case(problem, PLACES[2], OPTIMIZE[number % 2], "different"), delayed=True)
 
 
 def _all() -> Iterator[TensorCase]:

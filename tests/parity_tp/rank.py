@@ -15,8 +15,10 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.delayed.materialise import is_delayed
 from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
+from torch import nn
 
 from tests.parity.compare import Comparison
 from tests.parity.table import row_of_failure
@@ -68,7 +70,10 @@ class RankRun:
         sizes = tuple(1 + (index + 1) % 3 for index in range(number)) if case.batches == "unequal" else (2,) * number
         self.samples = Samples(case.problem, sizes, case.microbatches)
         self.expected = expected_of(self.samples)
-        self.model = smp.DistributedModel(problem.divide(self.expected.start))
+        self.model = smp.DistributedModel(self._delayed() if case.delayed else problem.divide(self.expected.start))
+        if case.delayed:
+            early = [name for name, parameter in self.model.named_parameters() if not is_delayed(parameter)]
+            assert not early, f"parameters that have values before the model is divided: {early}"
         self._pin()
         self.replaced = {
             each.name: type(self.expected.start.get_submodule(each.name))
@@ -77,6 +82,10 @@ class RankRun:
         }
         self._check_replaced()
         self.optimizer = smp.DistributedOptimizer(torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE))
+
+    def _delayed(self) -> nn.Module:
+        with smp.delay_param_initialization():
+            return start(self.problem)
 
     def _pin(self) -> None:
         if self.case.pp > 1:

@@ -35,7 +35,7 @@ def render(outcomes: list[Outcome]) -> str:
         assert isinstance(case, TensorCase), "all are"
         lines.append(
             (
-                case.problem,
+                case.problem + (", delayed" if case.delayed else ""),
                 str(case.pp),
                 str(case.tp),
                 str(case.dp),

@@ -172,6 +172,18 @@ class Frame:
         """Whether its backward may run in two parts, which runs some nodes twice and keeps what they have saved."""
         return not (self.hooked or self.retain_graph or self.checkpointed)
 
+    def rehearsal(self) -> Frame:
+        """Another frame of the same code, which refuses what this one does; what it keeps of graphs goes with it."""
+        return Frame(
+            self.microbatch,
+            self.request,
+            self.requester,
+            self.name,
+            self.executed,
+            arguments=self.arguments,
+            leaves=self.leaves,
+        )
+
     def next_call_number(self) -> int:
         """The number of the next remote call of this frame."""
         number, self.num_calls = self.num_calls, self.num_calls + 1

@@ -13,13 +13,14 @@ from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core, logs
 from shardwright.data_parallel import Replicas, sync_batch_norm
+from shardwright.delayed.materialise import materialise
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.elsewhere import elsewhere
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
 from shardwright.execution.task import RunningTask, running_task
-from shardwright.frames import in_frame
+from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.model.ownership import Ownership, apply_ownership
@@ -127,6 +128,7 @@ class Placement:
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
         self._list_modules()
+        materialise(self.module.parameters(), self.runtime.device)
         self.module.to(self.runtime.device)
         self._seed_calls(self._modules)
         self.replicas.join_group()
@@ -140,11 +142,13 @@ class Placement:
         """
         runtime = self.runtime
         if 0 in runtime.tp_ranks:
+            together = current_tensor_group().as_first
             with in_frame(None):
                 # Before the trace, which then sees what training will run.
                 prepare(self.module, announce=runtime.rank == 0)
-            together = current_tensor_group().as_first
-            decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options, together)
+            frame = current_frame()
+            with in_frame(None if frame is None else frame.rehearsal()):
+                decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options, together)
         if runtime.rank == 0:
             text = decision.to_json()
             announce(decision, self.module)
@@ -221,6 +225,7 @@ class Placement:
                 runtime.workers.attributes.add(self.module.get_submodule(path), attribute)
         if self.one_at_a_time:
             runtime.server.run_microbatches_one_at_a_time()
+        materialise(self.ownership.local_parameters(), runtime.device)
         if runtime.device.type != "cpu":
             self._move_to(runtime.device)
         for optimizer in runtime.optimizers:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from shardwright.delayed.materialise import forget
 from shardwright.errors import NotOwnedError
 from shardwright.frames import current_frame
 from shardwright.patches import original_of
@@ -251,6 +252,7 @@ def release(original: torch.Tensor, sentinel: Sentinel) -> None:
         sentinel: What took its place in the module.
     """
     original.grad = None
+    forget(original)
     if type(original) is not nn.Parameter:
         # Custom tensor types decide themselves what their storage is; dropping our reference is all that is safe.
         return

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
 from shardwright.data_parallel import sync_batch_norm
+from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
@@ -90,19 +91,22 @@ def trace_forward(
         The trace.
 
     Raises:
-        PartitionError: If times are to be measured for a model on the meta device, or the GPU has too little memory.
+        PartitionError: If times are to be measured for a model without values (on the meta device, or delayed), or the
+            GPU has too little memory.
     """
     tree = ModelTree.of(module)
-    on_meta = any(entry.tensor.device.type == "meta" for entry in tree.parameters)
-    if measure_times and on_meta:
-        raise PartitionError("trace_execution_times=True needs a model with values, but this one is on the meta device")
+    meta = any(entry.tensor.is_meta for entry in tree.parameters)
+    delayed = any(is_delayed(entry.tensor) for entry in tree.parameters)
+    if measure_times and (meta or delayed):
+        why = "is on the meta device" if meta else "has delayed parameters (smp.delay_param_initialization)"
+        raise PartitionError(f"trace_execution_times=True needs a model with values, but this one {why}")
     where = device or _own_device(tree)
     run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
     token = _TRACING.set(True)
     try:
         recording = run.watched(measure_memory)
         measurement = None
-        if measure_times or (measure_times is None and not on_meta and together(recording.is_large())):
+        if measure_times or (measure_times is None and not (meta or delayed) and together(recording.is_large())):
             measurement = run.timed(where, needed=bool(measure_times), together=together)
     except torch.OutOfMemoryError as problem:
         raise PartitionError(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.creation import watch_creation
+from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import ConfigError
 from shardwright.runtime import find_runtime
 
@@ -104,8 +105,8 @@ def model_creation(
 ) -> Iterator[None]:
     """Create a model inside: marked for tensor parallelism or not, in a dtype of its own.
 
-    It does what :func:`tensor_parallelism` does, and sets torch's default dtype meanwhile. Parameters are made at once,
-    in the host's memory: their initialisation is not delayed.
+    It does what :func:`tensor_parallelism` does, sets torch's default dtype meanwhile, and with the configuration key
+    ``delayed_parameter_initialization`` what ``smp.delay_param_initialization`` does.
 
     Args:
         tensor_parallelism: Whether the modules created inside are marked.
@@ -118,7 +119,10 @@ def model_creation(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed are None and torch's floating-point dtypes")
     before = torch.get_default_dtype()
-    with _context(tensor_parallelism, **tp_config):
+    runtime = find_runtime()
+    delayed = runtime is not None and runtime.cfg.delayed_parameter_initialization
+    delaying = delay_param_initialization() if delayed else contextlib.nullcontext()
+    with _context(tensor_parallelism, **tp_config), delaying:
         if dtype is not None:
             torch.set_default_dtype(dtype)
         try:

@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shardwright.delayed.materialise import is_delayed
+from shardwright.delayed.operations import fingerprint
+from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
 from shardwright.nn.entries import built_in
@@ -175,17 +178,24 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
     _check_the_same(allgather([asdict(each) for each in plan.replacements], TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
+    same = len(set(allgather(_fingerprint(substitutions), TP_GROUP))) == 1
     del plan  # which holds the originals; their memory is free one after another
     while substitutions:
         each = substitutions.pop(0)
         for name, weight in each.weights():
-            each.take(name, _from_first_rank(weight, runtime))
+            each.take(name, weight if same and is_delayed(weight) else _from_first_rank(weight, runtime))
         each.finish()
         for parent, child_name in uses.pop(0):
             parent._modules[child_name] = each.substitute
         if each.module is module:
             module = each.substitute
     return Result(module, tuple(replacements), tuple(sorted(unused)))
+
+
+def _fingerprint(substitutions: list[Substitution]) -> str:
+    """Tells whether delayed weights are the same numbers on all tp ranks, which then need not send them."""
+    weights = (weight for each in substitutions for _, weight in each.weights())
+    return fingerprint(weight.value for weight in weights if isinstance(weight, DelayedTensor))
 
 
 def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
@@ -213,7 +223,8 @@ def _told(replacement: dict[str, object] | None) -> str:
 def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:
     """Tp rank 0's values of a tensor that all tp ranks have, on the device where this rank has it."""
     group = runtime.process_groups["TP_GROUP"]
-    sent = tensor.detach().to(runtime.device, memory_format=torch.contiguous_format, copy=True)
+    values = real(tensor) if isinstance(tensor, DelayedTensor) else tensor.detach()
+    sent = values.to(runtime.device, memory_format=torch.contiguous_format, copy=True)
     work = dist.broadcast(sent, dist.get_global_rank(group, 0), group, async_op=True)
     runtime.wait_collective(work, runtime.tp_ranks)
     return sent.to(tensor.device)

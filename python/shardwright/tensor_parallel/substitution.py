@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shardwright.delayed.creation import noting
+from shardwright.delayed.materialise import has_delayed, is_delayed
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.module import DistributedModule, named_shardings
 from shardwright.tensor_parallel.registry import Entry
@@ -65,7 +67,8 @@ class Substitution:
         own = _tensors(self.substitute).get(name)
         if own is not None and own.dtype != whole.dtype:
             own.data = own.data.to(whole.dtype)
-        self.substitute.load_whole_state_dict({name: whole})
+        with noting() if is_delayed(whole) else nullcontext():
+            self.substitute.load_whole_state_dict({name: whole})
 
     def finish(self) -> None:
         """Give the substitute what else the original has: what is trained, its mode, and hooks that collect outputs."""
@@ -95,7 +98,7 @@ def unfit(module: nn.Module) -> str | None:
         if part._compiled_call_impl is not None:
             return f"it is compiled{where}"
         for parameter_name, parameter in part.named_parameters(name, recurse=False):
-            if type(parameter) is not nn.Parameter:
+            if type(parameter) is not nn.Parameter and not is_delayed(parameter):
                 return f"its parameter {parameter_name!r} is a {type(parameter).__name__}"
             if parameter.is_meta:
                 return f"its parameter {parameter_name!r} is on the meta device"
@@ -118,7 +121,7 @@ def substitution_of(module: nn.Module, entry: Entry, options: Mapping[str, Any],
     """
     args, kwargs = entry.arguments(module)
     arguments, taken = _with_options(entry.dist_module, tuple(args), kwargs, options)
-    with _like(module, seed):
+    with _like(module, seed), _delayed_like(module):
         substitute = entry.substitute_class(*arguments.args[1:], **arguments.kwargs)
     known = {*substitute.state_dict(), *named_shardings(substitute)}
     weights = _weights(entry, module)
@@ -183,13 +186,19 @@ def _like(module: nn.Module, seed: str) -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
+def _delayed_like(module: nn.Module) -> AbstractContextManager[None]:
+    """Delay what is made of delayed parameters, or in their place."""
+    return noting() if has_delayed(module) else nullcontext()
+
+
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
 
 
 def _weights(entry: Entry, module: nn.Module) -> dict[str, torch.Tensor]:
     if entry.weights_hook is not None:
-        return dict(entry.weights_hook(module))
+        with _delayed_like(module):
+            return dict(entry.weights_hook(module))
     state = module.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 

@@ -79,7 +79,7 @@ pub const KEYS: &[Key] = &[
     torch("sdp_max_live_parameters", Count(1), Integer(1_000_000_000), "elements", "parameters gathered at once").not_built(NO_SHARDED_DATA_PARALLELISM),
     torch("sdp_hierarchical_allgather", FLAG, Boolean(true), "", "gather within hosts first").not_built(NO_SHARDED_DATA_PARALLELISM),
     torch("sdp_gradient_clipping", Duration, Number(1.0), "L2 norm", "gradient clipping of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
-    torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "allocate parameters only after the partition").not_built("delayed parameter initialization is not built yet"),
+    torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "smp.model_creation delays parameters until they are placed"),
     torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
     torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller"),
     torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers").not_built(NO_TENSOR_PARALLELISM),

@@ -1,0 +1,1 @@
+"""Delayed parameter initialisation: what would make parameters is noted, and done where they are owned."""
