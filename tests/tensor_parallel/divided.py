@@ -95,7 +95,7 @@ def check_mode(group: TensorGroup) -> None:
         norms(group, sizes)
     for options, names in (LAYERS[4], LAYERS[5], (BOTH, ("shared position_bias",))):
         transformer(group, batches[0], options, names)
-    transformer(group, batches[0], {"causal_mask_size": 8, "window_sizes": [None, 2]}, ())
+    transformer(group, batches[0], {"causal_mask_size": 8, "window_sizes": [None, 2], "final_layernorm": True}, ())
 
 
 def inputs_of(

@@ -142,7 +142,7 @@ class PlainTransformer(nn.Module):
         both = options["pre_layernorm"] and options["post_layernorm"]
         windows = options.pop("window_sizes", None) or [None] * num_layers
         self.pre_layernorm = norm(options, both, options["hidden_size"])
-        self.layernorm = norm(options, both, options["hidden_size"])
+        self.layernorm = norm(options, options.get("final_layernorm", both), options["hidden_size"])
         self.seq_layers = nn.ModuleList(PlainLayer(**options, window_size=window) for window in windows)
 
     def forward(self, hidden: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:

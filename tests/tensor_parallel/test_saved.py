@@ -1,4 +1,4 @@
-"""Distributed modules in a whole job: clipped, trained, saved and loaded as one process does it."""
+"""Distributed modules in a whole job: clipped, trained, averaged, saved and loaded as one process does it."""
 
 from pathlib import Path
 
@@ -18,3 +18,8 @@ def test_a_job_with_distributed_modules_is_one_process(
 ) -> None:
     outputs = outputs_of_ranks(PROGRAM, str(pipeline), "2", optimize, str(int(prescaled)), ranks=ranks)
     assert all(output.endswith("saved\n") for output in outputs)
+
+
+def test_averages_over_pipeline_and_tensor_parallelism_are_those_of_one_process() -> None:
+    for output in outputs_of_ranks(PROGRAM.with_name("averaged.py"), ranks=4):
+        assert output == "averaged\n" * 3

@@ -45,6 +45,30 @@ def test_state_dicts_are_translated_both_ways() -> None:
     assert hf.gpt2.translate_hf_state_dict_to_smdistributed(older).keys() == ours.keys()
 
 
+@pytest.mark.parametrize(("degree", "optimize"), [(1, "speed"), (2, "speed"), (2, "memory")])
+def test_distributed_language_models_compute_with_translated_weights_what_theirs_do(degree: int, optimize: str) -> None:
+    for output in outputs_of_ranks(PROGRAM.with_name("whole_models.py"), str(degree), optimize, ranks=degree):
+        assert output.endswith("whole models hold\n")
+
+
+def test_what_a_distributed_language_model_has_no_place_for_is_refused() -> None:
+    config = transformers.GPT2Config(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=5)
+    state = transformers.GPT2LMHeadModel(config).state_dict()
+    to_ours = hf.gpt2.translate_hf_state_dict_to_smdistributed_gpt2_lm_head
+    to_theirs = hf.gpt2.translate_state_dict_to_hf_gpt2_lm_head
+    older = to_theirs(to_ours(state), max_seq_len=4)
+    assert older["transformer.h.0.attn.bias"].shape == (1, 1, 4, 4)
+    assert to_ours(older).keys() == to_ours(state).keys()
+    with pytest.raises(smp.ConfigError, match=r"'lm_head\.weight' and 'transformer\.wte\.weight' differ"):
+        to_ours({**state, "lm_head.weight": state["lm_head.weight"] + 1})
+    with pytest.raises(smp.ConfigError, match=r"'h\.0\.ln_1\.weight', which is no name of a GPT2LMHeadModel"):
+        to_ours({"h.0.ln_1.weight": torch.ones(8)})
+    with pytest.raises(smp.ConfigError, match=r"'transformer\.wte\.weight', which is no name of a Distributed"):
+        to_theirs(state)
+    with pytest.raises(smp.ConfigError, match=r"'token_type_embedding\.weight', which is no name of a Distributed"):
+        to_theirs({**to_ours(state), "token_type_embedding.weight": torch.ones(2, 8)})
+
+
 def test_names_within_names_and_unequal_parts_are_told_apart() -> None:
     bert = transformers.BertModel(
         transformers.BertConfig(

@@ -17,6 +17,7 @@ from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
+from shardwright.model.frozen import check_frozen_alike
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.runtime import current_runtime
@@ -69,7 +70,8 @@ class DistributedModel(DividedTensors, Saving):
             gradient_as_bucket_view: Keep gradients as views of their buckets.
 
         Raises:
-            ConfigError: An argument has a value that is not allowed.
+            ConfigError: An argument has a value that is not allowed, or data-parallel or tensor-parallel ranks have
+                frozen different parameters; then all of them raise it.
         """
         super().__init__()
         if trace_device not in ("gpu", "cpu"):
@@ -81,6 +83,7 @@ class DistributedModel(DividedTensors, Saving):
         if isinstance(module, DistributedModel):
             raise ConfigError("the module is a DistributedModel already")
         runtime = current_runtime()
+        check_frozen_alike(module, runtime)
         divided = replace(module, runtime)
         if any(each.substitute for each in divided.replacements):
             prepare(divided.module, announce=runtime.rank == 0)

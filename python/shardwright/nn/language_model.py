@@ -10,7 +10,7 @@ import torch
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_of
 from shardwright.nn.gathered import Call, LayerInputs, check_shapes, gather_states, tensors_by_name
-from shardwright.nn.transformer import DistributedTransformer, LayerOptions
+from shardwright.nn.transformer import DistributedTransformer, TransformerOptions
 from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 from shardwright.tensor_parallel.agreement import Agreement, Rule
 from shardwright.tensor_parallel.communicators import (
@@ -72,7 +72,7 @@ class DistributedTransformerLMHead(DistributedModule):
         use_normal_initialization: bool = False,
         pre_layernorm: bool = False,
         post_layernorm: bool = True,
-        **options: Unpack[LayerOptions],
+        **options: Unpack[TransformerOptions],
     ) -> None:
         """Make a model with fresh weights. Sizes are those of the whole.
 
@@ -96,7 +96,7 @@ class DistributedTransformerLMHead(DistributedModule):
             use_normal_initialization: See there; embeddings are normal always.
             pre_layernorm: See there.
             post_layernorm: See there.
-            **options: Of :class:`LayerOptions`.
+            **options: Of :class:`TransformerOptions`.
 
         Raises:
             ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism

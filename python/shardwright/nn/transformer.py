@@ -38,6 +38,19 @@ class LayerOptions(AttentionOptions, total=False):
     shared_layernorm: bool
 
 
+class TransformerOptions(LayerOptions, total=False):
+    """Keyword arguments of a sequence of layers; those of layers have their meaning there.
+
+    Attributes:
+        window_sizes: ``window_size`` of each layer, where they have several.
+        final_layernorm: Whether the output of the last layer is normalized; by default where both input and sum of each
+            block are.
+    """
+
+    window_sizes: Sequence[int | None] | None
+    final_layernorm: bool
+
+
 class DistributedTransformerLayer(DistributedModule):
     """A transformer layer: attention, attention to cross states if there are any, and the output block.
 
@@ -177,7 +190,7 @@ class DistributedTransformer(DistributedModule):
     Attributes:
         seq_layers: The layers, which take and give what was gathered, as a plain tuple of ``LayerInputs``.
         pre_layernorm: Of the input, if layers normalize both input and sum of each block; otherwise None.
-        layernorm: Of the output, likewise.
+        layernorm: Of the output, likewise, or as ``final_layernorm`` says.
     """
 
     def __init__(
@@ -197,9 +210,7 @@ class DistributedTransformer(DistributedModule):
         add_cross_attention: bool = False,
         pre_layernorm: bool = False,
         post_layernorm: bool = True,
-        *,
-        window_sizes: Sequence[int | None] | None = None,
-        **options: Unpack[LayerOptions],
+        **options: Unpack[TransformerOptions],
     ) -> None:
         """Make the layers with fresh weights; arguments are those of :class:`DistributedTransformerLayer`, and:
 
@@ -220,8 +231,7 @@ class DistributedTransformer(DistributedModule):
             pre_layernorm: See there. With ``post_layernorm`` too, the transformer's input and output are normalized
                 besides.
             post_layernorm: See there.
-            window_sizes: ``window_size`` of each layer, where they have several.
-            **options: Of :class:`LayerOptions`; a ``layer_idx`` is that of the first layer.
+            **options: Of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
 
         Raises:
             ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
@@ -230,18 +240,20 @@ class DistributedTransformer(DistributedModule):
         super().__init__(options.get("group"))
         if num_layers < 1:
             raise ConfigError(f"num_layers is {num_layers}; allowed are 1 or more")
+        given: dict[str, Any] = {**options, "group": self.tp_group}
+        window_sizes = given.pop("window_sizes", None)
         if window_sizes is not None and len(window_sizes) != num_layers:
             raise ConfigError(f"window_sizes are {list(window_sizes)}; needed is one for each of {num_layers} layers")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         self.add_cross_attention = add_cross_attention
         probabilities = attention_dropout_prob, hidden_dropout_prob, options.get("intermediate_dropout_prob", 0.0)
         self.drops = any(one > 0 for one in probabilities)
-        given: dict[str, Any] = {**options, "group": self.tp_group}
         self.inside = given.pop("inside", False)
         first = given.pop("layer_idx", None) or 0
         both = pre_layernorm and post_layernorm
         self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if both else None
-        self.layernorm = _norm(given, hidden_size, layernorm_epsilon) if both else None
+        normalizes_output = given.pop("final_layernorm", both)
+        self.layernorm = _norm(given, hidden_size, layernorm_epsilon) if normalizes_output else None
         layers = []
         for number in range(num_layers):
             if window_sizes is not None:

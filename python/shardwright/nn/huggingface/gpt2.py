@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.nn.huggingface.language_model import LanguageModel
 from shardwright.nn.huggingface.layer import Replaced, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
@@ -52,3 +53,8 @@ BLOCK = Replaced("transformers.models.gpt2.modeling_gpt2", "GPT2Block", _argumen
 translate_state_dict_to_hf_gpt2 = BLOCK.to_theirs
 translate_hf_state_dict_to_smdistributed_gpt2 = BLOCK.to_ours
 translate_hf_state_dict_to_smdistributed = BLOCK.to_ours
+
+#: The same for state dicts of whole models: ``GPT2LMHeadModel`` and ``smp.nn.DistributedTransformerLMHead``.
+_WHOLE = LanguageModel("GPT2LMHeadModel", _TABLE)
+translate_state_dict_to_hf_gpt2_lm_head = _WHOLE.to_theirs
+translate_hf_state_dict_to_smdistributed_gpt2_lm_head = _WHOLE.to_ours

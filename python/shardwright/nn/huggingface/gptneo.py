@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.nn.huggingface.language_model import LanguageModel
 from shardwright.nn.huggingface.layer import Replaced, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
@@ -48,3 +49,8 @@ BLOCK = Replaced("transformers.models.gpt_neo.modeling_gpt_neo", "GPTNeoBlock", 
 
 translate_state_dict_to_hf_gptneo = BLOCK.to_theirs
 translate_hf_state_dict_to_smdistributed_gptneo = BLOCK.to_ours
+
+#: The same for state dicts of whole models: ``GPTNeoForCausalLM`` and ``smp.nn.DistributedTransformerLMHead``.
+_WHOLE = LanguageModel("GPTNeoForCausalLM", _TABLE)
+translate_state_dict_to_hf_gptneo_lm_head = _WHOLE.to_theirs
+translate_hf_state_dict_to_smdistributed_gptneo_lm_head = _WHOLE.to_ours
