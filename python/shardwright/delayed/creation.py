@@ -22,6 +22,11 @@ _delays: ContextVar[bool] = ContextVar("shardwright_delays_parameters", default=
 class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what would make tensors."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler to keep it out of here, which takes seconds and 80 MiB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
+from shardwright.delayed.memory import Heap
+
 _ATEN = torch.ops.aten
 #: In place, without a look at what was there before.
 _OVERWRITING = frozenset(
@@ -21,6 +23,7 @@ _OVERWRITING = frozenset(
     )
 )  # fmt: skip
 _numbers = itertools.count()
+_heap = Heap()
 
 
 @dataclass(eq=False)
@@ -144,6 +147,7 @@ def evaluate(values: Sequence[Value]) -> list[torch.Tensor]:
             tensors.update(zip(operation.results, operation.run(tensors.__getitem__), strict=True))
             for value in expiring.get(index, ()):
                 tensors.pop(value, None)
+    _heap.add(list(tensors.values()))
     return [tensors[value] for value in values]
 
 
@@ -183,17 +187,20 @@ def _needed(values: Sequence[Value]) -> list[Operation]:
     return [found[number] for number in sorted(found)]
 
 
-def fingerprint(values: Iterable[Value]) -> str:
-    """Tells whether values are the same numbers on several ranks, without making them."""
+def operations_of(values: Iterable[Value]) -> list[Operation]:
+    """All operations that some values need, of whichever memory, in order."""
+    found = {operation.number: operation for value in values for operation in _needed([value])}
+    return [found[number] for number in sorted(found)]
+
+
+def fingerprint(operations: Iterable[Operation]) -> str:
+    """Tells whether operations are the same on several ranks, but for what random numbers they draw."""
     digest = hashlib.sha256()
-    for value in values:
-        for operation in _needed([value]):
-            digest.update(str(operation.function).encode())
-            for leaf in operation.leaves:
-                if isinstance(leaf, torch.Tensor):
-                    digest.update(leaf.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-                elif not isinstance(leaf, (Value, torch.Generator)):
-                    digest.update(repr(leaf).encode())
-            if operation.generator_state is not None:
-                digest.update(operation.generator_state.numpy().tobytes())
+    for operation in operations:
+        digest.update(str(operation.function).encode())
+        for leaf in operation.leaves:
+            if isinstance(leaf, torch.Tensor):
+                digest.update(leaf.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            elif not isinstance(leaf, (Value, torch.Generator)):
+                digest.update(repr(leaf).encode())
     return digest.hexdigest()

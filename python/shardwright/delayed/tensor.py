@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from shardwright.delayed.memory import scratch_like
 from shardwright.delayed.operations import Memory, Operation, Value, default_generator, evaluate, overwrites
 from shardwright.errors import ShardwrightError
 
@@ -81,6 +82,11 @@ class DelayedTensor(torch.Tensor):
     ) -> Any:
         """Note the operator, or run it with the values."""
         return dispatch(func, args, kwargs or {}, creating=False)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether values that no operation here makes were written to it, so that it has memory already."""
+        return self.value.memory.real is not None
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Say what it will be."""
@@ -247,7 +253,7 @@ def _is_noted(
 ) -> bool:
     if function.is_view:
         return True
-    if any(tensor.value.memory.real is not None for tensor in delayed):
+    if any(tensor.is_written for tensor in delayed):
         return False
     return creating or bool(written) or function in _COPIES
 
@@ -320,7 +326,7 @@ def _draw(
         if not isinstance(leaf, DelayedTensor):
             return leaf
         if any(leaf is tensor for tensor in written) and overwrites(function):
-            return torch.empty_like(leaf.meta, device=device)
+            return scratch_like(leaf.meta, device)
         return real(leaf).clone()
 
     function(*tree_map(scratch, args), **tree_map(scratch, kwargs))

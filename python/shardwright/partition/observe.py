@@ -178,6 +178,11 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._after = after
         self._write_positions: dict[Any, tuple[tuple[int, str], ...]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler to keep it out of here, which takes seconds and 80 MiB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

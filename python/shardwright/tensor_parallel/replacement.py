@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrize
 
-from shardwright.delayed.materialise import is_delayed
-from shardwright.delayed.operations import fingerprint
+from shardwright.delayed.agreement import draw_as_first
 from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
@@ -178,12 +177,13 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
     _check_the_same(allgather([asdict(each) for each in plan.replacements], TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
-    same = len(set(allgather(_fingerprint(substitutions), TP_GROUP))) == 1
+    same = _draw_as_first(substitutions, runtime)
     del plan  # which holds the originals; their memory is free one after another
     while substitutions:
         each = substitutions.pop(0)
         for name, weight in each.weights():
-            each.take(name, weight if same and is_delayed(weight) else _from_first_rank(weight, runtime))
+            stays = same and isinstance(weight, DelayedTensor) and not weight.is_written
+            each.take(name, weight if stays else _from_first_rank(weight, runtime))
         each.finish()
         for parent, child_name in uses.pop(0):
             parent._modules[child_name] = each.substitute
@@ -192,10 +192,11 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
     return Result(module, tuple(replacements), tuple(sorted(unused)))
 
 
-def _fingerprint(substitutions: list[Substitution]) -> str:
-    """Tells whether delayed weights are the same numbers on all tp ranks, which then need not send them."""
+def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
+    """Have delayed weights be those of tp rank 0 everywhere, which then need not be made and sent."""
     weights = (weight for each in substitutions for _, weight in each.weights())
-    return fingerprint(weight.value for weight in weights if isinstance(weight, DelayedTensor))
+    values = [weight.value for weight in weights if isinstance(weight, DelayedTensor) and not weight.is_written]
+    return draw_as_first(values, lambda value: allgather(value, TP_GROUP), is_first=runtime.tp_ranks[0] == runtime.rank)
 
 
 def _check_the_same(plans: list[list[dict[str, object]]]) -> None:

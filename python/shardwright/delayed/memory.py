@@ -1,0 +1,45 @@
+"""Host memory that large tensors take for a moment only."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import torch
+
+#: Bytes from which memory is taken from the system, and not from the heap.
+_LARGE = 1 << 17
+#: Bytes after which what is free in the heap is given back.
+_TRIMMED = 1 << 24
+
+
+def scratch_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """An uninitialised tensor whose memory goes back to the system with it.
+
+    In the heap it would leave a hole that no other of its size fits into, once something small took a piece of it.
+
+    Args:
+        meta: Of the same shape, strides and dtype.
+        device: Where the tensor is.
+    """
+    if device.type != "cpu" or meta.numel() * meta.element_size() < _LARGE:
+        return torch.empty_like(meta, device=device)
+    mapped = torch.frombuffer(mmap.mmap(-1, meta.untyped_storage().nbytes()), dtype=meta.dtype)
+    return mapped.as_strided(meta.shape, meta.stride(), meta.storage_offset())
+
+
+class Heap:
+    """Gives holes in the heap back to the system, after every so many bytes of tensors that were made there."""
+
+    def __init__(self) -> None:
+        """Nothing was made yet."""
+        self._made = 0
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
+
+    def add(self, tensors: list[torch.Tensor]) -> None:
+        """Tensors were made, which may be gone soon."""
+        self._made += sum(tensor.nbytes for tensor in tensors)
+        if self._made > _TRIMMED:
+            self._made = 0
+            if self._trim is not None:
+                self._trim(0)
