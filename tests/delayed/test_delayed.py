@@ -160,6 +160,26 @@ def test_values_that_were_read_before_a_write_are_those_of_before() -> None:
     assert [one.tolist() for one in module] == [[5, 6, 7], [2, 2, 2], [4, 4, 4], [6, 7, 8]]
 
 
+def test_where_values_are_read_or_written_does_not_matter() -> None:
+    def make() -> nn.Module:
+        return nn.ParameterList([torch.cat([torch.randn(3), torch.rand(3)]) @ torch.eye(6), torch.rand(2)])
+
+    whole, delayed = make_both(make)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(delayed[0] + 1, whole[0] + 1)
+    with torch.inference_mode():
+        assert torch.equal(delayed[1].cos(), whole[1].cos())
+        delayed[1].copy_(torch.tensor([7.0, 8.0]))
+    with torch.no_grad(), torch.device("meta"):
+        delayed[1].add_(torch.ones(2, device="cpu"))
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        materialise(delayed.parameters())
+    assert torch.equal(delayed[0], whole[0])
+    assert delayed[1].tolist() == [8, 9]
+    (delayed[0].sum() + delayed[1].prod()).backward()
+    assert delayed[1].grad is not None
+
+
 def test_hooks_attributes_gradients_and_optimizers_stay() -> None:
     whole, delayed = make_both(lambda: nn.Linear(3, 2))
     optimizers = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -127,7 +128,6 @@ def default_generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-@torch.no_grad()
 def evaluate(values: Sequence[Value]) -> list[torch.Tensor]:
     """Run what some values of one memory need, in the order in which it was noted; views of the memory stay views."""
     memory = values[0].memory
@@ -142,13 +142,27 @@ def evaluate(values: Sequence[Value]) -> list[torch.Tensor]:
     expiring: dict[int, list[Value]] = {}
     for value in done:
         expiring.setdefault(last_use[value], []).append(value)
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # nobody's modes are to see it
+    with _as_when_noted():
         for index, operation in enumerate(operations):
             tensors.update(zip(operation.results, operation.run(tensors.__getitem__), strict=True))
             for value in expiring.get(index, ()):
                 tensors.pop(value, None)
     _heap.add(list(tensors.values()))
     return [tensors[value] for value in values]
+
+
+@contextlib.contextmanager
+def _as_when_noted() -> Iterator[None]:
+    """Without what may be in force where values are read: modes, autocast, and inference, which marks what it makes."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+    ):
+        yield
 
 
 def _needed(values: Sequence[Value]) -> list[Operation]:
