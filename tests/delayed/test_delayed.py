@@ -108,6 +108,20 @@ def test_the_numbers_are_those_of_ordinary_creation(name: str) -> None:
     assert all(before is after for before, after in zip(parameters, delayed.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_parameters_are_made_on_their_device_and_go_where_they_are_placed(device: str) -> None:
+    def make() -> nn.Module:
+        here = nn.Linear(4, 5)
+        with torch.device(device):
+            return nn.Sequential(here, nn.Linear(5, 600), nn.Embedding(600, 300))
+
+    whole, delayed = make_both(make)
+    assert [one.device for one in delayed.parameters()] == [one.device for one in whole.parameters()]
+    materialise(delayed.parameters(), torch.device(device))
+    assert {one.device.type for one in delayed.parameters()} == {device}
+    assert_same(delayed, whole.to(device))
+
+
 def test_values_can_be_read_at_any_time() -> None:
     whole, delayed = make_both(Unusual)
     for name, parameter in delayed.named_parameters():

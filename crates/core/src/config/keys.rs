@@ -9,7 +9,6 @@ const FLAG: Kind = Kind::Boolean;
 /// Degrees and numbers of microbatches travel as 32-bit indices.
 const POSITIVE: Kind = Kind::Integer(1, u32::MAX as u64);
 
-const NO_TENSOR_PARALLELISM: &str = "this part of tensor parallelism is not built yet";
 const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
 const NO_HALF_PRECISION: &str = "half-precision training is not built yet";
 const NO_OFFLOADING: &str = "activation offloading is not built yet";
@@ -67,7 +66,7 @@ pub const KEYS: &[Key] = &[
     torch("tensor_parallel_degree", POSITIVE, Integer(1), "ranks", "ranks over which each distributed module is split; more than 1 needs ddp"),
     torch("fp16", FLAG, Boolean(false), "", "train in float16").not_built(NO_HALF_PRECISION),
     torch("bf16", FLAG, Boolean(false), "", "train in bfloat16").not_built(NO_HALF_PRECISION),
-    torch("fp16_params", FLAG, Boolean(false), "", "create parameters of distributed modules in float16").not_built(NO_TENSOR_PARALLELISM),
+    torch("fp16_params", FLAG, Boolean(false), "", "create parameters of distributed modules in float16").not_built(NO_HALF_PRECISION),
     torch("shard_optimizer_state", FLAG, Boolean(false), "", "shard optimizer state over replicas").not_built("optimizer state sharding is not built yet"),
     torch("offload_activations", FLAG, Boolean(false), "", "move checkpointed activations to host memory").not_built(NO_OFFLOADING),
     torch("activation_loading_horizon", POSITIVE, Integer(4), "tasks", "how many tasks ahead offloaded activations are fetched").not_built(NO_OFFLOADING),
@@ -82,11 +81,11 @@ pub const KEYS: &[Key] = &[
     torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "smp.model_creation delays parameters until they are placed"),
     torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
     torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller"),
-    torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers").not_built(NO_TENSOR_PARALLELISM),
+    torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers").not_built("checkpointing of attention is not built yet"),
     torch("load_partition", FLAG, Boolean(false), "", "take the partition from partition_file").not_built(NO_SAVED_PARTITION),
     torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),
     torch("overlapping_allreduce", FLAG, Nothing, "", "false: no DistributedModel overlaps its all-reduce with backward; else its own argument decides"),
-    torch("_match_weights", FLAG, Boolean(false), "", "for tests: distributed modules start from the original weights").not_built(NO_TENSOR_PARALLELISM),
+    torch("_match_weights", FLAG, Boolean(false), "", "either value: distributed modules always start from the weights of the modules that they replace"),
     torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: accumulate gradients in float32").not_built(NO_HALF_PRECISION),
     own("seed", Kind::Integer(0, i64::MAX as u64), Integer(0), "", "seed of the random numbers drawn in steps (see reproducible_rng)"),
     own("reproducible_rng", FLAG, Boolean(false), "", "random numbers in a step depend on `seed`, the step, the microbatch and the module call only, the same for every degree of parallelism; false: they depend on the script's seed and on how the model is divided"),

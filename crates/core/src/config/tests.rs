@@ -142,7 +142,7 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
         ),
         (
             json!({"fp16_params": true}),
-            "this part of tensor parallelism is not built yet",
+            "half-precision training is not built yet",
         ),
         (json!({"contiguous": false}), "TensorFlow-only"),
         (json!({"horovod": true}), "TensorFlow-only"),
