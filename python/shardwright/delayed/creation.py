@@ -9,23 +9,18 @@ from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.creation import watch_creation
 from shardwright.delayed.materialise import materialise
 from shardwright.delayed.tensor import DelayedTensor, dispatch
+from shardwright.dispatch_mode import DispatchMode
 from shardwright.errors import ConfigError
 
 _delays: ContextVar[bool] = ContextVar("shardwright_delays_parameters", default=False)
 
 
-class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Noting(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes what would make tensors."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its compiler to keep it out of here, which takes seconds and 80 MiB."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shardwright.dispatch_mode import DispatchMode
 from shardwright.partition.tree import ModelTree
 from shardwright.values.registry import registry
 
@@ -154,7 +154,7 @@ class _Wrapper:
         return result
 
 
-class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Hands every operation that reaches PyTorch's dispatcher to a function, with what it computed.
 
     Args:
@@ -177,11 +177,6 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written = written
         self._after = after
         self._write_positions: dict[Any, tuple[tuple[int, str], ...]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its compiler to keep it out of here, which takes seconds and 80 MiB."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
