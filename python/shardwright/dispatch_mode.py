@@ -1,6 +1,8 @@
-"""The base of the library's own modes of torch's dispatcher."""
+"""What the library's own modes of torch's dispatcher have in common."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -12,3 +14,15 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         """Torch would import its compiler to keep it out of here, which takes seconds and 80 MiB."""
         return False
+
+
+def write_positions(function: Any) -> tuple[tuple[int, str], ...]:
+    """Index and name of the arguments that an operator writes to, as far as its schema says."""
+    schema = getattr(function, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

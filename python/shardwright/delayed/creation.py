@@ -31,14 +31,19 @@ class _Noting(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[None]:
-    """Make floating-point tensors without values inside; they get them when they are materialised, or when read."""
-    token = _delays.set(True)
+def _set_to(delays: bool) -> Iterator[None]:
+    token = _delays.set(delays)
     try:
-        with _Noting():  # type: ignore[no-untyped-call]
-            yield
+        yield
     finally:
         _delays.reset(token)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """Make floating-point tensors without values inside; they get them when they are materialised, or when read."""
+    with _set_to(True), _Noting():  # type: ignore[no-untyped-call]
+        yield
 
 
 @contextlib.contextmanager
@@ -61,11 +66,8 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     if not isinstance(enabled, bool):
         raise ConfigError(f"smp.delay_param_initialization: enabled is {enabled!r}; allowed are True and False")
     if not enabled:
-        token = _delays.set(False)
-        try:
+        with _set_to(False):
             yield
-        finally:
-            _delays.reset(token)
         return
     created: list[weakref.ref[nn.Module]] = []
 

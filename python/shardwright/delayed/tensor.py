@@ -9,10 +9,11 @@ from typing import Any, SupportsIndex
 import torch
 from torch import nn
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from shardwright.delayed.memory import scratch_like
 from shardwright.delayed.operations import Memory, Operation, Value, default_generator, evaluate, overwrites
+from shardwright.dispatch_mode import write_positions
 from shardwright.errors import ShardwrightError
 
 _ATEN = torch.ops.aten
@@ -183,7 +184,7 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cr
         return args[0]
     if torch.Tag.inplace_view in function.tags and isinstance(args[0], DelayedTensor):
         return _reshaped(function, args, kwargs)
-    leaves, structure = tree_flatten((args, kwargs))
+    leaves = tree_leaves((args, kwargs))
     delayed = [leaf for leaf in leaves if isinstance(leaf, DelayedTensor)]
     others = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DelayedTensor)]
     if others and not delayed:
@@ -192,7 +193,7 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cr
     written = [output for output in outputs if isinstance(output, DelayedTensor)]
     only_delayed = len(written) == len(outputs) and all(other.dim() == 0 for other in others)
     if only_delayed and _is_noted(function, delayed, written, creating=creating):
-        noted = _noted(function, leaves, structure, delayed, written)
+        noted = _noted(function, args, dict(kwargs), delayed, written)
         if noted is not NotImplemented:
             return noted
     for tensor in written:
@@ -238,13 +239,10 @@ def _settle(memory: Memory) -> None:
 
 
 def _outputs(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    if not function._schema.is_mutable:
-        return []
     found: list[Any] = []
-    for index, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[index] if index < len(args) else kwargs.get(argument.name)
-            found.extend(given if isinstance(given, (list, tuple)) else [given])
+    for index, name in write_positions(function):
+        given = args[index] if index < len(args) else kwargs.get(name)
+        found.extend(given if isinstance(given, (list, tuple)) else [given])
     return [tensor for tensor in found if tensor is not None]
 
 
@@ -259,10 +257,13 @@ def _is_noted(
 
 
 def _noted(
-    function: Any, leaves: list[Any], structure: Any, delayed: list[DelayedTensor], written: list[DelayedTensor]
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    delayed: list[DelayedTensor],
+    written: list[DelayedTensor],
 ) -> Any:
     """Note an operator; NotImplemented where its result depends on values, or is none to be delayed."""
-    args, kwargs = tree_unflatten(leaves, structure)
     named = {argument.name for argument in function._schema.arguments}
     device = kwargs.get("device") or (delayed[0].device if delayed else torch.device("cpu"))
     on_meta = {"device": torch.device("meta")} if "device" in kwargs or (not delayed and "device" in named) else {}

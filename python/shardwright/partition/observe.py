@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.dispatch_mode import DispatchMode
+from shardwright.dispatch_mode import DispatchMode, write_positions
 from shardwright.partition.tree import ModelTree
 from shardwright.values.registry import registry
 
@@ -239,13 +239,7 @@ def _write_positions(func: Any) -> tuple[tuple[int, str], ...]:
     schema = getattr(func, "_schema", None)
     if schema is not None and schema.name in _BATCH_NORMALISATIONS:
         return _RUNNING_STATISTICS
-    if schema is None or not schema.is_mutable:
-        return ()
-    return tuple(
-        (index, argument.name)
-        for index, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+    return write_positions(func)
 
 
 class Clock:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from shardwright.delayed.agreement import draw_as_first
+from shardwright.delayed.materialise import has_delayed
 from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
@@ -194,7 +195,8 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
 
 def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
     """Have delayed weights be those of tp rank 0 everywhere, which then need not be made and sent."""
-    weights = (weight for each in substitutions for _, weight in each.weights())
+    delayed = (each for each in substitutions if has_delayed(each.module))
+    weights = (weight for each in delayed for _, weight in each.weights())
     values = [weight.value for weight in weights if isinstance(weight, DelayedTensor) and not weight.is_written]
     return draw_as_first(values, lambda value: allgather(value, TP_GROUP), is_first=runtime.tp_ranks[0] == runtime.rank)
 
