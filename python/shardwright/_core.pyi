@@ -104,6 +104,7 @@ class CommOptions:
         host_buffer_bytes: SupportsIndex,
         device_to_device: bool,
         device_buffer_bytes: SupportsIndex,
+        cuda_library: str | None = None,
     ) -> CommOptions: ...
     def __repr__(self, /) -> str: ...
 
@@ -752,6 +753,25 @@ class TensorParts:
 
         The caller keeps the memory alive and unchanged during the call.
         """
+    def append_device(
+        self,
+        /,
+        address: SupportsIndex,
+        nbytes: SupportsIndex,
+        dtype: str,
+        shape: SupportsGetItem[int, SupportsIndex],
+        strides: SupportsGetItem[int, SupportsIndex],
+        requires_grad: bool,
+        *,
+        ordinal: SupportsIndex,
+        stream: SupportsIndex,
+    ) -> bool:
+        """
+        Add a tensor in the memory of CUDA device `ordinal`, behind what `stream` has been given so far; does not wait.
+        False, and nothing is added, where there is no way or no room for it.
+
+        The memory stays the tensor's, and unchanged, as the stream sees it.
+        """
     def append_held(
         self,
         /,
@@ -778,9 +798,22 @@ class TensorParts:
         """
         Whether a tensor's bytes are here, and not only with the rank that holds it.
         """
+    def is_of_device(self, /, index: SupportsIndex) -> bool:
+        """
+        Whether a tensor was in the memory of a CUDA device at its sender.
+        """
     def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
         `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    def take_into_device(
+        self, /, index: SupportsIndex, address: SupportsIndex, *, ordinal: SupportsIndex, stream: SupportsIndex
+    ) -> bool:
+        """
+        Take a tensor's bytes into the memory of CUDA device `ordinal`, behind what `stream` has been given so far; does
+        not wait. False, and nothing is taken, where there is no way.
+
+        The memory stays the tensor's, and unused, as the stream sees it.
         """
     def take_tensor(self, /, index: SupportsIndex) -> tuple[ReceivedBuffer, str, list[int], list[int], str]:
         """

@@ -5,6 +5,7 @@ pub mod buffers;
 #[cfg(test)]
 mod conformance;
 pub mod counters;
+pub mod cuda;
 pub mod envelope;
 pub mod error;
 pub mod in_process;
@@ -13,6 +14,7 @@ pub mod options;
 pub mod owner;
 pub mod patience;
 pub mod published;
+mod raw;
 pub mod router;
 pub mod routing;
 pub mod secret;

@@ -1,8 +1,12 @@
 //! What the configuration and the environment say about transports and routes.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::buffers::Pool;
+use crate::cuda::DeviceMemory;
 use crate::routing::Choice;
 
 /// How a rank moves tensors.
@@ -22,6 +26,28 @@ pub struct CommOptions {
     pub device_to_device: bool,
     /// The size of the persistent device buffer (`SMP_D2D_GPU_BUFFER_SIZE_BYTES`).
     pub device_buffer_bytes: u64,
+    /// The library of CUDA's driver to load; `None` for the system's.
+    pub cuda_library: Option<PathBuf>,
+}
+
+/// The name of CUDA's driver in the system's directories.
+const CUDA_LIBRARY: &str = "libcuda.so.1";
+
+impl CommOptions {
+    /// What moves tensors of devices beside a persistent buffer of host memory; `None` where there is no CUDA.
+    pub fn device(&self, pool: &Arc<Pool>) -> Option<Arc<DeviceMemory>> {
+        let library = self.cuda_library.as_ref();
+        let library = library.map_or(OsStr::new(CUDA_LIBRARY), |path| path.as_os_str());
+        let bytes = if self.device_to_device {
+            self.device_buffer_bytes
+        } else {
+            0
+        };
+        let loaded = DeviceMemory::load(library, Arc::clone(pool), bytes);
+        loaded
+            .inspect_err(|reason| tracing::debug!(%reason, "no CUDA"))
+            .ok()
+    }
 }
 
 impl Default for CommOptions {
@@ -34,6 +60,7 @@ impl Default for CommOptions {
             host_buffer_bytes: 1 << 30,
             device_to_device: true,
             device_buffer_bytes: 256 << 20,
+            cuda_library: None,
         }
     }
 }

@@ -6,8 +6,8 @@
 //! 1. [`Route::InMessage`]: a small tensor costs less inside its message than
 //!    anything that must first be agreed on, wherever its memory is.
 //! 2. [`Route::PeerCopy`]: one copy between devices of one host (or within
-//!    one), which the destination's device buffer receives. The driver's own
-//!    memory handles do it; UCX is not needed.
+//!    one), out of the source's device buffer, which the destination has opened.
+//!    The driver's own memory handles do it; UCX is not needed.
 //! 3. [`Route::DeviceRdma`]: the adapter reads and writes device memory, from
 //!    the source's device buffer into the destination's.
 //! 4. [`Route::SharedMemory`]: the source writes into its own persistent host
@@ -241,7 +241,7 @@ fn obstacle(facts: &Facts, route: Route) -> Option<Reason> {
             Some(Reason::DeviceToDeviceDisabled)
         }
         Route::PeerCopy => no_peer_access(facts.between)
-            .or_else(|| room(facts.destination.device_room, Reason::DestinationDeviceFull)),
+            .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull)),
         Route::DeviceRdma => no_ucx(facts)
             .or_else(|| no_device_rdma(facts.between))
             .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull))

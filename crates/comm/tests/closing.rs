@@ -30,6 +30,7 @@ fn job(world: u32) -> Vec<Arc<Tcp>> {
                 liveness_timeout: Duration::from_secs(30),
                 limits: Limits::default(),
                 pool: None,
+                device: None,
                 ucx_address: Vec::new(),
                 transport: Choice::Auto,
             };

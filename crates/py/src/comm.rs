@@ -16,8 +16,12 @@ pub(crate) struct PyCommOptions(pub(crate) CommOptions);
 #[pymethods]
 impl PyCommOptions {
     #[new]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keyword-only, each its own setting"
+    )]
     #[pyo3(signature = (*, transport, spin_microseconds, ucx_library, ucx_packages, host_buffer_bytes,
-                        device_to_device, device_buffer_bytes))]
+                        device_to_device, device_buffer_bytes, cuda_library=None))]
     fn new(
         transport: &str,
         spin_microseconds: u64,
@@ -26,6 +30,7 @@ impl PyCommOptions {
         host_buffer_bytes: u64,
         device_to_device: bool,
         device_buffer_bytes: u64,
+        cuda_library: Option<String>,
     ) -> PyResult<Self> {
         let choice = Choice::ALL.into_iter().find(|one| one.name() == transport);
         let transport = choice.ok_or_else(|| {
@@ -40,6 +45,7 @@ impl PyCommOptions {
             host_buffer_bytes,
             device_to_device,
             device_buffer_bytes,
+            cuda_library: cuda_library.map(Into::into),
         }))
     }
 

@@ -9,7 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
     CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, Secret,
-    StartError, Transport, in_process_with, published, routing::Choice, ucx::connect_ucx,
+    StartError, Tcp, Transport,
+    cuda::Ordered,
+    in_process_with, published,
+    routing::Choice,
+    ucx::{Ucx, connect_ucx},
 };
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
@@ -19,7 +23,7 @@ use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
 use crate::listener::Listener;
 use crate::log;
-use crate::tensors::{TensorParts, set_process_pool};
+use crate::tensors::{TensorParts, set_process_memory};
 use crate::ucx;
 use crate::values::Spec;
 
@@ -69,6 +73,10 @@ impl Node {
         let pool = (buffer_bytes > 0)
             .then(|| Pool::new(buffer_bytes))
             .transpose()?;
+        let device = comm_options
+            .as_ref()
+            .zip(pool.as_ref())
+            .and_then(|(wanted, pool)| wanted.device(pool));
         let options = JobOptions {
             rank: Rank(rank),
             world,
@@ -84,6 +92,7 @@ impl Node {
             liveness_timeout: duration("liveness_timeout", liveness_timeout)?,
             limits: Limits::default(),
             pool: pool.clone(),
+            device: device.clone(),
             ucx_address: Vec::new(),
             transport: comm_options
                 .as_ref()
@@ -101,13 +110,18 @@ impl Node {
             .as_ref()
             .map_or(Duration::ZERO, |wanted| wanted.spin);
         let outcome = interruptible(py, |go_on| -> Result<Arc<dyn Transport>, StartError> {
-            Ok(match worker {
-                Some(worker) => connect_ucx(options, worker, spin, receiver, go_on)?,
-                None => shardwright_comm::connect(options, receiver, go_on)?,
-            })
+            let told = Arc::clone(&receiver);
+            let (job, exchange): (Arc<dyn Transport>, _) = if let Some(worker) = worker {
+                let job = connect_ucx(options, worker, spin, receiver, go_on)?;
+                (Arc::<Ucx>::clone(&job), job.exchange())
+            } else {
+                let job = shardwright_comm::connect(options, receiver, go_on)?;
+                (Arc::<Tcp>::clone(&job), job.exchange())
+            };
+            Ordered::before(job, told, exchange)
         })?;
         let transport = outcome.map_err(|error| start_error(&error))?;
-        set_process_pool(pool);
+        set_process_memory(pool, device);
         let node = Self::new(transport, router);
         Ok(Self {
             options: comm_options.unwrap_or_default(),

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use shardwright_comm::cuda::DeviceMemory;
 use shardwright_comm::{Pool, SHARED_BYTES};
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
@@ -16,19 +17,43 @@ pub(crate) type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
 /// `(buffer, dtype, shape, strides, device)`.
 type Taken = (ReceivedBuffer, String, Vec<u64>, Vec<u64>, String);
 
+/// The type of the devices whose memory is sent and received as such.
+const CUDA: &str = "cuda";
+
 /// Larger copies than this let other Python threads run meanwhile.
 const DETACHED_COPY_BYTES: usize = 1 << 20;
 
 /// The persistent buffer into which this process copies the tensors that it sends.
 static POOL: Mutex<Option<Arc<Pool>>> = Mutex::new(None);
 
-/// Use a persistent buffer from now on, or none.
-pub(crate) fn set_process_pool(pool: Option<Arc<Pool>>) {
+/// The device whose tensors this process sends and receives.
+static DEVICE: Mutex<Option<Arc<DeviceMemory>>> = Mutex::new(None);
+
+/// Use a persistent buffer and a device from now on, or none.
+pub(crate) fn set_process_memory(pool: Option<Arc<Pool>>, device: Option<Arc<DeviceMemory>>) {
     *POOL.lock().unwrap_or_else(PoisonError::into_inner) = pool;
+    *DEVICE.lock().unwrap_or_else(PoisonError::into_inner) = device;
 }
 
 fn process_pool() -> Option<Arc<Pool>> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn process_device() -> Option<Arc<DeviceMemory>> {
+    DEVICE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone()
+}
+
+fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
+    if meta.fits(nbytes as u64) {
+        return Ok(meta);
+    }
+    Err(PyValueError::new_err(format!(
+        "{nbytes} bytes are not a dense tensor of dtype {}, shape {:?} and strides {:?}",
+        meta.dtype, meta.shape, meta.strides
+    )))
 }
 
 /// The tensors of one body, copied out of torch's memory or received.
@@ -110,12 +135,7 @@ impl TensorParts {
             device,
             requires_grad,
         };
-        if !meta.fits(nbytes as u64) {
-            return Err(PyValueError::new_err(format!(
-                "{nbytes} bytes are not a dense tensor of dtype {}, shape {:?} and strides {:?}",
-                meta.dtype, meta.shape, meta.strides
-            )));
-        }
+        let meta = checked(meta, nbytes)?;
         let pool = (nbytes >= SHARED_BYTES).then(process_pool).flatten();
         let data = if nbytes > DETACHED_COPY_BYTES {
             py.detach(|| raw::copy_from(address, nbytes, pool.as_ref()))
@@ -124,6 +144,75 @@ impl TensorParts {
         };
         self.parts().push(TensorPart::new(meta, data));
         Ok(())
+    }
+
+    /// Add a tensor in the memory of CUDA device `ordinal`, behind what `stream` has been given so far; does not wait.
+    /// False, and nothing is added, where there is no way or no room for it.
+    ///
+    /// The memory stays the tensor's, and unchanged, as the stream sees it.
+    #[pyo3(signature = (address, nbytes, dtype, shape, strides, requires_grad, *, ordinal, stream))]
+    #[expect(clippy::too_many_arguments, reason = "one for each field of a tensor")]
+    fn append_device(
+        &self,
+        py: Python<'_>,
+        address: u64,
+        nbytes: usize,
+        dtype: String,
+        shape: Vec<u64>,
+        strides: Vec<u64>,
+        requires_grad: bool,
+        ordinal: i32,
+        stream: u64,
+    ) -> PyResult<bool> {
+        let meta = TensorMeta {
+            dtype,
+            shape,
+            strides,
+            device: CUDA.to_owned(),
+            requires_grad,
+        };
+        let meta = checked(meta, nbytes)?;
+        let Some(device) = process_device() else {
+            return Ok(false);
+        };
+        let data = py.detach(|| device.send_from(ordinal, address, nbytes, stream));
+        let added = data.map(|data| self.parts().push(TensorPart::new(meta, data)));
+        Ok(added.is_some())
+    }
+
+    /// Whether a tensor was in the memory of a CUDA device at its sender.
+    fn is_of_device(&self, index: usize) -> PyResult<bool> {
+        self.with(index, |part| part.meta.device == CUDA)
+    }
+
+    /// Take a tensor's bytes into the memory of CUDA device `ordinal`, behind what `stream` has been given so far; does
+    /// not wait. False, and nothing is taken, where there is no way.
+    ///
+    /// The memory stays the tensor's, and unused, as the stream sees it.
+    #[pyo3(signature = (index, address, *, ordinal, stream))]
+    fn take_into_device(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        address: u64,
+        ordinal: i32,
+        stream: u64,
+    ) -> PyResult<bool> {
+        let Some(device) = process_device() else {
+            return Ok(false);
+        };
+        let data = self.with(index, |part| {
+            let here = part.meta.fits(part.data.len() as u64);
+            here.then(|| std::mem::take(&mut part.data))
+        })?;
+        let Some(data) = data else {
+            return Ok(false);
+        };
+        if py.detach(|| device.receive_into(&data, ordinal, address, stream)) {
+            return Ok(true);
+        }
+        self.with(index, |part| part.data = data)?;
+        Ok(false)
     }
 
     fn __len__(&self) -> usize {

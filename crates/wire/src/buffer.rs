@@ -9,8 +9,16 @@ use std::sync::Arc;
 /// Its start is aligned for any dtype. While only one [`Arc`] of it exists, nobody else
 /// reads or writes it.
 pub trait Lent: Any + Send + Sync {
-    /// The bytes.
+    /// The bytes. Those of device memory are copied to the host for it, at most once.
     fn as_bytes(&self) -> &[u8];
+
+    /// How many bytes, without a look at them.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
 
     /// Where the bytes begin, for the sole owner to write through.
     fn start(&self) -> *mut u8;
@@ -127,7 +135,7 @@ impl Buffer {
     pub fn len(&self) -> usize {
         match &self.0 {
             Memory::Heap { len, .. } => *len,
-            Memory::Lent(memory) => memory.as_bytes().len(),
+            Memory::Lent(memory) => memory.len(),
         }
     }
 
@@ -164,13 +172,7 @@ impl fmt::Debug for Buffer {
             Memory::Heap { .. } => "heap",
             Memory::Lent(_) => "lent",
         };
-        let bytes = self.as_bytes();
-        let shown = &bytes[..bytes.len().min(16)];
-        write!(
-            formatter,
-            "Buffer({kind}, {} bytes, {shown:02x?}...)",
-            bytes.len()
-        )
+        write!(formatter, "Buffer({kind}, {} bytes)", self.len())
     }
 }
 
@@ -183,6 +185,10 @@ mod tests {
     impl Lent for Borrowed {
         fn as_bytes(&self) -> &[u8] {
             &self.0
+        }
+
+        fn len(&self) -> usize {
+            self.0.len()
         }
 
         fn start(&self) -> *mut u8 {

@@ -13,7 +13,7 @@ pub use beat::Beat;
 pub use buffer::{Buffer, Lent, NoMemory, Owned};
 pub use codec::{
     CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Placed,
-    SharedPlace,
+    SharedMemory, SharedPlace,
 };
 pub use message::{
     Abort, Asked, Body, Delivery, ErrorReport, Fetch, Message, ObjectMessage, Outcome, Phase,

@@ -39,8 +39,8 @@ def dtype_of(name: str) -> torch.dtype:
 def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mapping[int, Origin] = _NOT_ELSEWHERE) -> Any:
     """Copy tensors into a body.
 
-    Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are staged through pinned host
-    memory, in the order of the current stream.
+    Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are copied in the order of the current
+    stream, and nobody waits for that where the connection can tell when they are there.
 
     Args:
         tensors: Any strided tensors.
@@ -56,30 +56,46 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mappin
     parts = _core.TensorParts()
     here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
     here = bring_all(here)
-    staged = [(tensor, _on_host(tensor)) for tensor in here]
-    devices = [tensor.device for tensor in here if tensor.is_cuda]
-    for device in set(devices):
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(device))
-        copied.synchronize()
-    rest = iter(staged)
+    # All are looked at before the first copy.
+    rest = iter([_dense(tensor) for tensor in here])
     for index, need in enumerate(requires_grad):
         if index in origins:
             (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
             held = {"holder": holder, "requester": requester, "request": request, "index": place}
             parts.append_held(dtype, shape, strides, device_type, need, **held)
             continue
-        tensor, host = next(rest)
+        dense = next(rest)
+        if dense.is_cuda and _append_device(parts, dense, need):
+            continue
+        host = _on_host(dense) if dense.is_cuda else dense
         parts.append(
             host.data_ptr(),
             host.nbytes,
             _NAMES[host.dtype],
             host.shape,
             host.stride(),
-            tensor.device.type,
+            dense.device.type,
             need,
         )
     return parts
+
+
+def _append_device(parts: Any, tensor: torch.Tensor, requires_grad: bool) -> bool:
+    """Add a dense tensor of a GPU behind what its current stream has to do; False where that is not possible."""
+    stream = torch.cuda.current_stream(tensor.device)
+    # The allocator may have made it for another stream.
+    tensor.detach().record_stream(stream)
+    added: bool = parts.append_device(
+        tensor.data_ptr(),
+        tensor.nbytes,
+        _NAMES[tensor.dtype],
+        tensor.shape,
+        tensor.stride(),
+        requires_grad,
+        ordinal=tensor.device.index,
+        stream=stream.cuda_stream,
+    )
+    return added
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -95,8 +111,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values in dense host memory, for reading its address."""
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values in dense memory, for reading its address."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
         raise UnsupportedValueError(
             f"a tensor of the subclass {type(tensor).__qualname__} cannot cross ranks; convert it to a plain tensor"
@@ -112,11 +128,15 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
         plain = tensor.detach().resolve_conj().resolve_neg()
     if not is_dense(plain):
         plain = plain.detach().contiguous()
-    if not plain.is_cuda:
-        return plain
-    plain = plain.detach()
-    host = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype, device="cpu", pin_memory=True)
-    return host.copy_(plain, non_blocking=True)
+    return plain
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor of a GPU in host memory, once its current stream has come that far."""
+    host = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu", pin_memory=True)
+    host.copy_(tensor.detach(), non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host
 
 
 def unpack(parts: Any) -> list[torch.Tensor]:
@@ -126,12 +146,25 @@ def unpack(parts: Any) -> list[torch.Tensor]:
 
 def unpack_one(parts: Any, index: int) -> torch.Tensor:
     """Make one tensor of a received body; each can be made once."""
-    buffer, dtype, shape, strides, device = parts.take_tensor(index)
+    if parts.is_of_device(index) and torch.cuda.is_available():
+        return _on_device(parts, index)
+    return _wrapped(parts, index)
+
+
+def _on_device(parts: Any, index: int) -> torch.Tensor:
+    """A tensor of the current GPU, from the bytes of one that came from a GPU."""
+    dtype, shape, strides, _, _ = parts.meta(index)
+    tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cuda")
+    stream = torch.cuda.current_stream(tensor.device)
+    if parts.take_into_device(index, tensor.data_ptr(), ordinal=tensor.device.index, stream=stream.cuda_stream):
+        return tensor
+    return tensor.copy_(_wrapped(parts, index).pin_memory(), non_blocking=True)
+
+
+def _wrapped(parts: Any, index: int) -> torch.Tensor:
+    """A tensor around received bytes in host memory."""
+    buffer, dtype, shape, strides, _ = parts.take_tensor(index)
     if len(buffer):
         # In place: views of received tensors must find the tensor itself as their base.
-        tensor = torch.frombuffer(buffer, dtype=_DTYPES[dtype]).as_strided_(shape, strides)
-    else:
-        tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
-    if device == "cuda" and torch.cuda.is_available():
-        tensor = tensor.pin_memory().to("cuda", non_blocking=True)
-    return tensor
+        return torch.frombuffer(buffer, dtype=_DTYPES[dtype]).as_strided_(shape, strides)
+    return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode_placed;
-use shardwright_wire::{Buffer, CodecError, Frame, Limits, Message, NoMemory, SharedPlace};
+use shardwright_wire::{
+    Buffer, CodecError, Frame, Limits, Message, NoMemory, SharedMemory, SharedPlace,
+};
 
 use super::SHARED_BYTES;
 use super::import::{Import, ImportError};
 use super::pool::{Offer, Pool};
 use crate::counters::Counters;
+use crate::cuda::{DeviceMemory, DeviceTensor};
 use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Rdma, Route};
 
 /// How the other ranks can be reached.
@@ -22,6 +25,8 @@ pub struct Reach {
     pub ucx_peers: BTreeSet<Rank>,
     /// What the configuration allows.
     pub choice: Choice,
+    /// This rank's device, where CUDA's driver is.
+    pub device: Option<Arc<DeviceMemory>>,
 }
 
 /// A rank's persistent buffer, and those of the other ranks of its host.
@@ -31,6 +36,13 @@ pub struct Exchange {
     imports: BTreeMap<Rank, Arc<Import>>,
     reach: Reach,
     counters: Counters,
+}
+
+/// The most bytes that one tensor can have in this rank's buffers.
+#[derive(Clone, Copy)]
+struct Room {
+    host: u64,
+    device: u64,
 }
 
 impl Exchange {
@@ -72,14 +84,30 @@ impl Exchange {
         let mut decisions = Vec::new();
         let frame = encode_placed(message, limits, &mut |buffer| {
             let bytes = buffer.len() as u64;
-            let mut decision = self.decide(to, bytes, u64::MAX);
+            let tensor = DeviceTensor::of(buffer);
+            let device = tensor.as_deref();
+            let mut room = Room {
+                host: u64::MAX,
+                device: device.map_or(0, DeviceTensor::device_room),
+            };
             let mut place = None;
-            if decision.route == Route::SharedMemory {
-                place = self.pool.as_ref().and_then(|pool| pool.lend(buffer));
-                if place.is_none() {
-                    decision = self.decide(to, bytes, 0);
+            let decision = loop {
+                let decision = self.decide(to, device.is_some(), bytes, room);
+                match decision.route {
+                    Route::PeerCopy => {
+                        place = self.lend_device(tensor.as_ref());
+                        room.device = 0;
+                    }
+                    Route::SharedMemory => {
+                        place = self.lend(buffer, tensor.as_ref());
+                        room.host = 0;
+                    }
+                    _ => break decision,
                 }
-            }
+                if place.is_some() {
+                    break decision;
+                }
+            };
             decisions.push((decision, bytes));
             places.extend(place);
             place
@@ -97,16 +125,44 @@ impl Exchange {
         frame
     }
 
-    /// By which route a tensor travels when this rank's buffer has so much room.
-    fn decide(&self, to: Rank, bytes: u64, host_room: u64) -> Decision {
+    /// Whether a rank will copy a tensor out of this rank's device buffer by itself.
+    pub(crate) fn copies_from(&self, to: Rank, tensor: &DeviceTensor) -> bool {
+        let room = Room {
+            host: u64::MAX,
+            device: tensor.device_room(),
+        };
+        self.decide(to, true, tensor.num_bytes(), room).route == Route::PeerCopy
+    }
+
+    fn lend_device(&self, tensor: Option<&Arc<DeviceTensor>>) -> Option<SharedPlace> {
+        self.reach.device.as_ref()?.lend(tensor?)
+    }
+
+    /// Lends host memory: a tensor's own, or what one of a device was staged in.
+    fn lend(&self, buffer: &Buffer, tensor: Option<&Arc<DeviceTensor>>) -> Option<SharedPlace> {
+        let pool = self.pool.as_ref()?;
+        match tensor {
+            None => pool.lend(buffer),
+            // One is the buffer's own, one is the caller's.
+            Some(tensor) if Arc::strong_count(tensor) <= 2 => pool.lend(tensor.on_host_now().ok()?),
+            Some(_) => None,
+        }
+    }
+
+    /// By which route a tensor travels when this rank's buffers have so much room.
+    fn decide(&self, to: Rank, of_device: bool, bytes: u64, room: Room) -> Decision {
         let end = End {
-            memory: Memory::Host,
-            host_room,
-            device_room: 0,
+            memory: if of_device {
+                Memory::Cuda
+            } else {
+                Memory::Host
+            },
+            host_room: room.host,
+            device_room: room.device,
         };
         let between = if self.reach.neighbours.contains(&to) {
             Between::SameHost {
-                devices: Devices::Apart,
+                devices: self.devices(to),
                 shared_memory: self.pool.as_ref().is_some_and(|pool| pool.is_mapped_by(to)),
             }
         } else {
@@ -120,11 +176,31 @@ impl Exchange {
             destination: end,
             between,
             ucx_loaded: self.reach.ucx_peers.contains(&to),
-            device_to_device_disabled: false,
+            device_to_device_disabled: !self
+                .reach
+                .device
+                .as_ref()
+                .is_some_and(|device| device.is_enabled()),
             choice: self.reach.choice,
             bytes,
             in_message_below: SHARED_BYTES as u64,
         })
+    }
+
+    /// How this rank's device stands to that of a rank of its host, as far as memory has been opened.
+    fn devices(&self, to: Rank) -> Devices {
+        let opened = self
+            .pool
+            .as_ref()
+            .is_some_and(|pool| pool.device_is_mapped_by(to));
+        if !opened {
+            return Devices::Apart;
+        }
+        let other = self
+            .imports
+            .get(&to)
+            .and_then(|import| import.device.devices());
+        other.unwrap_or(Devices::Peers)
     }
 
     /// The bytes that a message of a rank names.
@@ -139,8 +215,18 @@ impl Exchange {
             offset: place.offset,
             slot: place.slot,
         })?;
-        let received = import.receive(place, bytes)?;
-        self.counters.received(Route::SharedMemory, bytes as u64);
+        let device = self.reach.device.as_ref();
+        if let Some(device) = device {
+            device.open(import);
+        }
+        let (received, route) = match (place.memory, device) {
+            (SharedMemory::Host, _) => (import.receive(place, bytes)?, Route::SharedMemory),
+            (SharedMemory::Device, Some(device)) => {
+                (device.receive(import, place, bytes)?, Route::PeerCopy)
+            }
+            (SharedMemory::Device, None) => return Err(ImportError::NoDevice { bytes }),
+        };
+        self.counters.received(route, bytes as u64);
         Ok(received)
     }
 
@@ -164,6 +250,11 @@ impl Exchange {
         let small = bytes < SHARED_BYTES;
         let route = if small { Route::InMessage } else { route };
         self.counters.received(route, bytes as u64);
+    }
+
+    /// This rank's device, where CUDA's driver is.
+    pub fn device(&self) -> Option<&Arc<DeviceMemory>> {
+        self.reach.device.as_ref()
     }
 
     /// What travelled by which route.

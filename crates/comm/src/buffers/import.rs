@@ -9,9 +9,10 @@ use rustix::fs::{OFlags, SealFlags, fcntl_get_seals};
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Lent, SharedPlace};
 
-use super::layout::{self, slot};
+use super::layout::{self, DeviceOffer, mapped, slot};
 use super::pool::{NAME, Offer};
 use super::raw::{Mapping, Piece};
+use crate::cuda::PeerDevice;
 use crate::owner::Owner;
 
 /// Why another rank's memory cannot be used.
@@ -43,18 +44,32 @@ pub enum ImportError {
         /// The named slot.
         slot: u32,
     },
+    /// A message names a place in device memory, of which this rank has opened none.
+    #[error("a tensor of {bytes} bytes lies in device memory, which is not open here")]
+    NoDevice {
+        /// The tensor's size.
+        bytes: usize,
+    },
 }
 
 /// Another rank's persistent buffer.
 pub struct Import {
     mapping: Arc<Mapping>,
+    own: Rank,
     owner: Owner,
+    /// What this rank's device has of it, and of the owner's buffer in device memory.
+    pub(crate) device: PeerDevice,
 }
 
 /// A tensor's bytes in another rank's buffer, in this process's hands until dropped.
 struct Received {
-    import: Arc<Import>,
     piece: Piece,
+    _held: Held,
+}
+
+/// A block that a peer has lent; given back when dropped.
+pub(crate) struct Held {
+    import: Arc<Import>,
     slot_word: usize,
 }
 
@@ -107,10 +122,12 @@ impl Import {
         let Some(word) = layout::mapped_word(own) else {
             return Err(other("it has no room for a rank of this number"));
         };
-        mapping.word(word).store(1, Ordering::Release);
+        mapping.word(word).store(mapped::HOST, Ordering::Release);
         Ok(Arc::new(Self {
             mapping: Arc::new(mapping),
+            own,
             owner: Owner::this_process(),
+            device: PeerDevice::default(),
         }))
     }
 
@@ -125,7 +142,6 @@ impl Import {
             offset: place.offset,
             slot: place.slot,
         };
-        let slot_word = layout::slot_word(place.slot).ok_or_else(refused)?;
         let end = place.offset.checked_add(bytes as u64).ok_or_else(refused)?;
         if place.offset < layout::HEAD_BYTES as u64
             || end > self.mapping.len() as u64
@@ -133,15 +149,57 @@ impl Import {
         {
             return Err(refused());
         }
+        let held = self.take(place, bytes)?;
+        Ok(Buffer::lent(Arc::new(Received {
+            piece: Piece::new(Arc::clone(&self.mapping), place.offset as usize, bytes),
+            _held: held,
+        })))
+    }
+
+    /// Takes over what is lent at a place, whose range the caller has checked.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        place: SharedPlace,
+        bytes: usize,
+    ) -> Result<Held, ImportError> {
+        let refused = || ImportError::NoSuchPlace {
+            bytes,
+            offset: place.offset,
+            slot: place.slot,
+        };
+        let slot_word = layout::slot_word(place.slot).ok_or_else(refused)?;
         self.mapping
             .word(slot_word)
             .compare_exchange(slot::LENT, slot::TAKEN, Ordering::AcqRel, Ordering::Acquire)
             .map_err(|_| refused())?;
-        Ok(Buffer::lent(Arc::new(Received {
+        Ok(Held {
             import: Arc::clone(self),
-            piece: Piece::new(Arc::clone(&self.mapping), place.offset as usize, bytes),
             slot_word,
-        })))
+        })
+    }
+
+    /// Where the whole buffer begins here, and how long it is.
+    pub(crate) fn range(&self) -> (*mut u8, usize) {
+        (self.mapping.start(), self.mapping.len())
+    }
+
+    /// How to open the owner's buffer in device memory, if it has one.
+    pub(crate) fn device_offer(&self) -> Option<DeviceOffer> {
+        let offered = self.mapping.word(layout::DEVICE_OFFERED);
+        (offered.load(Ordering::Acquire) == 1).then(|| {
+            std::array::from_fn(|index| {
+                let word = self.mapping.word(layout::device_word(index));
+                word.load(Ordering::Relaxed)
+            })
+        })
+    }
+
+    /// Tells the owner that its buffer in device memory is open here.
+    pub(crate) fn device_is_mapped(&self) {
+        if let Some(word) = layout::mapped_word(self.own) {
+            let word = self.mapping.word(word);
+            word.store(mapped::DEVICE, Ordering::Release);
+        }
     }
 }
 
@@ -150,12 +208,16 @@ impl Lent for Received {
         self.piece.as_bytes()
     }
 
+    fn len(&self) -> usize {
+        self.piece.len()
+    }
+
     fn start(&self) -> *mut u8 {
         self.piece.start()
     }
 }
 
-impl Drop for Received {
+impl Drop for Held {
     fn drop(&mut self) {
         // The tensor of a forked child is the parent's (BU-4).
         if self.import.owner.is_here() {

@@ -3,7 +3,7 @@
 use shardwright_core::Rank;
 
 /// The first word; another layout gets another number.
-pub(super) const MAGIC: u32 = 0x5348_5701;
+pub(super) const MAGIC: u32 = 0x5348_5702;
 
 /// Bytes of the token that tells a buffer from any other memory.
 pub(super) const TOKEN_BYTES: usize = 16;
@@ -23,7 +23,22 @@ pub(super) const ALIGNMENT: u64 = 64;
 const TOKEN: usize = 16;
 const MAPPED: usize = 4096;
 const SLOT: usize = MAPPED + MAX_RANKS as usize * 4;
-const _: () = assert!(SLOT + SLOTS as usize * 4 <= HEAD_BYTES);
+const DEVICE: usize = SLOT + SLOTS as usize * 4;
+const _: () = assert!(DEVICE + (DEVICE_OFFER_WORDS + 1) * 4 <= HEAD_BYTES);
+
+/// What the word of a rank says that has mapped the buffer, and the one beside it in device memory or not.
+pub(super) mod mapped {
+    /// Only this buffer.
+    pub(crate) const HOST: u32 = 1;
+    /// The device's too.
+    pub(crate) const DEVICE: u32 = 2;
+}
+
+/// Words that say how the owner's device buffer is to be opened: its device, its size, and the driver's handle.
+const DEVICE_OFFER_WORDS: usize = 4 + 2 + 16;
+
+/// How a device buffer is to be opened, as words.
+pub(crate) type DeviceOffer = [u32; DEVICE_OFFER_WORDS];
 
 /// What a slot's word says.
 pub(super) mod slot {
@@ -42,6 +57,14 @@ pub(super) fn token_word(index: usize) -> usize {
 /// The word in which a rank says that it has mapped the buffer.
 pub(super) fn mapped_word(rank: Rank) -> Option<usize> {
     (rank.0 < MAX_RANKS).then(|| MAPPED + rank.0 as usize * 4)
+}
+
+/// The word that is 1 once the owner has a device buffer and the words behind it say how to open that.
+pub(super) const DEVICE_OFFERED: usize = DEVICE;
+
+/// A word of what [`DEVICE_OFFERED`] promises.
+pub(super) fn device_word(index: usize) -> usize {
+    DEVICE + 4 + index * 4
 }
 
 /// The word of a slot.

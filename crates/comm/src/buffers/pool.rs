@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shardwright_core::Rank;
-use shardwright_wire::{Buffer, Lent, NoMemory, SharedPlace};
+use shardwright_wire::{Buffer, Lent, NoMemory, SharedMemory, SharedPlace};
 
 use super::allocator::{Allocator, Block};
-use super::layout::{self, slot};
+use super::layout::{self, mapped, slot};
 use super::raw::{Mapping, Piece};
 use crate::owner::Owner;
 
@@ -55,8 +55,8 @@ struct State {
 /// A block that a peer holds, or will.
 struct Loan {
     slot: u32,
-    /// Goes back to the allocator when dropped.
-    _region: Arc<Region>,
+    /// Goes back to its allocator when dropped.
+    _memory: Arc<dyn Any + Send + Sync>,
 }
 
 /// A block of the pool in this process's hands.
@@ -132,10 +132,38 @@ impl Pool {
         Buffer::lent(Arc::new(region))
     }
 
+    /// A block that is filled later, through its start; `None` where there is no room.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
+        Some(Buffer::lent(Arc::new(self.take(bytes)?)))
+    }
+
+    /// Where the whole buffer begins, and how long it is.
+    pub(crate) fn range(&self) -> (*mut u8, usize) {
+        (self.mapping.start(), self.mapping.len())
+    }
+
+    /// Tells the ranks that have mapped the buffer how to open the one in device memory; once.
+    pub(crate) fn offer_device(&self, words: layout::DeviceOffer) {
+        for (index, word) in words.into_iter().enumerate() {
+            let place = self.mapping.word(layout::device_word(index));
+            place.store(word, Ordering::Relaxed);
+        }
+        let offered = self.mapping.word(layout::DEVICE_OFFERED);
+        offered.store(1, Ordering::Release);
+    }
+
     /// Whether a rank of this host has mapped the buffer.
     pub fn is_mapped_by(&self, rank: Rank) -> bool {
-        layout::mapped_word(rank)
-            .is_some_and(|word| self.mapping.word(word).load(Ordering::Acquire) != 0)
+        self.mapped(rank) >= mapped::HOST
+    }
+
+    /// Whether a rank of this host has opened the buffer in device memory too.
+    pub(crate) fn device_is_mapped_by(&self, rank: Rank) -> bool {
+        self.mapped(rank) >= mapped::DEVICE
+    }
+
+    fn mapped(&self, rank: Rank) -> u32 {
+        layout::mapped_word(rank).map_or(0, |word| self.mapping.word(word).load(Ordering::Acquire))
     }
 
     /// Hands a block over to a peer that has mapped the buffer (BU-1); `None` when it is not of
@@ -149,15 +177,29 @@ impl Pool {
             return None;
         }
         let offset = layout::HEAD_BYTES as u64 + region.block.offset;
+        self.lend_block(SharedMemory::Host, offset, region)
+    }
+
+    /// Lends memory, of this buffer or the one in device memory, and keeps it until it is given back.
+    pub(crate) fn lend_block(
+        &self,
+        memory: SharedMemory,
+        offset: u64,
+        kept: Arc<dyn Any + Send + Sync>,
+    ) -> Option<SharedPlace> {
         let mut state = self.lock();
         let slot = state.slots.pop()?;
         let word = layout::slot_word(slot)?;
         self.mapping.word(word).store(slot::LENT, Ordering::Release);
         state.lent.push_back(Loan {
             slot,
-            _region: region,
+            _memory: kept,
         });
-        Some(SharedPlace { slot, offset })
+        Some(SharedPlace {
+            memory,
+            slot,
+            offset,
+        })
     }
 
     /// Takes back a block that was not sent after all.
@@ -194,7 +236,7 @@ impl Pool {
     }
 
     /// Looks at so many of the lent blocks for some that were given back, the oldest first.
-    fn take_back(&self, at_most: usize) {
+    pub(crate) fn take_back(&self, at_most: usize) {
         let mut given_back = Vec::new();
         let mut state = self.lock();
         let mut index = 0;
@@ -227,6 +269,10 @@ impl fmt::Debug for Pool {
 impl Lent for Region {
     fn as_bytes(&self) -> &[u8] {
         self.piece.as_bytes()
+    }
+
+    fn len(&self) -> usize {
+        self.piece.len()
     }
 
     fn start(&self) -> *mut u8 {

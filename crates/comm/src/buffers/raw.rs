@@ -24,6 +24,10 @@ impl Mapping {
         self.0.len()
     }
 
+    pub(super) fn start(&self) -> *mut u8 {
+        self.0.as_mut_ptr()
+    }
+
     /// A word of the head; only ever used as an atomic, by both processes.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
@@ -55,6 +59,10 @@ impl Piece {
             offset,
             len,
         }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     pub(super) fn start(&self) -> *mut u8 {

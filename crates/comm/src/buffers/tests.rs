@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use shardwright_core::Rank;
-use shardwright_wire::{Buffer, SharedPlace};
+use shardwright_wire::{Buffer, SharedMemory, SharedPlace};
 
 use super::layout::{ALIGNMENT, HEAD_BYTES};
 use super::{Exchange, Import, ImportError, Offer, Pool, Reach};
@@ -241,6 +241,7 @@ fn ranks_are_lent_to_once_they_have_mapped_the_buffer() {
     assert!(pool.is_mapped_by(PEER));
     assert!(!pool.is_mapped_by(Rank(2)));
     let nowhere = SharedPlace {
+        memory: SharedMemory::Host,
         slot: 0,
         offset: HEAD_BYTES as u64,
     };

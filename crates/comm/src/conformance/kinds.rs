@@ -9,6 +9,7 @@ use shardwright_wire::{Limits, Message};
 
 use super::{Recorder, WATCHDOG};
 use crate::buffers::Pool;
+use crate::cuda::testing as device;
 use crate::in_process::faults::Faults;
 use crate::in_process::{InProcess, in_process_with};
 use crate::tcp::{JobOptions, testing};
@@ -24,6 +25,8 @@ pub(crate) enum Kind {
     Tcp,
     /// TCP, with tensors in persistent buffers that the ranks share.
     Shared,
+    /// The same, with tensors of a device that is rehearsed.
+    Device,
     /// UCX over shared memory, with persistent buffers.
     UcxShared,
     /// UCX over TCP, without.
@@ -87,6 +90,18 @@ impl Kind {
                 .into_iter()
                 .map(|rank| rank as Arc<dyn Transport>)
                 .collect(),
+            Self::Device => {
+                let threads: Vec<_> = self
+                    .options(receivers.len())
+                    .into_iter()
+                    .zip(receivers)
+                    .map(|(options, receiver)| device::join(options, receiver))
+                    .collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap() as Arc<dyn Transport>)
+                    .collect()
+            }
             Self::Tcp | Self::Shared => {
                 let threads: Vec<_> = self
                     .options(receivers.len())
@@ -122,6 +137,22 @@ impl Kind {
                 let survivors = ranks.into_iter().map(|rank| rank as Arc<dyn Transport>);
                 (survivors.collect(), Box::new(doomed))
             }
+            Self::Device => {
+                let mut all = self.options(receivers.len() + 1);
+                let doomed = testing::join_frozen(all.pop().unwrap());
+                let threads: Vec<_> = all
+                    .into_iter()
+                    .zip(receivers)
+                    .map(|(options, receiver)| device::join(options, receiver))
+                    .collect();
+                let survivors = threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap() as Arc<dyn Transport>);
+                (
+                    survivors.collect(),
+                    Box::new(doomed.join().unwrap().unwrap()),
+                )
+            }
             Self::Tcp | Self::Shared => {
                 let mut all = self.options(receivers.len() + 1);
                 let doomed = testing::join_frozen(all.pop().unwrap());
@@ -155,10 +186,13 @@ impl Kind {
     /// The options of a job on one host, with persistent buffers where the kind has them.
     fn options(self, world: usize) -> Vec<JobOptions> {
         let mut all = testing::all_options(u32::try_from(world).unwrap());
-        if matches!(self, Self::Shared | Self::UcxShared) {
+        if matches!(self, Self::Shared | Self::Device | Self::UcxShared) {
             for options in &mut all {
                 "localhost".clone_into(&mut options.host_name);
-                options.pool = Some(Pool::new(64 << 20).unwrap());
+                let pool = Pool::new(64 << 20).unwrap();
+                let is_device = matches!(self, Self::Device);
+                options.device = is_device.then(|| device::memory(&pool, 16 << 20));
+                options.pool = Some(pool);
             }
         }
         all

@@ -9,6 +9,7 @@ macro_rules! for_every_kind {
         $instantiate!(in_process_with_faults_3 Kind::Faulty(3), $laws);
         $instantiate!(tcp Kind::Tcp, $laws);
         $instantiate!(tcp_with_shared_memory Kind::Shared, $laws);
+        $instantiate!(tcp_with_a_rehearsed_device Kind::Device, $laws);
         $instantiate!(ucx_over_shared_memory Kind::UcxShared, $laws);
         $instantiate!(ucx_over_tcp Kind::UcxTcp, $laws);
     };
@@ -75,6 +76,11 @@ impl Recorder {
     /// All that was told so far.
     pub(crate) fn told(&self) -> Vec<Told> {
         self.told.lock().unwrap().clone()
+    }
+
+    /// Forgets what was told so far, with its tensors.
+    pub(crate) fn clear(&self) {
+        self.told.lock().unwrap().clear();
     }
 
     fn note(&self, told: Told) {

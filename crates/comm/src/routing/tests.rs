@@ -90,7 +90,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
                 both_devices && !facts.device_to_device_disabled,
                 "RO-2: {facts:?}"
             );
-            assert!(destination.device_room >= bytes, "RO-2: {facts:?}");
+            assert!(source.device_room >= bytes, "RO-2: {facts:?}");
         }
         match taken {
             Route::InMessage | Route::Tcp => {}
@@ -102,7 +102,10 @@ fn every_combination_has_a_route_that_may_be_taken() {
             Route::DeviceRdma => {
                 let rdma = Rdma::DeviceMemory;
                 assert_eq!(facts.between, Between::Network { rdma }, "{facts:?}");
-                assert!(facts.ucx_loaded && source.device_room >= bytes, "{facts:?}");
+                assert!(
+                    facts.ucx_loaded && destination.device_room >= bytes,
+                    "{facts:?}"
+                );
                 assert_ne!(facts.choice, Choice::SharedMemory, "{facts:?}");
             }
             Route::SharedMemory => {
@@ -344,11 +347,11 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
     };
     let neighbours = facts(Cuda, Cuda, NEIGHBOURS);
     assert_eq!(
-        full(neighbours, false, false),
-        (Route::SharedMemory, Reason::DestinationDeviceFull)
+        full(neighbours, false, true),
+        (Route::SharedMemory, Reason::SourceDeviceFull)
     );
     assert_eq!(
-        full(neighbours, false, true),
+        full(neighbours, false, false),
         (Route::PeerCopy, Reason::Best)
     );
     let far = facts(Cuda, Cuda, network(Rdma::DeviceMemory));

@@ -20,6 +20,7 @@ use super::stream::{receive_value, send_value};
 use super::table::{Registration, Row};
 use super::transport::{Connected, Tcp};
 use crate::buffers::{Exchange, Pool, Reach};
+use crate::cuda::DeviceMemory;
 use crate::patience::SLICE;
 use crate::routing::Choice;
 use crate::secret::Secret;
@@ -57,6 +58,8 @@ pub struct JobOptions {
     pub limits: Limits,
     /// This rank's persistent buffer, offered to the other ranks of its host.
     pub pool: Option<Arc<Pool>>,
+    /// This rank's device, where CUDA's driver is; with the same persistent buffer.
+    pub device: Option<Arc<DeviceMemory>>,
     /// The address of this rank's UCX worker; empty without one.
     pub ucx_address: Vec<u8>,
     /// What may carry tensors.
@@ -176,6 +179,7 @@ fn connected(
         neighbours: same_host.map(|row| row.peer.rank).collect(),
         ucx_peers: ucx_addresses.keys().copied().collect(),
         choice: options.transport,
+        device: options.device.clone(),
     };
     let exchange = Exchange::new(options.pool.clone(), options.rank, &offers, reach);
     Ok(Connected {

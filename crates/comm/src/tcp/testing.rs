@@ -33,6 +33,7 @@ pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
         liveness_timeout: Duration::from_secs(15),
         limits: Limits::default(),
         pool: None,
+        device: None,
         ucx_address: Vec::new(),
         transport: Choice::Auto,
     }

@@ -56,7 +56,7 @@ impl Tcp {
     }
 
     /// The persistent buffers.
-    pub(crate) fn exchange(&self) -> Arc<Exchange> {
+    pub fn exchange(&self) -> Arc<Exchange> {
         Arc::clone(&self.hub.exchange)
     }
 

@@ -15,6 +15,7 @@ use shardwright_wire::{Beat, Body, ErrorReport, Message, ObjectMessage, Value};
 use super::engine::{Engine, Reading};
 use super::error::UcxError;
 use super::worker::Worker;
+use crate::buffers::Exchange;
 use crate::error::CommError;
 use crate::owner::Owner;
 use crate::start_error::StartError;
@@ -202,6 +203,11 @@ impl Transport for Ucx {
 }
 
 impl Ucx {
+    /// The persistent buffers.
+    pub fn exchange(&self) -> Arc<Exchange> {
+        self.tcp.exchange()
+    }
+
     /// Disappears as if the process had died.
     #[cfg(test)]
     pub(crate) fn vanish(&self) {

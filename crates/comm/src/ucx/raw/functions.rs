@@ -9,34 +9,16 @@ use super::layout::{
     ContextParams, EndpointAttributes, EndpointParams, HandlerParams, RequestParams, Status,
     StatusPointer, WorkerAttributes, WorkerParams,
 };
+use crate::raw::{functions, in_full};
 
 type Handle = *mut c_void;
 
 /// Gives back the signals that UCX took.
 const DISABLE_SIGNALS: &str = "ucs_debug_disable_signals";
 
-/// Declares the table and how it is filled: a name in C, and the name here.
-macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident = $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions of a loaded UCX. The library is never unloaded: it has threads of its own.
-        pub(crate) struct Functions {
-            $($(#[$doc])* pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-        }
-
-        impl Functions {
-            /// # Safety
-            /// `library` is a UCX whose functions have the types declared here.
-            unsafe fn find(library: &Library) -> Result<Self, libloading::Error> {
-                Ok(Self {
-                    // SAFETY: upheld by the caller.
-                    $($name: *unsafe { library.get($symbol) }?,)*
-                })
-            }
-        }
-    };
-}
-
 functions! {
+    /// The functions of a loaded UCX. The library is never unloaded: it has threads of its own.
+    pub(crate) struct Functions;
     /// `(status)`: a text that lives for ever.
     status_string = "ucs_status_string": fn(Status) -> *const c_char;
     /// `(prefix, file, config)`: a configuration from the environment, to be released.
@@ -138,12 +120,4 @@ fn version(library: &Library) -> Result<(u32, u32, u32), String> {
     // SAFETY: three places to write to.
     unsafe { get_version(&raw mut major, &raw mut minor, &raw mut release) };
     Ok((major, minor, release))
-}
-
-/// An error with its causes.
-fn in_full(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", in_full(cause)),
-        None => error.to_string(),
-    }
 }

@@ -1,0 +1,34 @@
+//! Tensors in the memory of CUDA devices, on their way between ranks.
+//!
+//! A rank keeps one piece of device memory, which the other ranks of its host open once, beside its persistent
+//! buffer of host memory, whose head says how to open it and whose slots give its blocks back. A tensor that leaves
+//! torch is copied into it in the order of torch's current stream, and nobody waits: its message leaves once the
+//! copy is done, and the receiver copies it from there into memory of torch's allocator. Where the receiver cannot
+//! open it, or there is no room, the tensor goes through registered host memory.
+//!
+//! - CU-1: a message leaves when its tensors are there, by an event behind their copies. No stream ever waits for
+//!   another rank, so a rank that dies leaves no device waiting.
+//! - CU-2: what a copy reads or writes stays its own until an event behind it is done, whoever drops it.
+//! - CU-3: messages of a pair of ranks leave in the order of sending (CM-2), also when one waits for a device.
+//! - CU-4: nothing of the driver is called before a tensor of a device is sent or received.
+//! - CU-5: whatever the driver refuses, tensors go through host memory; a device that has failed ends the
+//!   connection with a reason.
+
+mod buffer;
+mod device;
+mod error;
+mod memory;
+mod ordered;
+mod raw;
+mod tensor;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use buffer::PeerDevice;
+pub use error::CudaError;
+pub use memory::DeviceMemory;
+
+pub use ordered::Ordered;
+pub(crate) use tensor::DeviceTensor;

@@ -1,0 +1,176 @@
+//! Tensors on their way, as the buffers of messages.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+
+use shardwright_wire::{Buffer, Lent};
+
+use super::buffer::DeviceBlock;
+use super::device::{COPY_DEADLINE, StageError, wait};
+use super::error::CudaError;
+use super::memory::DeviceMemory;
+use super::raw::Event;
+use crate::buffers::Held;
+
+/// A tensor of this rank's device that leaves, in one of its persistent buffers.
+pub(crate) struct DeviceTensor {
+    memory: Arc<DeviceMemory>,
+    bytes: usize,
+    /// In device memory; `None` where there was no room, and the tensor was copied to the host at once.
+    block: Option<DeviceBlock>,
+    ready: Option<Event>,
+    staged: OnceLock<Result<Buffer, StageError>>,
+}
+
+impl DeviceTensor {
+    pub(super) fn on_device(
+        memory: &Arc<DeviceMemory>,
+        block: DeviceBlock,
+        bytes: usize,
+        ready: Event,
+    ) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            bytes,
+            block: Some(block),
+            ready: Some(ready),
+            staged: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn on_host(
+        memory: &Arc<DeviceMemory>,
+        staged: Buffer,
+        bytes: usize,
+        ready: Event,
+    ) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            bytes,
+            block: None,
+            ready: Some(ready),
+            staged: OnceLock::from(Ok(staged)),
+        }
+    }
+
+    /// The tensor of a device that a buffer is.
+    pub(crate) fn of(buffer: &Buffer) -> Option<Arc<Self>> {
+        let memory: Arc<dyn Any + Send + Sync> = Arc::<dyn Lent>::clone(buffer.as_lent()?);
+        memory.downcast().ok()
+    }
+
+    /// Whether it has been copied out of torch's memory.
+    pub(super) fn is_ready(&self) -> Result<bool, CudaError> {
+        self.ready.as_ref().map_or(Ok(true), Event::is_done)
+    }
+
+    /// Where it lies in the device buffer.
+    pub(super) fn offset(&self) -> Option<u64> {
+        Some(self.block.as_ref()?.offset())
+    }
+
+    /// The most bytes that it can have in the device buffer: its own, where it lies there.
+    pub(crate) fn device_room(&self) -> u64 {
+        self.block.as_ref().map_or(0, |_| self.num_bytes())
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn num_bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Its bytes in host memory, when it is ready; copied at most once.
+    pub(crate) fn on_host_now(&self) -> Result<&Buffer, StageError> {
+        let staged = self.staged.get_or_init(|| match &self.block {
+            Some(block) => self.memory.stage(block.address(), self.bytes),
+            None => Err(StageError::Gone),
+        });
+        staged.as_ref().map_err(Clone::clone)
+    }
+}
+
+impl Lent for DeviceTensor {
+    /// # Panics
+    /// When the device fails.
+    fn as_bytes(&self) -> &[u8] {
+        let ready = self.ready.as_ref();
+        let ready = ready.map_or(Ok(true), |ready| wait(ready, COPY_DEADLINE));
+        let staged = match ready {
+            Ok(true) => self.on_host_now(),
+            Ok(false) => Err(StageError::Slow),
+            Err(error) => Err(error.into()),
+        };
+        match staged {
+            Ok(staged) => staged.as_bytes(),
+            Err(error) => panic!("a tensor of a device cannot be read: {error}"),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.as_bytes().as_ptr().cast_mut()
+    }
+}
+
+impl Drop for DeviceTensor {
+    fn drop(&mut self) {
+        // A copy that is still under way writes to what would be somebody else's by then (CU-2).
+        if let Some(ready) = self.ready.take()
+            && !ready.is_done().unwrap_or(false)
+        {
+            let kept = (self.block.take(), self.staged.take());
+            self.memory.keep(ready, Box::new(kept));
+        }
+    }
+}
+
+/// A tensor in a peer's device buffer, in this process's hands until dropped.
+pub(crate) struct ReceivedTensor {
+    memory: Arc<DeviceMemory>,
+    address: u64,
+    bytes: usize,
+    staged: OnceLock<Buffer>,
+    _held: Held,
+}
+
+impl ReceivedTensor {
+    pub(super) fn new(memory: &Arc<DeviceMemory>, address: u64, bytes: usize, held: Held) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            address,
+            bytes,
+            staged: OnceLock::new(),
+            _held: held,
+        }
+    }
+
+    /// Where it is, as this rank's device sees it.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Lent for ReceivedTensor {
+    /// # Panics
+    /// When the device fails.
+    fn as_bytes(&self) -> &[u8] {
+        let staged =
+            self.staged
+                .get_or_init(|| match self.memory.stage(self.address, self.bytes) {
+                    Ok(staged) => staged,
+                    Err(error) => panic!("a tensor of a peer's device cannot be read: {error}"),
+                });
+        staged.as_bytes()
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.as_bytes().as_ptr().cast_mut()
+    }
+}

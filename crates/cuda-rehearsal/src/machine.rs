@@ -1,0 +1,186 @@
+//! Streams and events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{INVALID_HANDLE, LAUNCH_FAILED, NOT_READY};
+
+/// The stream that exists without being created.
+const DEFAULT_STREAM: u64 = 0;
+
+/// The first handle; far from what a test might make up.
+const FIRST_HANDLE: u64 = 0x1000;
+
+/// What a stream does.
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Copy { to: u64, from: u64, bytes: usize },
+    Reach { event: u64, time: u64 },
+}
+
+/// How often an event was recorded, and up to which of them it has been reached.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recorded {
+    recorded: u64,
+    reached: u64,
+}
+
+/// A device's streams; each runs in a thread of its own, which [`Machine::run`] is for.
+pub(crate) struct Machine {
+    state: Mutex<State>,
+    changed: Condvar,
+    delay: Duration,
+}
+
+struct State {
+    streams: BTreeMap<u64, VecDeque<Operation>>,
+    events: BTreeMap<u64, Recorded>,
+    next_handle: u64,
+    copies_left: Option<u64>,
+}
+
+impl Machine {
+    /// A device that waits so long before each copy, and fails after so many.
+    pub(crate) const fn new(delay: Duration, copies: Option<u64>) -> Self {
+        Self {
+            state: Mutex::new(State {
+                streams: BTreeMap::new(),
+                events: BTreeMap::new(),
+                next_handle: FIRST_HANDLE,
+                copies_left: copies,
+            }),
+            changed: Condvar::new(),
+            delay,
+        }
+    }
+
+    /// A stream; its thread is the caller's to start.
+    pub(crate) fn create_stream(&self) -> u64 {
+        let mut state = self.lock();
+        let stream = state.handle();
+        state.streams.insert(stream, VecDeque::new());
+        stream
+    }
+
+    /// Whether the default stream has no thread yet.
+    pub(crate) fn claims_default_stream(&self) -> bool {
+        let mut state = self.lock();
+        let new = !state.streams.contains_key(&DEFAULT_STREAM);
+        state.streams.entry(DEFAULT_STREAM).or_default();
+        new
+    }
+
+    pub(crate) fn destroy_stream(&self, stream: u64) -> Result<(), i32> {
+        let mut state = self.lock();
+        // What is queued still runs, as it does on a device.
+        while state
+            .streams
+            .get(&stream)
+            .is_some_and(|left| !left.is_empty())
+        {
+            state = self.wait(state);
+        }
+        let known = state.streams.remove(&stream).is_some();
+        self.changed.notify_all();
+        known.then_some(()).ok_or(INVALID_HANDLE)
+    }
+
+    pub(crate) fn create_event(&self) -> u64 {
+        let mut state = self.lock();
+        let event = state.handle();
+        state.events.insert(event, Recorded::default());
+        event
+    }
+
+    pub(crate) fn destroy_event(&self, event: u64) -> Result<(), i32> {
+        let known = self.lock().events.remove(&event).is_some();
+        known.then_some(()).ok_or(INVALID_HANDLE)
+    }
+
+    pub(crate) fn record(&self, event: u64, stream: u64) -> Result<(), i32> {
+        let mut state = self.lock();
+        let recorded = state.events.get_mut(&event).ok_or(INVALID_HANDLE)?;
+        recorded.recorded += 1;
+        let time = recorded.recorded;
+        self.queue(state, stream, Operation::Reach { event, time })
+    }
+
+    /// An error while the event has not been reached, or when the device has failed.
+    pub(crate) fn query(&self, event: u64) -> Result<(), i32> {
+        let state = self.lock();
+        let recorded = state.events.get(&event).ok_or(INVALID_HANDLE)?;
+        if state.copies_left == Some(0) {
+            return Err(LAUNCH_FAILED);
+        }
+        (recorded.reached >= recorded.recorded)
+            .then_some(())
+            .ok_or(NOT_READY)
+    }
+
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize, stream: u64) -> Result<(), i32> {
+        let mut state = self.lock();
+        match &mut state.copies_left {
+            None => {}
+            Some(0) => return Err(LAUNCH_FAILED),
+            Some(left) => *left -= 1,
+        }
+        self.queue(state, stream, Operation::Copy { to, from, bytes })
+    }
+
+    fn queue(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        stream: u64,
+        operation: Operation,
+    ) -> Result<(), i32> {
+        let queue = state.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
+        queue.push_back(operation);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Does what a stream is given, until it is destroyed; `copy` moves bytes.
+    pub(crate) fn run(&self, stream: u64, copy: impl Fn(u64, u64, usize)) {
+        let mut state = self.lock();
+        while let Some(queue) = state.streams.get(&stream) {
+            match queue.front().copied() {
+                None => {
+                    state = self.wait(state);
+                    continue;
+                }
+                Some(Operation::Copy { to, from, bytes }) => {
+                    drop(state);
+                    std::thread::sleep(self.delay);
+                    copy(to, from, bytes);
+                    state = self.lock();
+                }
+                Some(Operation::Reach { event, time }) => {
+                    if let Some(recorded) = state.events.get_mut(&event) {
+                        recorded.reached = time;
+                    }
+                }
+            }
+            if let Some(queue) = state.streams.get_mut(&stream) {
+                queue.pop_front();
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let woken = self.changed.wait_timeout(state, Duration::from_secs(1));
+        woken.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl State {
+    fn handle(&mut self) -> u64 {
+        self.next_handle += 1;
+        self.next_handle
+    }
+}

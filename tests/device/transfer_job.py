@@ -1,0 +1,134 @@
+"""One of two ranks that send tensors of a device to and fro; on CUDA, or on the stand-in for its driver."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from shardwright import _core
+from shardwright.values import pack, registry, unpack
+
+WAIT = 60.0
+SIZES = (3, 4_000, 300_000)
+
+
+class Cuda:
+    """Tensors of a GPU; the two ranks share one where there is only one."""
+
+    options: dict[str, Any] = {}
+
+    def __init__(self, rank: int) -> None:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+
+    def make(self, size: int, value: float) -> torch.Tensor:
+        return torch.full((size,), float(value), device="cuda")
+
+    def pack(self, tensors: list[torch.Tensor]) -> Any:
+        return pack(tensors, [False] * len(tensors))
+
+    def unpack(self, parts: Any) -> list[torch.Tensor]:
+        return unpack(parts)
+
+
+class Rehearsed:
+    """Host tensors, whose memory the stand-in takes for a device's."""
+
+    def __init__(self, library: str) -> None:
+        self.options = {"cuda_library": library}
+        # Copies come late, and nothing may be freed before.
+        self.kept: list[torch.Tensor] = []
+
+    def make(self, size: int, value: float) -> torch.Tensor:
+        self.kept.append(torch.full((size,), float(value)))
+        return self.kept[-1]
+
+    def pack(self, tensors: list[torch.Tensor]) -> Any:
+        parts = _core.TensorParts()
+        for tensor in tensors:
+            address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
+            place = {"ordinal": 0, "stream": 0}
+            if not parts.append_device(address, tensor.nbytes, "float32", shape, strides, False, **place):
+                raise RuntimeError("the device takes no tensors")
+        return parts
+
+    def unpack(self, parts: Any) -> list[torch.Tensor]:
+        tensors = []
+        for index in range(len(parts)):
+            _, shape, _, device, _ = parts.meta(index)
+            assert device == "cuda"
+            tensor = self.make(shape[0], 0.0)
+            if not parts.take_into_device(index, tensor.data_ptr(), ordinal=0, stream=0):
+                raise RuntimeError("the device takes no tensors")
+            tensors.append(tensor)
+        # Behind the copies, on their stream: they are done when this can be read.
+        behind = self.pack([self.make(1, 7.0)])
+        assert torch.frombuffer(behind.take_tensor(0)[0], dtype=torch.float32).tolist() == [7.0]
+        return tensors
+
+
+def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
+    listener = _core.Listener.bind("127.0.0.1", 0) if rank == 0 else None
+    if listener is not None:
+        print(listener.port, flush=True)
+    core = {
+        "transport": "shared_memory",
+        "spin_microseconds": 50,
+        "ucx_library": None,
+        "ucx_packages": [],
+        "host_buffer_bytes": 64 << 20,
+        "device_to_device": True,
+        "device_buffer_bytes": 32 << 20,
+    }
+    return _core.Node.connect(
+        rank=rank,
+        world=2,
+        host="127.0.0.1",
+        port=port if listener is None else listener.port,
+        secret=b"secret",
+        fingerprint="",
+        version="1",
+        connect_timeout=WAIT,
+        liveness_timeout=WAIT,
+        bind_address="127.0.0.1",
+        host_name="host",
+        buffer_bytes=64 << 20,
+        listener=listener,
+        options=_core.CommOptions(**{**core, **options}),
+    )
+
+
+def main(rank: int, port: int, library: str, rounds: int) -> None:
+    device: Any = Rehearsed(library) if library else Cuda(rank)
+    node = connect(rank, port, device.options)
+    print("joined", flush=True)
+
+    def send(tensors: list[torch.Tensor]) -> None:
+        spec, _ = _core.flatten(tensors, registry)
+        node.send_object(1 - rank, "c", spec, device.pack(tensors))
+
+    def receive(value: float) -> list[torch.Tensor]:
+        received = node.recv_object(1 - rank, "c", WAIT)
+        assert received is not None, "nothing came"
+        tensors = device.unpack(received[1])
+        for tensor, size in zip(tensors, SIZES, strict=True):
+            assert tensor.shape == (size,)
+            assert bool((tensor == value).all()), f"{tensor} is not {value}"
+        return tensors
+
+    for number in range(rounds):
+        if rank == 0:
+            send([device.make(size, number) for size in SIZES])
+            receive(number + 0.5)
+        else:
+            receive(number)
+            send([device.make(size, number + 0.5) for size in SIZES])
+    # What waits for the device leaves before the end.
+    node.close()
+    stats = node.comm_stats()
+    print(json.dumps({"routes": stats["routes"], "fallbacks": stats["fallbacks"]}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
