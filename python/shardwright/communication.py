@@ -15,7 +15,7 @@ from shardwright.runtime import current_runtime
 
 #: Switches copies from device to device off.
 DISABLE_VARIABLE = "SMP_DISABLE_D2D"
-#: The size of the device buffer that receives (and between hosts also sends) tensors.
+#: The size of the device buffer out of which a rank's tensors are copied.
 BUFFER_VARIABLE = "SMP_D2D_GPU_BUFFER_SIZE_BYTES"
 
 _DEFAULT_BUFFER_BYTES = 256 << 20
