@@ -1,4 +1,4 @@
-"""Tensors go from device to device between processes: on CUDA where there is a GPU, and rehearsed where there is none."""
+"""Tensors go from device to device between processes: on GPUs, and on a stand-in for their driver."""
 
 from __future__ import annotations
 

@@ -17,9 +17,8 @@ SIZES = (3, 4_000, 300_000)
 class Cuda:
     """Tensors of a GPU; the two ranks share one where there is only one."""
 
-    options: dict[str, Any] = {}
-
     def __init__(self, rank: int) -> None:
+        self.options: dict[str, Any] = {}
         torch.cuda.set_device(rank % torch.cuda.device_count())
 
     def make(self, size: int, value: float) -> torch.Tensor:

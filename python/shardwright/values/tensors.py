@@ -39,8 +39,8 @@ def dtype_of(name: str) -> torch.dtype:
 def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mapping[int, Origin] = _NOT_ELSEWHERE) -> Any:
     """Copy tensors into a body.
 
-    Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are copied in the order of the current
-    stream, and nobody waits for that where the connection can tell when they are there.
+    Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are copied in the order of the
+    current stream, and nobody waits for that where the connection can tell when they are there.
 
     Args:
         tensors: Any strided tensors.
