@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from typing import Any
 
@@ -33,7 +34,8 @@ def test_a_rank_killed_in_a_step(phase: str) -> None:
         pair.all_end_with([1, -signal.SIGKILL])
         text = last_line(pair[0])
     assert text.startswith("rank 1 on host ")
-    assert f"{phase}, of module 'second', in microbatch " in text
+    # The microbatch before the one that blocks may have got further on the same rank; its wait is told then.
+    assert re.search(f"{phase}, of module '(second|third)', in microbatch [0-3]:", text), text
     assert "rank 1 died" in text
 
 

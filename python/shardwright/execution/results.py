@@ -45,12 +45,14 @@ class Site:
     """What is known of a call from earlier steps and microbatches.
 
     Attributes:
-        wanted: Whether the caller has used results' values itself: they then come with the answer.
+        wanted: The first step in which the caller used results' values itself. In later ones they come with the
+            answer; within a step nothing changes, for a result that comes in one message would overtake an earlier
+            microbatch's that comes in two.
         ordered: Whether a module changed what it keeps: the caller then waits until that is done.
         records: What it gave, by the arguments.
     """
 
-    wanted: bool = False
+    wanted: int | None = None
     ordered: bool = False
     records: list[Record] = field(default_factory=list)
 
@@ -87,7 +89,14 @@ class Sites:
 
     def holds(self, site: Site, predicted: bool) -> bool:
         """Whether the results' tensors stay where they are made until they are asked for."""
-        return not site.wanted and (self._fast if predicted else self._handles)
+        if site.wanted is not None and site.wanted != self._step:
+            return False
+        return self._fast if predicted else self._handles
+
+    def want(self, site: Site) -> None:
+        """The caller uses the values of a result that is elsewhere."""
+        if site.wanted is None:
+            site.wanted = self._step
 
     def prediction(self, site: Site, given: Any) -> list[Any] | None:
         """What a call with such arguments will give, once that has been the same for some steps; else None."""
@@ -177,7 +186,7 @@ class Response:
         self.verify()
         if self._parts.is_here(index):
             return unpack_one(self._parts, index)
-        self.site.wanted = True
+        self.runtime.sites.want(self.site)
         task = self._task()
         fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
         with suspended():

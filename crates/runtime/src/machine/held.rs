@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shardwright_core::{Rank, RequestId, WorkerId};
+use shardwright_core::{CallId, ModelId, ModuleId, Rank, RequestId, WorkerId};
 use shardwright_wire::{
     Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, Request, TensorMeta,
     TensorPart, Value, text,
@@ -13,8 +13,12 @@ use super::Machine;
 use super::serving::{Key, Parked};
 use crate::failure::{Failure, FailureKind, ServerError};
 
-/// Tensors of so few bytes come with the answer, though they are held too: asking for one costs more.
+/// Tensors of so few bytes come with the answer, though they are held too: asking for one costs more. What the first
+/// answer to a call is decides for those of all microbatches: one that comes at once would overtake another one.
 const SMALL_BYTES: usize = 4096;
+
+/// A call, alike for all microbatches: who makes it, of which module, and as which of its caller.
+pub(super) type Site = (Rank, ModelId, Option<ModuleId>, CallId);
 
 /// What a response will be, if the module does as it did before: its value, and its tensors' descriptions.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +81,8 @@ impl Expected {
 pub(super) struct Held {
     /// The tensors of the answers to others' requests.
     results: BTreeMap<Key, Vec<TensorPart>>,
+    /// Which tensors come with the answers to a call, in this step.
+    come: BTreeMap<(Site, u32), bool>,
     /// Who asks for tensors of an answer that is not there yet.
     wanted: BTreeMap<Key, Vec<Fetch>>,
     /// Requests without an answer yet, of which nobody will ask for anything more.
@@ -194,14 +200,15 @@ impl Machine {
     }
 
     /// Keeps the tensors of an answer; the answer without those that are not small.
-    pub(super) fn hold(&mut self, key: Key, body: Body) -> Body {
+    pub(super) fn hold(&mut self, key: Key, site: Site, body: Body) -> Body {
         if body.tensors.is_empty() {
             return body;
         }
         let (requester, request) = key;
         let holder = self.config.rank;
         let tensors = body.tensors.iter().zip(0..).map(|(part, index)| {
-            let data = if part.data.len() <= SMALL_BYTES {
+            let is_small = part.data.len() <= SMALL_BYTES;
+            let data = if *self.held.come.entry((site, index)).or_insert(is_small) {
                 part.data.clone()
             } else {
                 Buffer::default()

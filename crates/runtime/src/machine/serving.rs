@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId};
+use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId};
 use shardwright_schedule::ReadyKind;
 use shardwright_wire::{Body, Message, Outcome, Request, Response, TensorPart, Work};
 
@@ -22,6 +22,7 @@ pub(super) struct Served {
     work: Work,
     model: ModelId,
     microbatch: MicrobatchId,
+    call: CallId,
     hold: bool,
 }
 
@@ -68,6 +69,7 @@ impl Machine {
             work: request.work.clone(),
             model: request.model,
             microbatch: request.microbatch,
+            call: request.place.call,
             hold: request.hold,
         };
         self.account.received(body_bytes(&request.body));
@@ -169,7 +171,13 @@ impl Machine {
         self.step.served.count(&served.work);
         self.total.served.count(&served.work);
         let body = if served.hold {
-            self.hold(key, body)
+            let site = (
+                requester,
+                served.model,
+                work_module(&served.work),
+                served.call,
+            );
+            self.hold(key, site, body)
         } else {
             body
         };

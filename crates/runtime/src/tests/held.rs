@@ -158,11 +158,27 @@ fn an_answer_leaves_its_large_tensors_behind() {
     let (told, _) = answered(&mut peer);
     assert!(!told.is_here());
     assert_eq!(told.held, Some(held(1, 7)));
-    serve(&mut peer, request(8, forward(1), with(part(SMALL, 1)), &[]));
+    serve(&mut peer, request(8, forward(2), with(part(SMALL, 1)), &[]));
     answer(&mut peer, 8, part(SMALL, 2));
     let (told, _) = answered(&mut peer);
     assert!(told.is_here());
     assert_eq!(peer.stats().held_responses, 2);
+}
+
+#[test]
+fn what_comes_with_the_answer_is_the_same_for_all_microbatches() {
+    for (first, others) in [(LARGE, SMALL), (SMALL, LARGE)] {
+        let mut peer = peer();
+        for (id, elements) in [(7, first), (8, others), (9, first)] {
+            serve(
+                &mut peer,
+                request(id, forward(1), with(part(SMALL, 1)), &[]),
+            );
+            answer(&mut peer, id, part(elements, 2));
+            let (told, _) = answered(&mut peer);
+            assert_eq!(told.is_here(), first == SMALL, "request {id}");
+        }
+    }
 }
 
 #[test]
