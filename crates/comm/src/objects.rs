@@ -26,6 +26,8 @@ struct State {
     queues: BTreeMap<(Rank, String), VecDeque<Body>>,
     overflown: BTreeSet<(Rank, String)>,
     lost: BTreeMap<Rank, Loss>,
+    /// How many threads wait for `changed`: to tell nobody costs a system call too.
+    asleep: usize,
     interrupt: Option<Box<ErrorReport>>,
     closed: bool,
 }
@@ -42,8 +44,11 @@ impl ObjectPlane {
             // What follows a lost object is not received either: nobody would see the gap.
             state.queues.entry(key).or_default().push_back(object.body);
         }
+        let asleep = state.asleep;
         drop(state);
-        self.changed.notify_all();
+        if asleep > 0 {
+            self.changed.notify_all();
+        }
     }
 
     /// A peer is gone: what it sent can still be received, then waiting for it fails.
@@ -114,11 +119,13 @@ impl ObjectPlane {
             }
             state = self.lock();
             if state.is_unmoved(&key, watched) {
+                state.asleep += 1;
                 let (guard, _) = self
                     .changed
                     .wait_timeout(state, slice)
                     .unwrap_or_else(PoisonError::into_inner);
                 state = guard;
+                state.asleep -= 1;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -60,22 +61,18 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mappin
     rest = iter([_dense(tensor) for tensor in here])
     for index, need in enumerate(requires_grad):
         if index in origins:
-            (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
+            (dtype, shape, strides, kind, _), holder, requester, request, place = origins[index]
             held = {"holder": holder, "requester": requester, "request": request, "index": place}
-            parts.append_held(dtype, shape, strides, device_type, need, **held)
+            parts.append_held(dtype, shape, strides, kind, need, **held)
             continue
         dense = next(rest)
-        if dense.is_cuda and _append_device(parts, dense, need):
-            continue
-        host = _on_host(dense) if dense.is_cuda else dense
+        device_type = dense.device.type
+        if device_type == "cuda":
+            if _append_device(parts, dense, need):
+                continue
+            dense = _on_host(dense)
         parts.append(
-            host.data_ptr(),
-            host.nbytes,
-            _NAMES[host.dtype],
-            host.shape,
-            host.stride(),
-            dense.device.type,
-            need,
+            dense.data_ptr(), dense.nbytes, _NAMES[dense.dtype], dense.shape, dense.stride(), device_type, need
         )
     return parts
 
@@ -146,9 +143,14 @@ def unpack(parts: Any) -> list[torch.Tensor]:
 
 def unpack_one(parts: Any, index: int) -> torch.Tensor:
     """Make one tensor of a received body; each can be made once."""
-    if parts.is_of_device(index) and torch.cuda.is_available():
+    if _has_device() and parts.is_of_device(index):
         return _on_device(parts, index)
     return _wrapped(parts, index)
+
+
+@functools.cache
+def _has_device() -> bool:
+    return torch.cuda.is_available()
 
 
 def _on_device(parts: Any, index: int) -> torch.Tensor:

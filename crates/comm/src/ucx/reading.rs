@@ -86,11 +86,14 @@ impl Engine {
     /// Reads what is there and arms the descriptor; `false` where it cannot be armed for now,
     /// because a peer's ring is full: UCX tells nobody when there is room again.
     fn settle(&self) -> bool {
-        for _ in 0..TRIES {
+        for tried in 0..TRIES {
             if !self.advance() && self.arm() {
                 return true;
             }
-            std::thread::yield_now();
+            // The first time it only takes note of what has woken this thread.
+            if tried > 0 {
+                std::thread::yield_now();
+            }
         }
         false
     }
