@@ -78,6 +78,8 @@ class Bench:
                 steps.append((figures.UCX, lambda size, setting=setting: self._ucx(setting, size)))  # type: ignore[misc]
             if size == 4 * KIB and self._example is not None:
                 steps.append((figures.IN_RUST, self._in_rust))
+            if size <= LARGEST_ASLEEP:
+                steps.append(("receivers asleep", self._asleep))
             turn = number % len(steps)
             for path, step in steps[turn:] + steps[:turn]:
                 if time.monotonic() > deadline:
@@ -102,18 +104,30 @@ class Bench:
         self.bandwidth.add(figures.MEMCPY, size, 1e-3 * size / statistics.median(taken))
 
     def _messages(self, path: str, size: int) -> None:
-        pair, asleep = self._pairs[path], PATHS[path][1]
-        if not all(pair.ask(do="prepare", size=size)):
-            raise RanksError(f"{path} delivered a message of {size} bytes that is not what was sent")
+        pair = self._prepared(path, size)
         few = 5 if size <= LARGEST_ASLEEP else 2
         trip = self._last_of_growing(few, lambda count: pair.ask(do="latency", count=count)[0])
         self.latency.add(path, size, trip / 2)
-        if asleep is not None and size <= LARGEST_ASLEEP:
-            trip = self._last_of_growing(few, lambda count: _asleep(pair, count))
-            self.latency.add(asleep, size, trip / 2)
         window = WINDOWS[size]
         taken = self._last_of_growing(1, lambda count: pair.ask(do="stream", count=count, window=window)[0])
         self.bandwidth.add(path, size, 1e-3 * size * window / taken)
+
+    def _prepared(self, path: str, size: int) -> Ranks:
+        pair = self._pairs[path]
+        if not all(pair.ask(do="prepare", size=size)):
+            raise RanksError(f"{path} delivered a message of {size} bytes that is not what was sent")
+        return pair
+
+    def _asleep(self, size: int) -> None:
+        """The rows with a receiver asleep, by turns, whose first trips warm up: what a wake takes changes."""
+        pairs = {row: self._prepared(path, size) for path, (_, row) in PATHS.items() if row is not None}
+        trips: dict[str, list[float]] = {row: [] for row in pairs}
+        end = time.monotonic() + 6 * self._seconds
+        while time.monotonic() < end or not all(trips.values()):
+            for row, pair in pairs.items():
+                trips[row] += _asleep(pair, 60)[10:]
+        for row, taken in trips.items():
+            self.latency.add(row, size, statistics.median(taken) / 2)
 
     def _last_of_growing(self, count: int, measure: Callable[[int], float]) -> float:
         """What the last of several measurements gives, each twice as long, until the time of one quantity is over.
@@ -147,10 +161,10 @@ class Bench:
             self.latency.add(figures.IN_RUST, size, microseconds)
 
 
-def _asleep(pair: Ranks, count: int) -> float:
-    """The median of round trips in microseconds, without the pauses in them."""
+def _asleep(pair: Ranks, count: int) -> list[float]:
+    """Round trips in microseconds, without the pauses in them."""
     trips, held = pair.ask(do="latency", count=count, pause=PAUSE_SECONDS)
-    return float(statistics.median(trip - hold for trip, hold in zip(trips, held, strict=True)))
+    return [trip - hold for trip, hold in zip(trips, held, strict=True)]
 
 
 def _build_example() -> Path | None:
