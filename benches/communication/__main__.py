@@ -30,6 +30,8 @@ PAUSE_SECONDS = 1e-3
 MEASURE_SECONDS = 140.0
 #: Those rows end here; a wake is nothing beside larger messages.
 LARGEST_ASLEEP = 256 * KIB
+#: The paths that have such a row take turns of so many round trips there, of which the first ones warm up.
+TRIPS_ASLEEP, WARM_UP_TRIPS = 60, 10
 #: Fast on one host in Open MPI 5: shared memory, without the kernel's copy across processes.
 MPIRUN = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
 MPIRUN += ["--mca", "pml", "ob1", "--mca", "btl", "self,sm", "--mca", "smsc", "^cma"]
@@ -125,7 +127,7 @@ class Bench:
         end = time.monotonic() + 6 * self._seconds
         while time.monotonic() < end or not all(trips.values()):
             for row, pair in pairs.items():
-                trips[row] += _asleep(pair, 60)[10:]
+                trips[row] += _trips_asleep(pair, TRIPS_ASLEEP)[WARM_UP_TRIPS:]
         for row, taken in trips.items():
             self.latency.add(row, size, statistics.median(taken) / 2)
 
@@ -161,7 +163,7 @@ class Bench:
             self.latency.add(figures.IN_RUST, size, microseconds)
 
 
-def _asleep(pair: Ranks, count: int) -> list[float]:
+def _trips_asleep(pair: Ranks, count: int) -> list[float]:
     """Round trips in microseconds, without the pauses in them."""
     trips, held = pair.ask(do="latency", count=count, pause=PAUSE_SECONDS)
     return [trip - hold for trip, hold in zip(trips, held, strict=True)]

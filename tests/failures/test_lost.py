@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 from typing import Any
 
@@ -28,14 +27,13 @@ def last_line(process: Process) -> str:
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_rank_killed_in_a_step(phase: str) -> None:
-    with job(f"block in {phase}") as pair:
+    with job(f"block in first {phase}") as pair:
         pair[1].event("blocked")
         pair[1].signal(signal.SIGKILL)
         pair.all_end_with([1, -signal.SIGKILL])
         text = last_line(pair[0])
     assert text.startswith("rank 1 on host ")
-    # The microbatch before the one that blocks may have got further on the same rank; its wait is told then.
-    assert re.search(f"{phase}, of module '(second|third)', in microbatch [0-3]:", text), text
+    assert f"{phase}, of module 'second', in microbatch " in text
     assert "rank 1 died" in text
 
 

@@ -61,9 +61,9 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mappin
     rest = iter([_dense(tensor) for tensor in here])
     for index, need in enumerate(requires_grad):
         if index in origins:
-            (dtype, shape, strides, kind, _), holder, requester, request, place = origins[index]
+            (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
             held = {"holder": holder, "requester": requester, "request": request, "index": place}
-            parts.append_held(dtype, shape, strides, kind, need, **held)
+            parts.append_held(dtype, shape, strides, device_type, need, **held)
             continue
         dense = next(rest)
         device_type = dense.device.type

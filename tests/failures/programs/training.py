@@ -61,20 +61,24 @@ class Loop:
                     if self.action():
                         return
                 else:
-                    fault.arm(*self.place, self.action)
+                    name, phase, visit = self.place
+                    fault.arm(name, phase, self.action, visit)
         say("done")
 
 
-SCENARIOS: dict[str, tuple[Callable[[], Any], tuple[str, str] | None]] = {
-    "block in forward": (block, ("second", "forward")),
-    "block in backward": (block, ("second", "backward")),
+#: By name what is done, and in which visit of which module and phase; None: between steps. Before the second visit an
+#: earlier microbatch may have got further.
+SCENARIOS: dict[str, tuple[Callable[[], Any], tuple[str, str, int] | None]] = {
+    "block in first forward": (block, ("second", "forward", 1)),
+    "block in first backward": (block, ("second", "backward", 1)),
+    "block in forward": (block, ("second", "forward", 2)),
     "block between steps": (block, None),
     "leave": (lambda: True, None),
     "exit": (lambda: sys.exit(0), None),
     "exit 3": (lambda: sys.exit(3), None),
     "lose data": (lose_the_data, None),
-    "hold": (hold_the_interpreter, ("second", "forward")),
-    "compute": (let_others_run, ("second", "forward")),
+    "hold": (hold_the_interpreter, ("second", "forward", 2)),
+    "compute": (let_others_run, ("second", "forward", 2)),
     "compute between steps": (hold_the_interpreter, None),
     "barrier": (smp.barrier, None),
     "another model": (go_on, None),
