@@ -7,12 +7,16 @@ SHELL := bash
 VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
 EXTENSION := python/shardwright/_core.abi3.so
+# There while the extension in place is the optimised one, and newer than the sources.
+OPTIMISED := target/optimised
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock rust-toolchain.toml
 LOCK := requirements/development.txt
 BENCH_VENV := $(CURDIR)/.cache/bench-communication
 
-# The extension is built against the environment's own Python; tests and lints use the same one, so nothing builds twice.
+# The extension is built against the environment's own Python and without libpython; tests and lints are built the same
+# way, so nothing builds twice.
 export PYO3_PYTHON := $(PYTHON)
+export PYO3_BUILD_EXTENSION_MODULE := 1
 export PYTHONPATH := $(CURDIR)/python
 export TOKENIZERS_PARALLELISM := false
 
@@ -20,7 +24,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build train test test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,7 +38,14 @@ $(VENV)/.complete: $(LOCK) tools/environment.sh
 	@touch $@
 
 $(EXTENSION): $(RUST_SOURCES) tools/build.sh | $(VENV)/.complete
-	@tools/build.sh $@
+	@rm -f $(OPTIMISED)
+	@tools/build.sh $@ dev
+
+optimised: $(OPTIMISED) ## build the extension as wheels have it, which is what benchmarks measure
+
+$(OPTIMISED): $(RUST_SOURCES) tools/build.sh | $(VENV)/.complete
+	@tools/build.sh $(EXTENSION) release
+	@touch $@
 
 train: setup ## train the example: RANKS=2 processes, pipeline degree PP=2, ARGS="..." for the script
 	@tools/train.sh $(RANKS) $(PP) $(ARGS)
@@ -93,39 +104,39 @@ test-all: test ## everything `test` runs, the slow tests and the compatibility r
 	$(PYTHON) -m pytest --quiet -m "slow and not gpu"
 	@tools/compatibility.sh
 
-bench-overhead: setup ## what one rank costs over plain PyTorch
+bench-overhead: optimised ## what one rank costs over plain PyTorch
 	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
 
-bench-comm: setup $(BENCH_VENV)/.complete ## messages between two processes, beside Gloo, Open MPI and UCX's own test
+bench-comm: optimised $(BENCH_VENV)/.complete ## messages between two processes, beside Gloo, Open MPI and UCX's own test
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.communication --environment $(BENCH_VENV) $(ARGS)
 
-bench-comm-idle: setup ## what communication takes from a rank that computes
+bench-comm-idle: optimised ## what communication takes from a rank that computes
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.communication.idle $(ARGS)
 
-bench-call: setup ## the round trip of a module on another rank that does nothing, and where its time goes
+bench-call: optimised ## the round trip of a module on another rank that does nothing, and where its time goes
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.call $(ARGS)
 
-bench-trace: setup ## what smp.trace costs: steps with the trace on and off in turns
+bench-trace: optimised ## what smp.trace costs: steps with the trace on and off in turns
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.tracing $(ARGS)
 
-timeline: setup ## a step of GPT-2 on 4 ranks with 16 microbatches, drawn to docs/images/gpt2_timeline.svg
+timeline: optimised ## a step of GPT-2 on 4 ranks with 16 microbatches, drawn to docs/images/gpt2_timeline.svg
 	@OMP_NUM_THREADS=1 $(PYTHON) -m torch.distributed.run --standalone --nproc-per-node 4 examples/gpt2_timeline.py out/gpt2 $(ARGS)
 	@$(PYTHON) -m shardwright.command trace show out/gpt2
 	@$(PYTHON) -m shardwright.command trace draw out/gpt2 > docs/images/gpt2_timeline.svg
 
-bench-pipeline: setup ## stages that sleep, beside torch.distributed.pipelining: how much of each schedule's ideal
+bench-pipeline: optimised ## stages that sleep, beside torch.distributed.pipelining: how much of each schedule's ideal
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.pipeline $(ARGS)
 
-bench-dynamic: setup ## T5, ALBERT and a mixture of experts in dynamic mode, beside static mode
+bench-dynamic: optimised ## T5, ALBERT and a mixture of experts in dynamic mode, beside static mode
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.dynamic $(ARGS)
 
-bench-gpt2: setup ## a GPT-2's training step on two ranks, beside one process, DDP and torch's pipelines
+bench-gpt2: optimised ## a GPT-2's training step on two ranks, beside one process, DDP and torch's pipelines
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.gpt2 $(ARGS)
 
-bench-tp: setup ## a GPT-2's training step over two tp ranks, beside DTensor and Megatron's split by hand
+bench-tp: optimised ## a GPT-2's training step over two tp ranks, beside DTensor and Megatron's split by hand
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.tensor_parallel $(ARGS)
 
-bench-ncf: setup ## collaborative filtering with divided tables, beside the same batch on both ranks, one process, DDP
+bench-ncf: optimised ## collaborative filtering with divided tables, beside the same batch on both ranks, one process, DDP
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.ncf $(ARGS)
 
 $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
@@ -135,7 +146,7 @@ $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
 	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
 
-stress: setup ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
+stress: optimised ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)
 
 gpu-test: setup ## the tests and measurements that need a CUDA device

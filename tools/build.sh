@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Builds the extension in release mode and puts it at EXTENSION in one move, so that running processes keep the old one.
-# usage: tools/build.sh EXTENSION
+# Builds the extension with PROFILE (dev or release) and puts it at EXTENSION in one move, so that running processes keep
+# the old one.
+# usage: tools/build.sh EXTENSION PROFILE
 set -euo pipefail
-extension=$1
+extension=$1 profile=$2
 cd "$(dirname "$0")/.."
 command -v cargo >/dev/null || { echo "build: cargo is missing: install Rust (https://rustup.rs)" >&2; exit 1; }
-# PYO3_BUILD_EXTENSION_MODULE keeps libpython out of the link, as maturin does for wheels.
-PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release --quiet --package shardwright-py --target-dir target >&2
-cp target/release/lib_core.so "$extension.new"
+# Without libpython, as maturin links wheels.
+PYO3_BUILD_EXTENSION_MODULE=1 cargo build --profile "$profile" --quiet --package shardwright-py --target-dir target >&2
+folder=$profile
+[ "$profile" != dev ] || folder=debug
+cp "target/$folder/lib_core.so" "$extension.new"
 mv "$extension.new" "$extension"
