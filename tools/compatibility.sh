@@ -12,7 +12,7 @@ for name in oldest newest; do
         tools/uv.sh pip sync --quiet --require-hashes --python "$environment/bin/python" requirements/oldest.txt >&2
     else
         tools/uv.sh pip install --quiet --upgrade --python "$environment/bin/python" \
-            torch transformers numpy rich libucx-cu12 hypothesis pytest pytest-timeout >&2
+            torch transformers numpy rich libucx-cu12 hypothesis pytest pytest-timeout pytest-xdist >&2
     fi
     versions[$name]=$("$environment/bin/python" -c 'import torch; print(torch.__version__)')
     echo "compatibility: torch ${versions[$name]}" >&2

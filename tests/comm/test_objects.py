@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.failures.job import Job
-from tests.ranks import outputs_of_ranks
+from tests.jobs.job import Job
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "objects.py"
 ENDING = PROGRAM.with_name("objects_that_end.py")

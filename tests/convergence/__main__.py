@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.jobs.ranks import outputs_of_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Pipeline degree and replicas; the first is what the others are compared with.
 DEGREES = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
 #: The largest relative difference of a loss: float32 sums in another order, amplified by the steps between.
 BAR = 1e-3
+JOB_SECONDS = 1800.0
 COLOURS = ("#222222", "#1f77b4", "#2ca02c", "#d62728", "#9467bd")
 WIDTH, HEIGHT, MARGIN = 720, 360, 48
 
@@ -22,16 +23,9 @@ WIDTH, HEIGHT, MARGIN = 720, 360, 48
 def train(pp: int, replicas: int, steps: int) -> list[float]:
     """The losses of a job, each the mean over its replicas."""
     world = pp * replicas
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     with tempfile.TemporaryDirectory(prefix="convergence-") as folder:
         command = ["-m", "tests.convergence.rank", str(pp), str(replicas), str(steps), folder]
-        subprocess.run(
-            [sys.executable, *launcher, *command],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=True,
-            stdout=sys.stderr,
-        )
+        outputs_of_ranks(*command, ranks=world, seconds=JOB_SECONDS, folder=ROOT)
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world)]
     assert all(rank["held"] for rank in ranks), "a rank holds no parameters"
     curves = list({rank["replica"]: rank["losses"] for rank in ranks}.values())

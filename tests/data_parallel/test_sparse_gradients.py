@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 
 def test_sparse_gradients_are_means_and_stay_sparse() -> None:

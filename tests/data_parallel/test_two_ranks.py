@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 
 def test_gradients_are_means_whatever_the_ranks_run():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 
 @pytest.mark.parametrize(("pp", "tp"), [(2, 1), (1, 2)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.jobs.ranks import outputs_of_ranks
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -30,19 +31,21 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     ranks, degree = job.groups()
     script = tmp_path / f"{page.stem.replace('-', '_')}.py"
     script.write_text("\n\n".join(CODE.findall(text)))
+    environment = {"SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": int(degree)})}
+    outputs_of_ranks(script, ranks=int(ranks), folder=tmp_path, environment=environment)
+
+
+def test_the_readme_runs_as_it_says(tmp_path: Path) -> None:
+    """Its script, by its command; the other pages' are forked."""
+    readme = (ROOT / "README.md").read_text()
+    (tmp_path / "script.py").write_text("\n\n".join(CODE.findall(readme)))
+    (command,) = re.findall(r"^torchrun .* script\.py$", readme, re.MULTILINE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, str(script)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": int(degree)}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
+        [*launcher, *command.split()[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 6
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.jobs.ranks import outputs_of_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def on_ranks(ranks: int) -> tuple[str, ...]:
-    """What goes before a script so that it runs as so many processes."""
-    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+def run_script(script: Path, *arguments: str, ranks: int = 0, folder: Path, **environment: str) -> dict[str, Any]:
+    """Run a script and return the JSON object on the last line of its output, rank 0's.
 
-
-def run_script(*command: str | Path, folder: Path | None = None, **environment: str) -> dict[str, Any]:
-    """Run a script and return the JSON object on the last line of its output."""
-    result = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout.splitlines()[-1])
+    Args:
+        script: The script.
+        arguments: Its arguments.
+        ranks: How many processes run it; 0 for one that no launcher started.
+        folder: Where it runs.
+        environment: Further variables.
+    """
+    first, *_ = outputs_of_ranks(script, *arguments, ranks=ranks, folder=folder, environment=environment)
+    report = json.loads(first.splitlines()[-1])
     assert isinstance(report, dict)
     return report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.running import EXAMPLES, on_ranks, run_script
+from tests.examples.running import EXAMPLES, run_script
 
 NCF = EXAMPLES / "ncf.py"
 SMALL = [
@@ -29,6 +29,6 @@ SMALL = [
 
 @pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (2, 1), (4, 2)])
 def test_it_learns(ranks: int, degree: int, tmp_path: Path) -> None:
-    report = run_script(*on_ranks(ranks), NCF, *SMALL, "--tensor-parallel-degree", str(degree), folder=tmp_path)
+    report = run_script(NCF, *SMALL, "--tensor-parallel-degree", str(degree), ranks=ranks, folder=tmp_path)
     assert report["loss_last"] < report["loss_first"] - 0.04
     assert report["table_bytes"] == 2 * (200 + 64) * (8 + 16) * 4 // degree // 2

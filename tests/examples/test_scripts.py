@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.running import EXAMPLES, on_ranks, run_script
+from tests.examples.running import EXAMPLES, run_script
 
 PLAIN = EXAMPLES / "train_gpt_plain.py"
 SPLIT = EXAMPLES / "train_gpt.py"
@@ -48,15 +48,15 @@ def test_the_scripts_share_no_helper_module() -> None:
     assert imported_modules(SPLIT) - imported_modules(PLAIN) == {"shardwright"}
 
 
-def test_the_plain_script_learns() -> None:
-    report = run_script(PLAIN, *SMALL)
+def test_the_plain_script_learns(tmp_path: Path) -> None:
+    report = run_script(PLAIN, *SMALL, folder=tmp_path)
     assert report["loss_last"] < report["loss_first"] - 0.5
 
 
 @pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (4, 2)])
 def test_the_split_script_learns_on_any_number_of_ranks(ranks: int, degree: int, tmp_path: Path) -> None:
     parameters = json.dumps({"pipeline_parallel_degree": degree})
-    report = run_script(*on_ranks(ranks), SPLIT, *SMALL, folder=tmp_path, SM_HP_MP_PARAMETERS=parameters)
+    report = run_script(SPLIT, *SMALL, ranks=ranks, folder=tmp_path, SM_HP_MP_PARAMETERS=parameters)
     assert report["loss_last"] < report["loss_first"] - 0.5
     assert (report["ranks"], report["pipeline_parallel_degree"]) == (ranks, degree)
     assert len(report["parameter_bytes_per_rank"]) == ranks
@@ -68,5 +68,5 @@ def test_the_split_script_learns_on_any_number_of_ranks(ranks: int, degree: int,
 
 def test_both_scripts_start_at_the_same_loss(tmp_path: Path) -> None:
     assert run_script(SPLIT, *SMALL, folder=tmp_path)["loss_first"] == pytest.approx(
-        run_script(PLAIN, *SMALL)["loss_first"], rel=1e-5
+        run_script(PLAIN, *SMALL, folder=tmp_path)["loss_first"], rel=1e-5
     )

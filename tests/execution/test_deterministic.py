@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("deterministic_program.py")
 

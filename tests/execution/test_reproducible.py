@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("reproducible_program.py")
 #: Cuts inside a sequential, between a block's children, and around the checkpointed block.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .job import Job
+from tests.jobs.job import Job
 
 
 def test_the_training_goes_on_while_a_data_loader_and_a_child_are_forked_off() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from .job import Job
+from tests.jobs.job import Job
 
 SIGNALS_END_SECONDS = 5.0
 LAUNCHERS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .job import Job, Process
+from tests.jobs.job import Job, Process
 
 #: How long a frozen rank may stay silent in these tests.
 LIVENESS = {"liveness_timeout_seconds": 2}

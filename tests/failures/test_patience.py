@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from .job import Job, Process
+from tests.jobs.job import Job, Process
 
 #: Far less than what the ranks are made to wait.
 TIMEOUTS = {"liveness_timeout_seconds": 1, "stall_timeout_seconds": 2, "stall_report_seconds": 1}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .job import END_SECONDS, Job
+from tests.jobs.job import END_SECONDS, Job
 
 TOLERANCE = 1e-10
 #: Where each failure arises, as the other ranks report it: rank, module, microbatch, phase. The order of backwards

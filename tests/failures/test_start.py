@@ -11,7 +11,8 @@ import pytest
 import shardwright as smp
 from shardwright.errors import ConfigError, JobStartError
 
-from .job import END_SECONDS, Job, free_port
+from tests.jobs.job import END_SECONDS, Job
+from tests.jobs.ports import next_port
 
 #: Each of several attempts to start, in order: what differs between the ranks. Rank 0's own comes first.
 ATTEMPTS: dict[str, list[dict[str, Any]]] = {
@@ -138,14 +139,14 @@ def test_the_port_of_the_rendezvous_is_in_use(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_rank_0_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = str(free_port())
+    port = str(next_port())
     environment = ranks_of(2, RANK="1", LOCAL_RANK="1", MASTER_PORT=port)
     text = refused(monkeypatch, environment, pipeline_parallel_degree=2, connect_timeout_seconds=1)
     assert f"rank 1 could not reach the job's store at 127.0.0.1:{port}" in text
 
 
 def test_the_other_ranks_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = ranks_of(3, MASTER_PORT=str(free_port()))
+    environment = ranks_of(3, MASTER_PORT=str(next_port()))
     text = refused(monkeypatch, environment, pipeline_parallel_degree=3, connect_timeout_seconds=1)
     assert text.startswith("ranks 1, 2 did not join the job within 1")
 

@@ -12,7 +12,7 @@ import pytest
 from shardwright import _core
 from shardwright.errors import JobStartError
 
-from .job import Job, Process
+from tests.jobs.job import Job, Process
 
 TOLERANCE = 1e-10
 LISTENING = "0A"

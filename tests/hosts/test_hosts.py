@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.failures.job import Job, Process
+from tests.jobs.job import Job, Process
 
 from .network import LINK, Network, missing
 

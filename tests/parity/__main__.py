@@ -10,6 +10,9 @@ from .command import chosen, parser, print_names
 from .job import progress_bar, run_cases
 from .table import BAR, render
 
+#: The module whose problems the cases name.
+PROBLEMS = "tests.parity.problems"
+
 
 def main() -> int:
     """Parse, run, print."""
@@ -19,7 +22,7 @@ def main() -> int:
     if arguments.list or not cases:
         return print_names(cases)
     with progress_bar("parity") as progress:
-        outcomes = run_cases("tests.parity.problems", cases, progress, show_logs=arguments.logs)
+        outcomes = run_cases(PROBLEMS, cases, progress, show_logs=arguments.logs)
     print(render(outcomes))
     failed = [outcome for outcome in outcomes if outcome.failures]
     for outcome in failed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tests.jobs.group import Group
 
 from .cases import Case
 from .table import Outcome, first_failure, judge
@@ -41,16 +42,9 @@ class Job:
         pp, dp = cases[0].topology
         self.world = pp * dp
         (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(ROOT / "python"), *filter(None, [environment.get("PYTHONPATH")])]
-        )
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.world}"]
         command = ["-m", *arguments, str(folder / "cases.json"), str(folder)]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *launcher, *command], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.process = Group(command, self.world, output=log, folder=ROOT)
 
     def rows(self) -> list[dict[str, dict[str, Any]]]:
         """Each rank's rows by case."""
@@ -75,6 +69,7 @@ class Job:
                     self.process.wait(20)
                 except subprocess.TimeoutExpired:
                     self.process.kill()
+                    self.process.wait(20)
             time.sleep(POLL_SECONDS)
         progress.advance(bar, min(len(rows) for rows in self.rows()) - seen)
 
@@ -137,8 +132,8 @@ def run_cases(
                     job.wait(progress, bar)
                 finally:
                     if job.process.poll() is None:
-                        job.process.terminate()
-                        job.process.wait()
+                        job.process.kill()
+                        job.process.wait(20)
                 found = job.outcomes()
                 complaints = {outcome.case.name: text for outcome in found if (text := complaint(outcome))}
                 if show_logs and complaints:

@@ -13,7 +13,7 @@ from shardwright.config import load_config
 from shardwright.errors import ConfigError
 from shardwright.scheduling import Decision, StepTimes, decide
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("driven_program.py")
 #: Backward in an order that no policy has.

@@ -5,19 +5,14 @@ All scenarios run in one job of two ranks; a refused one leaves nothing behind t
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.errors import stored
-from tests.failures.job import free_port, torchrun_environment
+from tests.jobs.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 280.0
@@ -178,36 +173,12 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran() -> Ran:
     """Both ranks, through all scenarios."""
-    port, folder = free_port(), tmp_path_factory.mktemp("ranks")
-    with contextlib.ExitStack() as files:
-        written = [
-            [files.enter_context((folder / f"{name}-{rank}").open("w+")) for name in ("out", "err")]
-            for rank in range(2)
-        ]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.silently_wrong.rank"],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **torchrun_environment(rank, 2, port)},
-                stdout=out,
-                stderr=errors,
-            )
-            for rank, (out, errors) in enumerate(written)
-        ]
-        deadline = time.monotonic() + SECONDS
-        try:
-            codes = [process.wait(deadline - time.monotonic()) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        for file in [file for pair in written for file in pair]:
-            file.seek(0)
-        outcomes = [{(line := json.loads(text))["scenario"]: line for text in out} for out, _ in written]
-        errors = [errors.read() for _, errors in written]
-    assert codes == [0, 0], errors
-    return Ran(outcomes, errors)
+    ended = run_ranks("-m", "tests.silently_wrong.rank", folder=ROOT, seconds=SECONDS)
+    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
+    outcomes = [{(line := json.loads(text))["scenario"]: line for text in each.out.splitlines()} for each in ended]
+    return Ran(outcomes, [each.err for each in ended])
 
 
 def test_every_scenario_has_an_expectation(ran: Ran) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("frozen.py")
 NAMES = ("0.weight", "1.weight", "2.bias")

@@ -9,7 +9,7 @@ from shardwright.tensor_parallel.replacement import Replacement, Result
 from shardwright.tensor_parallel.report import render
 from torch import nn
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("replaced.py")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
 BACK_ENDS = [("process_group", 1), ("process_group", 2), ("messages", 4)]

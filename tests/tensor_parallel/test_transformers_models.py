@@ -11,7 +11,7 @@ import torch
 from shardwright.nn.huggingface.layer import added_mask, returns_tuple
 from torch import nn
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 transformers: Any = pytest.importorskip("transformers")
 PROGRAM = Path(__file__).with_name("transformers_models.py")

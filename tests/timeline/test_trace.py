@@ -10,7 +10,7 @@ import pytest
 from shardwright.command import main
 from shardwright.timeline import Timeline
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
 FILES = {"trace.json", "timeline.html"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 JOB = Path(__file__).with_name("job.py")
 SECONDS = 500

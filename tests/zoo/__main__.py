@@ -14,6 +14,8 @@ from .entries import ENTRIES
 from .table import page, text
 from .verdict import passes, summary, verdict_on
 
+#: The module whose problems the cases name.
+PROBLEMS = "tests.zoo.entries"
 PAGE = ROOT / "docs" / "zoo.md"
 
 
@@ -26,7 +28,7 @@ def main() -> int:
     if arguments.list or not cases:
         return print_names(cases)
     with progress_bar("zoo") as progress:
-        outcomes = run_cases("tests.zoo.entries", cases, progress, complaint=_complaint, show_logs=arguments.logs)
+        outcomes = run_cases(PROBLEMS, cases, progress, complaint=_complaint, show_logs=arguments.logs)
     order = {name: number for number, name in enumerate(ENTRIES)}
     outcomes.sort(key=lambda outcome: order[outcome.case.problem])
     verdicts = [verdict_on(ENTRIES[outcome.case.problem], outcome) for outcome in outcomes]

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.failures.job import free_port, torchrun_environment
+from tests.jobs.job import torchrun_environment
+from tests.jobs.ports import next_port
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -118,7 +119,7 @@ class Job:
     """The ranks of one job; leaving it ends them all."""
 
     def __init__(self, ranks: int, work: Callable[[Rank], None]) -> None:
-        port = free_port()
+        port = next_port()
         self.ranks: list[Rank] = []
         for rank in range(ranks):
             self.ranks.append(Rank(work, torchrun_environment(rank, ranks, port)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = Path(__file__).parent / "programs"
+from .forked import Forked
+from .ports import next_port
+
+#: Where programs are that are named without a folder.
+PROGRAMS = Path(__file__).parents[1] / "failures" / "programs"
 #: Starting Python and torch, on a machine that has other things to do as well.
 START_SECONDS = 60.0
 #: How long the ranks may take to end after one of them has failed.
@@ -25,12 +28,6 @@ _MARK = "SHARDWRIGHT_TEST_JOB"
 _MOST_LINES = 5_000
 _CLEARED = ("OMPI_", "SLURM_", "TORCHELASTIC_", "SHARDWRIGHT_", "SM_HP_")
 _LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def torchrun_environment(rank: int, world: int, port: int) -> dict[str, str]:
@@ -45,20 +42,30 @@ def torchrun_environment(rank: int, world: int, port: int) -> dict[str, str]:
     }
 
 
+def forked(command: list[str], environment: Mapping[str, str]) -> Forked:
+    """A rank that is forked: a script and its arguments."""
+    return Forked(command, environment, stdin=subprocess.PIPE, session=True)
+
+
+def started(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process that is started as users start theirs: a whole command line."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        start_new_session=True,
+    )
+
+
 class Process:
     """One process, whose output is read as it comes, up to a limit."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-        )
+    def __init__(self, process: subprocess.Popen[str] | Forked) -> None:
+        self._process = process
         self._news = threading.Condition()
         self._signals: set[int] = set()
         self._streams: dict[str, list[str]] = {"out": [], "err": []}
@@ -174,7 +181,7 @@ class Job:
         environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
         launcher: list[str] | None = None,
         launch: Callable[[int, int, int], Mapping[str, str]] = torchrun_environment,
-        prefix: Callable[[int], list[str]] = lambda rank: [],
+        prefix: Callable[[int], list[str]] | None = None,
     ) -> None:
         self._mark = uuid.uuid4().hex
         base = {
@@ -184,12 +191,15 @@ class Job:
         script = [str(PROGRAMS / f"{program}.py"), *arguments]
         self.ranks: list[Process] = []
         if launcher is not None:
-            self.ranks.append(Process([*launcher, *script], {**base, **environment(0)}))
+            self.ranks.append(Process(started([*launcher, *script], {**base, **environment(0)})))
             return
-        port = free_port()
+        port = next_port()
         for rank in range(ranks):
             own = {**base, **launch(rank, ranks, port), **environment(rank)}
-            self.ranks.append(Process([*prefix(rank), sys.executable, *script], own))
+            if prefix is None:
+                self.ranks.append(Process(forked(script, own)))
+            else:
+                self.ranks.append(Process(started([*prefix(rank), sys.executable, *script], own)))
 
     def __enter__(self) -> Job:
         return self
@@ -204,17 +214,22 @@ class Job:
         return self.ranks[rank]
 
     def processes(self) -> list[int]:
-        """The ids of all living processes of this job, children of the ranks included."""
+        """The ids of all living processes of this job, children of the ranks included.
+
+        Each rank leads a session; a launcher's ranks, which have their own, are known by their environment.
+        """
+        sessions = {process.pid for process in self.ranks}
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
                 environment = (entry / "environ").read_bytes()
-                is_dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+                state, _, _, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if not is_dead and f"{_MARK}={self._mark}".encode() in environment.split(b"\0"):
+            is_ours = int(session) in sessions or f"{_MARK}={self._mark}".encode() in environment.split(b"\0")
+            if is_ours and state not in "ZX":
                 found.append(int(entry.name))
         return found
 

@@ -1,0 +1,156 @@
+"""A process without threads that has imported what ranks need, and forks one process after another from itself.
+
+A rank that starts as a process of its own imports torch for seconds before it does anything. Forked here it runs at
+once, and is otherwise what ``python script.py`` or ``python -m module`` would be: its own ``__main__``, ``sys.argv``,
+environment, standard streams, exit code, exit handlers and end of the interpreter.
+
+Run as ``python -m tests.jobs.fork_server PATH``: it listens at that path until its standard input ends. A connection
+is a process: the request comes over it with three descriptors, and the process id and the exit code go back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+#: A request's largest size: an environment and a command line.
+REQUEST_BYTES = 1 << 17
+#: Standard input, output and error.
+STREAMS = 3
+_PRELOADED = "tests.jobs.preloaded"
+
+
+class ForkServer:
+    """Forks on request, and tells of each child its process id and, once it has ended, how.
+
+    Attributes:
+        children: By process id, the connection over which a child's end is told.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.children: dict[int, socket.socket] = {}
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Serve until standard input ends: None. In a forked child: what it is to run."""
+        with selectors.DefaultSelector() as selector:
+            for each in (self.listener, self._woken, sys.stdin):
+                selector.register(each, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is sys.stdin:
+                        return None
+                    if key.fileobj is self._woken:
+                        self._woken.recv(1 << 12)
+                        self._reap()
+                    elif (request := self._answer()) is not None:
+                        selector.close()
+                        return request
+
+    def _answer(self) -> dict[str, Any] | None:
+        """Fork what somebody asks for; in the child, the request: it has its streams and nothing of the server."""
+        connection, _ = self.listener.accept()
+        message, streams, _, _ = socket.recv_fds(connection, REQUEST_BYTES, STREAMS)
+        if not message:
+            connection.close()
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for end in (self.listener, self._wake, self._woken, connection, *self.children.values()):
+                end.close()
+            for number, descriptor in enumerate(streams):
+                os.dup2(descriptor, number)
+        for descriptor in streams:
+            os.close(descriptor)
+        if pid == 0:
+            return dict(json.loads(message))
+        self.children[pid] = connection
+        _tell(connection, {"pid": pid})
+        return None
+
+    def _reap(self) -> None:
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            with self.children.pop(pid) as connection:
+                _tell(connection, {"code": os.waitstatus_to_exitcode(status)})
+
+
+def _tell(connection: socket.socket, news: dict[str, int]) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        connection.send(json.dumps(news).encode())
+
+
+def run(request: dict[str, Any]) -> None:
+    """Be ``python`` with the request's command line.
+
+    Args:
+        request: ``command`` (a script or ``-m`` and a module, then arguments), ``environment``, ``folder`` and
+            ``session`` (whether to lead a session of its own).
+    """
+    if request["session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    added = [path for path in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    program, *arguments = request["command"]
+    main = types.ModuleType("__main__")
+    if program == "-m":
+        spec = importlib.util.find_spec(arguments[0])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{arguments[0]}.__main__")
+        if spec is None or spec.origin is None:
+            sys.exit(f"there is no module {arguments[0]!r}")
+        main.__spec__, main.__package__, script = spec, spec.parent, spec.origin
+        sys.path[:0] = [*added, request["folder"]]
+    else:
+        script, arguments = program, request["command"]
+        sys.path[:0] = [str(Path(script).resolve().parent), *added]
+    main.__dict__.update(__file__=script, __builtins__=__builtins__)
+    sys.argv = [script, *arguments[1:]]
+    sys.modules["__main__"] = main  # its objects live until the interpreter ends, after the exit handlers
+    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+
+
+def main() -> None:
+    """Import, serve, and in a child run what it was asked to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"{sys.argv[1]}.new")
+        listener.listen(1 << 10)  # whoever asks while everything is being imported, waits
+        os.rename(f"{sys.argv[1]}.new", sys.argv[1])
+        importlib.import_module(_PRELOADED)
+        tasks = os.listdir("/proc/self/task")
+        if len(tasks) > 1 or threading.active_count() > 1:
+            sys.exit(f"importing {_PRELOADED} started threads: {tasks}")
+        sys.path.pop(0)  # the folder in which the server was started: each child has its own
+        gc.collect()
+        gc.freeze()  # collections in a child leave the pages of what was imported shared
+        request = ForkServer(listener).serve()
+    if request is not None:
+        run(request)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The ranks of a job as one: they run until all have ended, and one that fails ends the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from .forked import Forked
+from .job import torchrun_environment
+from .ports import next_port
+
+_POLL_SECONDS = 0.02
+#: How long the others may take to end by themselves once one has failed.
+_GRACE_SECONDS = 10.0
+
+
+class Group:
+    """Forked ranks, with what of ``subprocess.Popen`` a job's owner needs."""
+
+    def __init__(
+        self,
+        command: Iterable[str | Path],
+        ranks: int,
+        *,
+        output: int | IO[Any],
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the ranks.
+
+        Args:
+            command: A script, or ``-m`` and a module, and its arguments.
+            ranks: How many processes run it.
+            output: Where all of them write what they say, errors as well.
+            folder: Where they run.
+            environment: What each finds in its environment besides the launcher's variables.
+        """
+        port, base, command = next_port(), {**os.environ, **(environment or {})}, list(command)
+        self._ranks = [
+            Forked(
+                command,
+                {**base, **torchrun_environment(rank, ranks, port)},
+                folder=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(ranks)
+        ]
+        self._failed_at: float | None = None
+
+    def poll(self) -> int | None:
+        """None while a rank runs, then the first exit code that is not 0, else 0."""
+        codes = [rank.poll() for rank in self._ranks]
+        if any(codes) and self._failed_at is None:
+            self._failed_at = time.monotonic()
+        if self._failed_at is not None and time.monotonic() - self._failed_at > _GRACE_SECONDS:
+            self.kill()
+        return None if None in codes else next(filter(None, codes), 0)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end of all.
+
+        Raises:
+            subprocess.TimeoutExpired: One still runs.
+        """
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("the ranks of a job", timeout)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def terminate(self) -> None:
+        """Send all of them SIGTERM."""
+        for rank in self._ranks:
+            rank.terminate()
+
+    def kill(self) -> None:
+        """Send all of them SIGKILL."""
+        for rank in self._ranks:
+            rank.kill()

@@ -1,0 +1,66 @@
+"""Scripts of tests that run as the ranks of a job to their end, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from .forked import Forked
+from .job import torchrun_environment
+from .ports import next_port
+
+
+class Ended(NamedTuple):
+    """What a rank came to: its exit code and all that it wrote."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def run_ranks(
+    *command: str | Path,
+    ranks: int = 2,
+    seconds: float = 110,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[Ended]:
+    """Run a job to its end.
+
+    Args:
+        command: A script, or ``-m`` and a module, and arguments.
+        ranks: How many processes run it; 0 for one that no launcher started.
+        seconds: How long they may take.
+        folder: Where they run.
+        environment: What each finds in its environment besides the launcher's variables.
+    """
+    port = next_port()
+    base = {**os.environ, **(environment or {})}
+    launched = [torchrun_environment(rank, ranks, port) for rank in range(ranks)] or [{}]
+    processes = [Forked(command, {**base, **own}, folder=folder) for own in launched]
+    try:
+        with ThreadPoolExecutor(
+            len(processes)
+        ) as readers:  # all at once: a rank whose pipe is full would stop the others too
+            written = list(readers.map(lambda process: process.communicate(timeout=seconds), processes))
+    finally:
+        for process in processes:
+            process.kill()
+    return [Ended(process.returncode, *each) for process, each in zip(processes, written, strict=True)]
+
+
+def outputs_of_ranks(
+    *command: str | Path,
+    ranks: int = 2,
+    seconds: float = 110,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """What each rank wrote to standard output; a rank that fails fails the test with what it said."""
+    ended = run_ranks(*command, ranks=ranks, seconds=seconds, folder=folder, environment=environment)
+    for rank, (code, _, errors) in enumerate(ended):
+        assert code == 0, f"rank {rank} ended with {code}:\n{errors[-4000:]}"
+    return [each.out for each in ended]
