@@ -50,13 +50,18 @@ $(OPTIMISED): $(RUST_SOURCES) tools/build.sh | $(VENV)/.complete
 train: setup ## train the example: RANKS=2 processes, pipeline degree PP=2, ARGS="..." for the script
 	@tools/train.sh $(RANKS) $(PP) $(ARGS)
 
-test: test-rust test-python parity ## every test a change must pass
+test: setup ## every test a change must pass, in minutes: Rust, Python, a choice of parity with one process
+	@$(PYTHON) -m tests
+
+test-all: setup ## all tests, with whole parity tables and other versions of torch; ARGS="--repeat 20 tests/failures" instead
+	@$(PYTHON) -m tests --all $(ARGS)
+	@$(if $(ARGS),,tools/compatibility.sh >&2)
 
 test-rust: setup
 	cargo test --workspace --quiet
 
 test-python: setup
-	$(PYTHON) -m pytest --quiet
+	$(PYTHON) -m pytest --quiet -n2 --dist=loadfile
 
 parity: setup ## compare split models with one process, gradient by gradient; ARGS="..." chooses cases
 	@$(PYTHON) -m tests.parity $(ARGS)
@@ -98,10 +103,6 @@ format: setup ## format Rust and Python
 	$(PYTHON) -m ruff format --quiet
 
 test-compat: setup ## the Python tests with the oldest and the newest supported torch
-	@tools/compatibility.sh
-
-test-all: test ## everything `test` runs, the slow tests and the compatibility runs
-	$(PYTHON) -m pytest --quiet -m "slow and not gpu"
 	@tools/compatibility.sh
 
 bench-overhead: optimised ## what one rank costs over plain PyTorch

@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,8 @@ import torch
 from shardwright import _core, logs
 from shardwright.errors import JobStartError, PeerLostError, ShardwrightError
 from shardwright.values import pack, registry, unpack
+
+from tests.jobs.forked import Forked
 
 WAIT = 30.0
 
@@ -172,12 +172,15 @@ try:
 except KeyboardInterrupt:
     sys.exit(7)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    process = Forked(["-c", script], os.environ)
+    try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT) == 7
+    finally:
+        process.kill()
     assert time.monotonic() - began < 10
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
+
+from tests.jobs.ranks import outputs_of_ranks
 
 JOB = Path(__file__).with_name("gradient_job.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
@@ -20,21 +19,11 @@ TOLERANCE = 1e-4  # float32, of the model's largest gradient: orders of summatio
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def run_job(ranks: int, *command: str | Path) -> str:
-    """Run a script on some ranks that form one pipeline; returns the last line of its output."""
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": ranks}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert result.returncode == 0, result.stderr
-    return (result.stdout.splitlines() or [""])[-1]
+def run_job(ranks: int, script: Path, *arguments: str) -> str:
+    """Run a script on some ranks that form one pipeline; returns the last line of rank 0's output."""
+    environment = {"SM_HP_MP_PARAMETERS": json.dumps({"pipeline_parallel_degree": ranks})}
+    first, *_ = outputs_of_ranks(script, *arguments, ranks=ranks, environment=environment)
+    return (first.splitlines() or [""])[-1]
 
 
 def one_process(device: str) -> tuple[float, dict[str, torch.Tensor]]:
@@ -54,7 +43,7 @@ def one_process(device: str) -> tuple[float, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_are_those_of_one_process(device: str, ranks: int, tmp_path: Path) -> None:
-    run_job(ranks, JOB, device, tmp_path)
+    run_job(ranks, JOB, device, str(tmp_path))
     loss, expected = one_process(device)
     saved = [dict(numpy.load(tmp_path / f"rank{rank}.npz")) for rank in range(ranks)]
     largest = max(gradient.abs().max().item() for gradient in expected.values())

@@ -6,11 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.jobs.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("transfer_job.py")
@@ -25,24 +26,18 @@ def rehearsal() -> str:
     return str(ROOT / "target" / "debug" / "libshardwright_cuda_rehearsal.so")
 
 
-def start(rank: int, port: str, library: str, rounds: int, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(JOB), str(rank), port, library, str(rounds)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(rank: int, port: str, library: str, rounds: int, **environment: str) -> Forked:
+    return Forked([str(JOB), str(rank), port, library, str(rounds)], {**os.environ, **environment})
 
 
-def start_pair(library: str, rounds: int, **environment: str) -> list[subprocess.Popen[str]]:
+def start_pair(library: str, rounds: int, **environment: str) -> list[Forked]:
     """Both ranks; what is in the environment is rank 0's."""
     first = start(0, "0", library, rounds, **environment)
     assert first.stdout is not None
     return [first, start(1, first.stdout.readline().strip(), library, rounds)]
 
 
-def finish(ranks: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+def finish(ranks: list[Forked]) -> list[dict[str, Any]]:
     results = []
     for rank in ranks:
         output, errors = rank.communicate(timeout=WAIT)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -106,8 +107,8 @@ def run(request: dict[str, Any]) -> None:
     """Be ``python`` with the request's command line.
 
     Args:
-        request: ``command`` (a script or ``-m`` and a module, then arguments), ``environment``, ``folder`` and
-            ``session`` (whether to lead a session of its own).
+        request: ``command`` (a script, ``-m`` and a module or ``-c`` and its text, then arguments), ``environment``,
+            ``folder`` and ``session`` (whether to lead a session of its own).
     """
     if request["session"]:
         os.setsid()
@@ -117,21 +118,32 @@ def run(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     program, *arguments = request["command"]
     main = types.ModuleType("__main__")
-    if program == "-m":
-        spec = importlib.util.find_spec(arguments[0])
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{arguments[0]}.__main__")
-        if spec is None or spec.origin is None:
-            sys.exit(f"there is no module {arguments[0]!r}")
-        main.__spec__, main.__package__, script = spec, spec.parent, spec.origin
-        sys.path[:0] = [*added, request["folder"]]
-    else:
-        script, arguments = program, request["command"]
-        sys.path[:0] = [str(Path(script).resolve().parent), *added]
-    main.__dict__.update(__file__=script, __builtins__=__builtins__)
-    sys.argv = [script, *arguments[1:]]
+    main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main  # its objects live until the interpreter ends, after the exit handlers
-    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    if program == "-c":
+        sys.path[:0] = [request["folder"], *added]
+        sys.argv = ["-c", *arguments[1:]]
+        code = compile(arguments[0], "<string>", "exec")
+    else:
+        if program == "-m":
+            sys.path[:0] = [request["folder"], *added]
+            main.__spec__ = _specification(arguments.pop(0))
+            main.__package__, main.__file__ = main.__spec__.parent, str(main.__spec__.origin)
+        else:
+            sys.path[:0] = [str(Path(program).resolve().parent), *added]
+            main.__file__ = program
+        sys.argv = [main.__file__, *arguments]
+        code = compile(Path(main.__file__).read_bytes(), main.__file__, "exec")
+    exec(code, main.__dict__)
+
+
+def _specification(module: str) -> importlib.machinery.ModuleSpec:
+    found = importlib.util.find_spec(module)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{module}.__main__")
+    if found is None:
+        sys.exit(f"there is no module {module!r} to run")
+    return found
 
 
 def main() -> None:

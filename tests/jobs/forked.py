@@ -55,7 +55,7 @@ class Forked:
         """Fork a process.
 
         Args:
-            command: A script, or ``-m`` and a module, and its arguments.
+            command: A script, ``-m`` and a module, or ``-c`` and its text; then its arguments.
             environment: Its environment; ``OMP_NUM_THREADS`` is 1, since torch is loaded already.
             folder: Where it runs.
             stdin: As for ``Popen``; text.
@@ -125,7 +125,8 @@ class Forked:
         def read(name: str, stream: IO[str]) -> None:
             found[name] = stream.read()
 
-        streams = {name: stream for name in ("stdout", "stderr") if (stream := getattr(self, name)) is not None}
+        made = {name: getattr(self, name) for name in ("stdout", "stderr")}
+        streams = {name: stream for name, stream in made.items() if stream is not None and not stream.closed}
         readers = [threading.Thread(target=read, args=each, daemon=True) for each in streams.items()]
         for reader in readers:
             reader.start()

@@ -8,6 +8,7 @@ import sys
 from .cases import all_cases, with_partitions
 from .command import chosen, parser, print_names
 from .job import progress_bar, run_cases
+from .pairwise import pairwise
 from .table import BAR, render
 
 #: The module whose problems the cases name.
@@ -18,7 +19,7 @@ def main() -> int:
     """Parse, run, print."""
     arguments = parser("tests.parity", __doc__, "names of cases").parse_args()
     known = all_cases() if arguments.partitions is None else with_partitions(arguments.partitions)
-    cases = chosen(known, arguments.patterns)
+    cases = chosen(pairwise(known) if arguments.pairwise else known, arguments.patterns)
     if arguments.list or not cases:
         return print_names(cases)
     with progress_bar("parity") as progress:

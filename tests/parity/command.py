@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from .cases import Case
 
 
-def parser(module: str, description: str | None, patterns: str, *, partitions: bool = True) -> argparse.ArgumentParser:
+def parser(
+    module: str, description: str | None, patterns: str, *, partitions: bool = True, pairs: bool = True
+) -> argparse.ArgumentParser:
     """The options that every table of cases has.
 
     Args:
@@ -17,9 +19,12 @@ def parser(module: str, description: str | None, patterns: str, *, partitions: b
         description: What it does.
         patterns: What its patterns are compared with.
         partitions: Whether it runs on random partitions too.
+        pairs: Whether a pairwise choice can be run.
     """
     result = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     result.add_argument("patterns", nargs="*", help=f"{patterns} to run, with * and ?; all by default")
+    if pairs:
+        result.add_argument("--pairwise", action="store_true", help="every problem, and every two settings together")
     result.add_argument("--list", action="store_true", help="only list the cases")
     result.add_argument("--logs", action="store_true", help="show the whole log of each job with a failed case")
     if partitions:

@@ -8,9 +8,10 @@ import sys
 
 from tests.parity.command import chosen, print_names
 from tests.parity.job import progress_bar, run_cases
+from tests.parity.pairwise import pairwise
 from tests.parity.table import BAR
 
-from .cases import MODULES, cases
+from .cases import MODULES, cases, factors
 from .table import judge, render
 
 
@@ -19,10 +20,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.parity_tp", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names of cases, with * and ?")
     parser.add_argument("--all", action="store_true", help="every problem at every place, in every mode")
+    parser.add_argument("--pairwise", action="store_true", help="every problem, and every two settings together")
     parser.add_argument("--list", action="store_true", help="only list the cases")
     parser.add_argument("--logs", action="store_true", help="show the whole log of each job with a failed case")
     arguments = parser.parse_args()
-    found = chosen(cases(arguments.all), arguments.only)
+    known = cases(arguments.all)
+    found = chosen(pairwise(known, factors) if arguments.pairwise else known, arguments.only)
     if arguments.list or not found:
         return print_names(found)
     kind = "modules" if all(case.problem in MODULES for case in found) else "models"

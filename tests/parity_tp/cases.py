@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from tests.parity.cases import Case
@@ -94,6 +94,12 @@ class TensorCase(Case):
     def rdp(self) -> int:
         """How many ranks hold the same parameters."""
         return self.dp // self.tp
+
+
+def factors(case: TensorCase) -> list[Hashable]:
+    """The settings of a case, but for its problem; what a problem's batches are depends on it."""
+    place = ("place", case.pp, case.tp, case.rdp)
+    return [place, ("optimize", case.optimize), ("batches", case.batches), ("delayed", case.delayed)]
 
 
 def cases(every: bool = False) -> list[TensorCase]:

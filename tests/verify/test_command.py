@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+from shardwright.verify import command
+
+from tests.jobs.forked import Forked
 
 SCRIPT = """
 import shardwright as smp
@@ -58,47 +61,67 @@ def build_nothing():
 """
 
 
-def run(folder: Path, target: str, *options: str) -> tuple[int, str, dict[str, Any], str]:
+def run(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, dict[str, Any], str]:
     """Exit status, standard output before its last line, that line, and standard error."""
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
+    (folder / "script.py").write_text(SCRIPT)
+    status = command.main(list(options))
+    written = capsys.readouterr()
+    *table, last = written.out.splitlines()
+    return status, "\n".join(table), json.loads(last), written.err
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forked from a process that has torch loaded; otherwise the command starts them."""
+
+    def start(program: list[str], environment: dict[str, str], log: IO[bytes]) -> Forked:
+        return Forked(program[1:], environment, stdout=log, stderr=subprocess.STDOUT)
+
+    monkeypatch.setattr(command, "_start_rank", start)
+
+
+def test_an_exact_step_ends_with_0_and_a_line_of_json(tmp_path: Path) -> None:
+    """The command as a user runs it."""
+    (tmp_path / "script.py").write_text(SCRIPT)
     result = subprocess.run(
-        [sys.executable, "-m", "shardwright.verify", f"{script}:{target}", *options],
+        [sys.executable, "-m", "shardwright.verify", "script.py:build", "--pp", "2", "--microbatches", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=110,
     )
+    assert result.returncode == 0, result.stderr
     *table, last = result.stdout.splitlines()
-    return result.returncode, "\n".join(table), json.loads(last), result.stderr
-
-
-def test_an_exact_step_ends_with_0_and_a_line_of_json(tmp_path: Path) -> None:
-    status, table, outcome, errors = run(tmp_path, "build", "--pp", "2", "--microbatches", "2")
-    assert status == 0, errors
-    assert "exact: the distributed step equals one process" in table
+    outcome = json.loads(last)
+    assert "exact: the distributed step equals one process" in "\n".join(table)
     assert outcome["exact"]
     assert outcome["dtype"] == "float64"
     assert outcome["ranks_with_parameters"] == [0, 1]
     assert min(outcome["requests"]) > 0
 
 
-def test_a_fault_ends_with_1_and_names_the_module(tmp_path: Path) -> None:
-    status, table, outcome, errors = run(tmp_path, "build_faulty", "--dtype", "float32", "--pipeline", "simple")
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_fault_ends_with_1_and_names_the_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{tmp_path}/script.py:build_faulty"
+    status, table, outcome, errors = run(tmp_path, capsys, target, "--dtype", "float32", "--pipeline", "simple")
     assert status == 1, errors
     assert "NOT exact. First departure: backward of module '4'" in table
     assert (outcome["exact"], outcome["first_departure"], outcome["dtype"]) == (False, "4", "float32")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
-    ("target", "options", "said"),
+    ("target", "said"),
     [
-        ("build_nothing", [], "allowed: (model, step_function, batch)"),
-        ("absent", [], "has no function 'absent'"),
+        ("build_nothing", "allowed: (model, step_function, batch)"),
+        ("absent", "has no function 'absent'"),
     ],
 )
-def test_what_a_script_does_wrong_ends_with_2(tmp_path: Path, target: str, options: list[str], said: str) -> None:
-    status, _, outcome, errors = run(tmp_path, target, *options)
+def test_what_a_script_does_wrong_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, said: str
+) -> None:
+    status, _, outcome, errors = run(tmp_path, capsys, f"{tmp_path}/script.py:{target}")
     assert status == 2
     assert said in errors
     assert not outcome["exact"]
@@ -108,15 +131,11 @@ def test_what_a_script_does_wrong_ends_with_2(tmp_path: Path, target: str, optio
     "arguments", [["nothing.py:build"], ["no target"], [f"{__file__}:build", "--tolerance", "0"]], ids=str
 )
 def test_misuse_ends_with_2_before_anything_is_started(arguments: list[str]) -> None:
-    from shardwright.verify.command import main
-
-    assert main(arguments) == 2
+    assert command.main(arguments) == 2
 
 
 @pytest.mark.parametrize("option", ["--pp=0", "--dtype=int8", "--config=no"])
 def test_options_are_refused_at_the_door(option: str) -> None:
-    from shardwright.verify.command import main
-
     with pytest.raises(SystemExit) as ended:
-        main([f"{__file__}:build", option])
+        command.main([f"{__file__}:build", option])
     assert ended.value.code == 2

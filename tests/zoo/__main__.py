@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "zoo.md"
 
 def main() -> int:
     """Parse, run, print; the whole zoo writes its page too."""
-    arguments = parser("tests.zoo", __doc__, "models or cases").parse_args()
+    arguments = parser("tests.zoo", __doc__, "models or cases", pairs=False).parse_args()
     whole = not arguments.patterns and arguments.partitions is None
     known = all_cases(ENTRIES) if arguments.partitions is None else with_partitions(ENTRIES, arguments.partitions)
     cases = chosen(known, arguments.patterns, names=lambda case: (case.problem, case.name))

@@ -77,7 +77,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 def main() -> int:
     """Parse, run, print; the last line counts cases and failures."""
-    arguments = parser("tests.zoo.schedules", __doc__, "models or cases", partitions=False).parse_args()
+    arguments = parser("tests.zoo.schedules", __doc__, "models or cases", partitions=False, pairs=False).parse_args()
     cases = chosen(all_cases(ENTRIES), arguments.patterns, names=lambda case: (case.problem, case.name))
     if arguments.list or not cases:
         return print_names(cases)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 EXACT, DIFFERENT, MISUSE = 0, 1, 2
 _POLL_SECONDS = 0.1
@@ -116,8 +117,12 @@ def _start(world: int, options: Path, folder: Path) -> list[subprocess.Popen[byt
         }
         command = [sys.executable, "-m", "shardwright.verify.rank", str(options)]
         with (folder / f"{rank}.log").open("wb") as log:
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            processes.append(_start_rank(command, environment, log))
     return processes
+
+
+def _start_rank(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> int | None:

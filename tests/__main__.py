@@ -1,0 +1,169 @@
+"""Runs the tests: those that a change must pass, all there are, or some of them many times; see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.jobs.forked import ROOT, fork_server
+
+#: Tests that run at once, a file to each.
+WORKERS = 2
+_CARGO_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed", re.MULTILINE)
+
+
+@dataclass
+class Part:
+    """What came of one part.
+
+    Attributes:
+        name: What it is called.
+        key: What the last line calls its number.
+        passed: How many passed.
+        failed: How many failed; at least one if its command did.
+        seconds: How long it took.
+    """
+
+    name: str
+    key: str
+    passed: int
+    failed: int
+    seconds: float
+
+
+def rust() -> Part:
+    """The Rust tests."""
+    began = time.monotonic()
+    # More threads than cores: those of communication mostly wait.
+    environment = {**os.environ, "RUST_TEST_THREADS": "8"}
+    command = ["cargo", "test", "--workspace", "--locked", "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    found = [(int(passed), int(failed)) for passed, failed in _CARGO_RESULT.findall(done.stdout)]
+    passed, failed = (sum(column) for column in zip(*found, strict=True)) if found else (0, 0)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        failed = max(failed, 1)
+    return Part("Rust", "rust_tests", passed, failed, time.monotonic() - began)
+
+
+def run_pytest(arguments: Sequence[str]) -> tuple[int, list[str]]:
+    """Run pytest, whose words go to the standard error stream; how many passed, and the names of those that did not."""
+    with tempfile.TemporaryDirectory(prefix="shardwright-tests-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "--quiet", f"--junitxml={report}", *arguments]
+        code = subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode
+        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
+        outcomes = collections.Counter(
+            (f"{case.get('classname')}::{case.get('name')}", any(child.tag in ("failure", "error") for child in case))
+            for case in cases
+            if case.find("skipped") is None
+        )
+    failed = [name for name, is_failed in outcomes if is_failed]
+    if code and not failed:
+        failed = [f"pytest itself, with {code}"]
+    return len(outcomes) - len(failed), failed
+
+
+def python(marked: str) -> Callable[[], Part]:
+    """The Python tests with these marks."""
+
+    def run() -> Part:
+        began = time.monotonic()
+        passed, failed = run_pytest([f"-n{WORKERS}", "--dist=loadfile", "-m", marked])
+        return Part("Python", "python_tests", passed, len(failed), time.monotonic() - began)
+
+    return run
+
+
+def parity(module: str, *arguments: str) -> Callable[[], Part]:
+    """A table of cases."""
+
+    def run() -> Part:
+        began = time.monotonic()
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        cases, failed = 0, 1
+        if done.stdout:
+            counts = json.loads(done.stdout.splitlines()[-1])
+            cases, failed = counts["cases"], counts["failed"]
+        if done.returncode:
+            print(done.stdout, file=sys.stderr)
+            failed = max(failed, 1)
+        return Part(module.removeprefix("tests."), "parity_cases", cases - failed, failed, time.monotonic() - began)
+
+    return run
+
+
+QUICK = (
+    rust,
+    python("not gpu and not slow"),
+    parity("tests.parity", "--pairwise"),
+    parity("tests.parity_tp", "--pairwise"),
+)
+ALL = (rust, python("not gpu"), parity("tests.parity"), parity("tests.parity_tp"))
+
+
+def run_parts(parts: Sequence[Callable[[], Part]]) -> int:
+    """Run parts in turn, print a table of them, and the counts as a JSON object; the exit status."""
+    began = time.monotonic()
+    done = []
+    for part in parts:
+        done.append(part())
+        last = done[-1]
+        print(f"{last.name}: {last.passed} passed, {last.failed} failed in {last.seconds:.0f} s", file=sys.stderr)
+    table = Table("part", "passed", "failed", "seconds")
+    for each in done:
+        table.add_row(each.name, str(each.passed), str(each.failed), f"{each.seconds:.0f}")
+    Console().print(table)
+    failed = sum(each.failed for each in done)
+    print(f"{sum(each.passed for each in done)} passed, {failed} failed")
+    counts: collections.Counter[str] = collections.Counter()
+    for each in done:
+        counts[each.key] += each.passed
+    print(json.dumps({**counts, "seconds": round(time.monotonic() - began, 1)}), flush=True)
+    return 1 if failed else 0
+
+
+def repeat(times: int, what: Sequence[str]) -> int:
+    """Run tests many times, and print a table of those that failed; the exit status."""
+    failed: collections.Counter[str] = collections.Counter()
+    for number in range(times):
+        print(f"run {number + 1} of {times}", file=sys.stderr)
+        failed.update(run_pytest([f"-n{WORKERS}", "--dist=loadfile", "-m", "not gpu", *what])[1])
+    table = Table("test", f"failed of {times}")
+    for name, number in failed.most_common():
+        table.add_row(name, str(number))
+    Console().print(table)
+    print(json.dumps({"runs": times, "tests_that_failed": len(failed)}), flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="slow tests and whole parity tables too")
+    parser.add_argument("--repeat", type=int, metavar="TIMES", help="run the tests named so often instead")
+    parser.add_argument("tests", nargs="*", help="files, folders or tests to repeat; all by default")
+    given = parser.parse_args()
+    fork_server()  # one for all parts
+    if given.repeat:
+        return repeat(given.repeat, given.tests)
+    return run_parts(ALL if given.all else QUICK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
