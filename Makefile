@@ -24,7 +24,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat test-all bench-overhead bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat bench-overhead bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ test: setup ## every test a change must pass, in minutes: Rust, Python, a choice
 test-all: setup ## all tests, with whole parity tables and other versions of torch; ARGS="--repeat 20 tests/failures" instead
 	@$(PYTHON) -m tests --all $(ARGS)
 	@$(if $(ARGS),,tools/compatibility.sh >&2)
+
+mutants: setup ## plant twenty faults one at a time: each has to be caught by what `make test` runs; ARGS="AREA" for some
+	@$(PYTHON) -m tests.mutants $(ARGS)
 
 test-rust: setup
 	cargo test --workspace --quiet

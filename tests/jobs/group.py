@@ -14,12 +14,14 @@ from .job import torchrun_environment
 from .ports import next_port
 
 _POLL_SECONDS = 0.02
-#: How long the others may take to end by themselves once one has failed.
-_GRACE_SECONDS = 10.0
 
 
 class Group:
-    """Forked ranks, with what of ``subprocess.Popen`` a job's owner needs."""
+    """Forked ranks, with what of ``subprocess.Popen`` a job's owner needs.
+
+    Attributes:
+        grace: In how many seconds the others may end by themselves once one has failed.
+    """
 
     def __init__(
         self,
@@ -50,16 +52,20 @@ class Group:
             )
             for rank in range(ranks)
         ]
-        self._failed_at: float | None = None
+        self.grace = 10.0
+        #: The first exit code that was not 0, and when it was seen.
+        self._failed: tuple[int, float] | None = None
 
     def poll(self) -> int | None:
-        """None while a rank runs, then the first exit code that is not 0, else 0."""
+        """None while a rank runs, then the exit code of the first that failed, else 0."""
         codes = [rank.poll() for rank in self._ranks]
-        if any(codes) and self._failed_at is None:
-            self._failed_at = time.monotonic()
-        if self._failed_at is not None and time.monotonic() - self._failed_at > _GRACE_SECONDS:
+        if self._failed is None and any(codes):
+            self._failed = next(filter(None, codes)), time.monotonic()
+        if self._failed is not None and time.monotonic() - self._failed[1] > self.grace:
             self.kill()
-        return None if None in codes else next(filter(None, codes), 0)
+        if None in codes:
+            return None
+        return 0 if self._failed is None else self._failed[0]
 
     def wait(self, timeout: float) -> int:
         """Wait for the end of all.

@@ -27,14 +27,15 @@ def next_port(counter: Path = _COUNTER) -> int:
         last = int(file.read() or LAST)
         for step in range(1, LAST - FIRST + 2):
             port = FIRST + (last - FIRST + step) % (LAST - FIRST + 1)
-            if _is_free(port):
+            if is_free(port):
                 file.truncate(0)
                 file.write(str(port))
                 return port
     raise OSError(f"every port from {FIRST} to {LAST} is taken")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port, at any address."""
     with contextlib.suppress(OSError), socket.socket() as probe:
         probe.bind(("", port))
         return True

@@ -1,0 +1,1 @@
+"""Mutation testing: faults planted one at a time, each of which ``make test`` must catch."""
