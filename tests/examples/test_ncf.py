@@ -27,7 +27,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_it_learns(ranks: int, degree: int, tmp_path: Path) -> None:
     report = run_script(NCF, *SMALL, "--tensor-parallel-degree", str(degree), ranks=ranks, folder=tmp_path)
     assert report["loss_last"] < report["loss_first"] - 0.04

@@ -53,7 +53,7 @@ def test_the_plain_script_learns(tmp_path: Path) -> None:
     assert report["loss_last"] < report["loss_first"] - 0.5
 
 
-@pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(("ranks", "degree"), [(1, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_the_split_script_learns_on_any_number_of_ranks(ranks: int, degree: int, tmp_path: Path) -> None:
     parameters = json.dumps({"pipeline_parallel_degree": degree})
     report = run_script(SPLIT, *SMALL, ranks=ranks, folder=tmp_path, SM_HP_MP_PARAMETERS=parameters)

@@ -9,7 +9,7 @@ import pytest
 from tests.examples.running import EXAMPLES, run_script
 
 
-@pytest.mark.parametrize("model", ["gpt2", "bert"])
+@pytest.mark.parametrize("model", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_pipeline_of_divided_layers_learns_what_one_process_learns(model: str, tmp_path: Path) -> None:
     small = ("--model", model, "--steps", "20", "--layers", "2", "--width", "64", "--sequence-length", "32")
     divided = run_script(EXAMPLES / "tensor_and_pipeline.py", *small, ranks=4, folder=tmp_path)

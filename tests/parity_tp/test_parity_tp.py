@@ -69,6 +69,7 @@ def test_a_case_fails_for_each_thing_that_can_be_wrong(changed: dict[str, Any]) 
     assert judge(CASE, [row(0), None]).failures
 
 
+@pytest.mark.slow  # `make test` runs a choice of cases by itself
 def test_some_cases_hold() -> None:
     pytest.importorskip("transformers")
     chosen = [
