@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.flop_counter import flop_registry
 
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.delayed.materialise import is_delayed
@@ -23,6 +22,7 @@ from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
 from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces, evened, repeated
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
+from shardwright.partition.operations import count as operation_count
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, handed_code
@@ -281,10 +281,9 @@ class _Recording:
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._foreign.made(result)
-        counter = flop_registry.get(getattr(func, "overloadpacket", None))
-        if counter is None:
+        operations = operation_count(func, args, result)
+        if operations == 0:
             return
-        operations = int(counter(*args, **kwargs, out_val=result))
         for path in {execution.path for execution in self._stack.executions}:
             self._operations[path] = self._operations.get(path, 0) + operations
 
