@@ -23,7 +23,7 @@ from shardwright.partition.gpu_fallback import runner_for
 from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces, evened, repeated
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.operations import count as operation_count
-from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
+from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved, uncollected
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, handed_code
 from shardwright.partition.shared_state import SharedState
@@ -144,6 +144,7 @@ class _Run:
         self._runner = runner
         self._written: list[torch.Tensor] = []
         self._gradients = False
+        self._shared: SharedState | None = None
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -202,7 +203,13 @@ class _Run:
     def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, SharedState]]:
         own = {id(entry.tensor) for entry in self._tree.parameters}
         # Under inference mode the copies of buffers would be tensors that nothing else may write to.
-        with torch.inference_mode(False), preserved(self._tree) as (writes, shared), contextlib.ExitStack() as stack:
+        with (
+            uncollected(),
+            torch.inference_mode(False),
+            preserved(self._tree, self._shared) as (writes, shared),
+            contextlib.ExitStack() as stack,
+        ):
+            self._shared = shared
             stack.enter_context(sync_batch_norm.on_one_rank())
             if self._device is not None:
                 stack.enter_context(moved_to(self._tree, self._device))
