@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from shardwright.partition.decision import Decision
 
 if TYPE_CHECKING:
@@ -18,8 +16,8 @@ _LOG_WIDTH = 120
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
 
-def announce(decision: Decision, module: nn.Module) -> None:
-    """Print a decision for `module` to the standard error stream, and log it."""
+def announce(decision: Decision) -> None:
+    """Print a decision to the standard error stream, and log it."""
     from rich.console import Console  # an import of the package does without: most ranks print nothing
 
     console = Console(stderr=True)

@@ -28,6 +28,7 @@ from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, handed_code
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry
+from shardwright.progress import Progress
 
 _LOGGER = logging.getLogger("shardwright")
 _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
@@ -68,6 +69,7 @@ def trace_forward(
     measure_times: bool | None = False,
     measure_memory: bool = False,
     together: Callable[[bool], bool] = bool,
+    progress: Progress | None = None,
 ) -> Trace:
     """Run one forward of `module` and tell what happened; nothing of it can be seen afterwards.
 
@@ -86,6 +88,7 @@ def trace_forward(
             worth it, and goes without where it cannot.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
         together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
+        progress: Says what takes long.
 
     Returns:
         The trace.
@@ -94,6 +97,7 @@ def trace_forward(
         PartitionError: If times are to be measured for a model without values (on the meta device, or delayed), or the
             GPU has too little memory.
     """
+    progress = progress or Progress(0)
     tree = ModelTree.of(module)
     meta = any(entry.tensor.is_meta for entry in tree.parameters)
     delayed = any(is_delayed(entry.tensor) for entry in tree.parameters)
@@ -104,10 +108,12 @@ def trace_forward(
     run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
     token = _TRACING.set(True)
     try:
-        recording = run.watched(measure_memory)
+        with progress.phase("tracing one forward of the model"):
+            recording = run.watched(measure_memory)
         measurement = None
         if measure_times or (measure_times is None and not (meta or delayed) and together(recording.is_large())):
-            measurement = run.timed(where, needed=bool(measure_times), together=together)
+            with progress.phase("measuring how long each module takes"):
+                measurement = run.timed(where, needed=bool(measure_times), together=together)
     except torch.OutOfMemoryError as problem:
         raise PartitionError(
             f"the trace of {type(module).__name__} ran out of memory on {where}: use "
