@@ -19,12 +19,14 @@ export PYO3_PYTHON := $(PYTHON)
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PYTHONPATH := $(CURDIR)/python
 export TOKENIZERS_PARALLELISM := false
+# Where this is set, every process compiles all of torch and the package anew: four seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat bench-overhead bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +112,9 @@ test-compat: setup ## the Python tests with the oldest and the newest supported 
 
 bench-overhead: optimised ## what one rank costs over plain PyTorch
 	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+
+bench-start: optimised ## imports, smp.init of two ranks, and the first step beside plain PyTorch's
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.start $(ARGS)
 
 bench-comm: optimised $(BENCH_VENV)/.complete ## messages between two processes, beside Gloo, Open MPI and UCX's own test
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.communication --environment $(BENCH_VENV) $(ARGS)

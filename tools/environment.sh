@@ -22,7 +22,7 @@ done
 
 "$venv/bin/python" -c '' 2>/dev/null || PYTHON_INTERPRETER=$python tools/uv.sh venv --quiet --clear --no-python-downloads --python "$python" "$venv" >&2
 echo "setup: installing the Python packages of $lock" >&2
-PYTHON_INTERPRETER=$python tools/uv.sh pip sync --quiet --require-hashes --python "$venv/bin/python" "$lock" >&2
+PYTHON_INTERPRETER=$python tools/uv.sh pip sync --quiet --compile-bytecode --require-hashes --python "$venv/bin/python" "$lock" >&2
 # The package is used from where it stands.
 "$venv/bin/python" - "$PWD/python" <<'PYTHON'
 import sys

@@ -19,6 +19,7 @@ from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
+from shardwright.progress import Progress
 from shardwright.scheduling import Scheduling
 from shardwright.waiting import Wait
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from shardwright.tensor_parallel.group import TensorGroup
     from shardwright.timeline import Traced
 
-
 #: How long a failed step waits for a task that still runs; it is left to itself after that.
 _UNWIND_SECONDS = 1.0
 
@@ -50,6 +50,7 @@ class Runtime:
         node: The connection to the other ranks, None for a job of one rank.
         server: The execution server.
         step: The number of the current or last step, counted from 1.
+        progress: Says what rank 0 does where a start takes long.
     """
 
     logger = logs.logger
@@ -83,6 +84,7 @@ class Runtime:
         self.unclosed_frames = 0
         self.leaves = Leaves()
         self.workers = WorkerPool(self)
+        self.progress = Progress(self.rank)
         self.recorder = _core.AloneRecorder()
         #: What ``smp.trace`` records, while it does.
         self.traced: Traced | None = None
@@ -180,9 +182,7 @@ class Runtime:
     @property
     def device(self) -> torch.device:
         """Where this rank computes."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     @property
     def training_step(self) -> int:

@@ -36,6 +36,7 @@ from shardwright.execution.task import running_task
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
 from shardwright.picture import Photographer
+from shardwright.progress import Progress
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
@@ -77,10 +78,13 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )
     store = None
+    progress = Progress(launch.rank)
+    progress.imported()
     if launch.world_size > 1:
         secret = _given_secret(launch, cfg)
-        store = _open_store(launch, cfg)
-        node = _connect(launch, cfg, options, store, secret)
+        with progress.phase("meeting the other ranks"):
+            store = _open_store(launch, cfg)
+            node = _connect(launch, cfg, options, store, secret)
     else:
         node = _core.Node.single()
     server = _core.Server.attach(
@@ -95,7 +99,8 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     )
     runtime = Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=server)
     if cfg.ddp and store is not None:
-        _make_process_groups(runtime, store)
+        with progress.phase("making process groups with the other ranks"):
+            _make_process_groups(runtime, store)
     if runtime.pp_size > 1:
         guards.install()
         loss_scaling.install()

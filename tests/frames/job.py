@@ -184,7 +184,7 @@ class Job:
 def in_process_ranks() -> Iterator[None]:
     """What a process with several ranks has in place, less the tables of partitions that each would print."""
     announce = shardwright.model.placement.announce
-    shardwright.model.placement.announce = lambda decision, module: None
+    shardwright.model.placement.announce = lambda decision: None
     guards.install()
     try:
         yield

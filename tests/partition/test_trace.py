@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -310,3 +311,34 @@ def test_a_trace_under_inference_mode_leaves_ordinary_tensors() -> None:
 def snapshot_of(model: nn.Module) -> list[Any]:
     tensors = [*model.parameters(), *model.buffers()]
     return [(id(t), t._version, t.tolist(), t.is_inference()) for t in tensors]
+
+
+class Uncollected(nn.Linear):
+    """Fails where garbage would be collected, and where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert not gc.isenabled()
+        if self.fails:
+            raise KeyError("no")
+        return super().forward(x)
+
+
+def test_no_garbage_is_collected_meanwhile_and_again_afterwards() -> None:
+    model = Uncollected()
+    trace_forward(model, model, (torch.ones(1, 2),), measure_times=True)
+    assert gc.isenabled()
+    model.fails = True
+    with pytest.raises(KeyError):
+        trace_forward(model, model, (torch.ones(1, 2),))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        model.fails = False
+        trace_forward(model, model, (torch.ones(1, 2),))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

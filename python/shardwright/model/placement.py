@@ -148,19 +148,23 @@ class Placement:
                 prepare(self.module, announce=runtime.rank == 0)
             frame = current_frame()
             with in_frame(None if frame is None else frame.rehearsal()):
-                decision = decide(self.module, call, runtime.cfg, runtime.pp_size, self.options, together)
+                decision = decide(
+                    self.module, call, runtime.cfg, runtime.pp_size, self.options, together, runtime.progress
+                )
         if runtime.rank == 0:
             text = decision.to_json()
-            announce(decision, self.module)
-            if runtime.cfg.skip_tracing:
-                _say_what_no_trace_finds()
             for root in runtime.other_roots():
                 send_on(runtime, root, self._channel(), text)
         else:
             text = receive_on(runtime, 0, self._channel())
-        self._send_to_peers(text)
-        with in_frame(None):  # the library's own doing, not the step function's
-            self.apply(text)
+        with runtime.progress.phase("delivering the partition"):
+            self._send_to_peers(text)
+            if runtime.rank == 0:  # while the others take it over
+                announce(decision)
+                if runtime.cfg.skip_tracing:
+                    _say_what_no_trace_finds()
+            with in_frame(None):  # the library's own doing, not the step function's
+                self.apply(text)
 
     def _channel(self) -> str:
         return f"partition of model {self.model_id}"

@@ -18,6 +18,7 @@ from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
 from shardwright.partition.trace import choose_device, trace_forward
 from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
+from shardwright.progress import Progress
 
 _REQUEST_VERSION = 1
 
@@ -65,6 +66,7 @@ def decide(
     num_devices: int,
     options: Mapping[str, Any] | None = None,
     together: Callable[[bool], bool] = bool,
+    progress: Progress | None = None,
 ) -> Decision:
     """Trace one call of a model and divide it over the ranks of a pipeline.
 
@@ -76,6 +78,7 @@ def decide(
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
         together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
+        progress: Says what takes long.
 
     Returns:
         The decision, to be sent to every rank.
@@ -84,6 +87,7 @@ def decide(
         PartitionError: If the model cannot be divided as asked.
     """
     options = options or {}
+    progress = progress or Progress(0)
     trace = None
     if not cfg.skip_tracing:
         function, args, kwargs = _taken_apart(call)
@@ -97,8 +101,10 @@ def decide(
             measure_times=bool(options.get("trace_execution_times")) or (None if refines else False),
             measure_memory=bool(options.get("trace_memory_usage", False)),
             together=together,
+            progress=progress,
         )
-    return divide(module, trace, cfg, num_devices)
+    with progress.phase("dividing the model over the ranks"):
+        return divide(module, trace, cfg, num_devices)
 
 
 def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_devices: int) -> Decision:

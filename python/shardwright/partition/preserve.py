@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from shardwright.partition.tree import ModelTree
 
 
 @contextlib.contextmanager
-def preserved(tree: ModelTree) -> Iterator[tuple[Writes, SharedState]]:
+def preserved(tree: ModelTree, earlier: SharedState | None = None) -> Iterator[tuple[Writes, SharedState]]:
     """Put back random numbers, buffers, parameters, gradients and attributes of the modules on the way out.
 
     Buffers are replaced by copies meanwhile, so that the originals keep their identity, values and version. Parameters
@@ -26,13 +27,14 @@ def preserved(tree: ModelTree) -> Iterator[tuple[Writes, SharedState]]:
 
     Args:
         tree: The model that will run.
+        earlier: What an earlier run of it was given, which saves looking through its code again.
 
     Yields:
         Where writes to parameters and gradients are to be reported, and the objects that modules share.
     """
     writes = Writes(tree)
     modules = [ModuleState(entry.module) for entry in tree.modules]
-    shared = SharedState(tree)
+    shared = SharedState(tree, earlier)
     for tensor in shared.tensors():
         writes.watch(tensor)
     gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
@@ -52,6 +54,23 @@ def preserved(tree: ModelTree) -> Iterator[tuple[Writes, SharedState]]:
         stack.callback(_put_back, modules, shared, gradients, data, writes)
         _copy_buffers(tree)
         yield writes, shared
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage in cycles meanwhile.
+
+    A forward that is watched makes many objects that live until its end, and would bring forward a collection of all
+    that the imports made: longer than the forward of a small model, and part of the times that are measured.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _put_back(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from shardwright.partition.decision import Decision
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LOGGER = logging.getLogger("shardwright")
 _MOST_JOINS = 12
@@ -17,8 +16,10 @@ _LOG_WIDTH = 120
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
 
-def announce(decision: Decision, module: nn.Module) -> None:
-    """Print a decision for `module` to the standard error stream, and log it."""
+def announce(decision: Decision) -> None:
+    """Print a decision to the standard error stream, and log it."""
+    from rich.console import Console  # an import of the package does without: most ranks print nothing
+
     console = Console(stderr=True)
     if not console.is_terminal:
         console.width = _LOG_WIDTH
@@ -33,6 +34,8 @@ def render(decision: Decision, console: Console) -> None:
         decision: The decision.
         console: Where to print.
     """
+    from rich.table import Table
+
     name = decision.classes.get("", "the model")
     table = Table(
         title=f"Partition assignments: {name} over {decision.num_devices} pipeline ranks", title_justify="left"

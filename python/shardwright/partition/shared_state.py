@@ -95,8 +95,13 @@ class Change:
 class SharedState:
     """What the modules of a model can reach of Python's own objects, as it was when this was made."""
 
-    def __init__(self, tree: ModelTree) -> None:
-        """Remember the contents."""
+    def __init__(self, tree: ModelTree, earlier: SharedState | None = None) -> None:
+        """Remember the contents.
+
+        Args:
+            tree: The model.
+            earlier: Another of the same model, which has read the code of its classes.
+        """
         self._cells: dict[int, _Cell] = {}
         self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
         #: The attributes of objects that were set while they were watched; "" if any may have been.
@@ -104,7 +109,8 @@ class SharedState:
         #: The modules whose classes use a global variable, by its name.
         self._users: dict[str, list[str]] = {}
         self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
-        of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
+        self._of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {} if earlier is None else earlier._of_class
+        of_class = self._of_class
         for entry in tree.modules:
             for name, value in entry.module.__dict__.items():
                 if name not in INTERNAL:
@@ -312,6 +318,8 @@ def _variables_in(
         stored = _stored_by(code)
         for name in code.co_names:
             value = variables.get(name, _MISSING)
+            if value is _MISSING and name not in stored:  # most are names of attributes
+                continue
             if isinstance(value, types.FunctionType):
                 yield from _variables_in(value, seen, depth + 1)
             elif name in stored or contents_of(value) is not None:
@@ -319,6 +327,7 @@ def _variables_in(
 
 
 def _stored_by(code: types.CodeType) -> set[str]:
-    if not any(operation in _STORES for operation in code.co_code[::2]):
+    operations = code.co_code[::2]
+    if not any(operation in operations for operation in _STORES):
         return set()
     return {str(instruction.argval) for instruction in dis.get_instructions(code) if instruction.opcode in _STORES}

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.flop_counter import flop_registry
 
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.delayed.materialise import is_delayed
@@ -23,11 +22,13 @@ from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
 from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces, evened, repeated
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
-from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved
+from shardwright.partition.operations import count as operation_count
+from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved, uncollected
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, handed_code
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry
+from shardwright.progress import Progress
 
 _LOGGER = logging.getLogger("shardwright")
 _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
@@ -68,6 +69,7 @@ def trace_forward(
     measure_times: bool | None = False,
     measure_memory: bool = False,
     together: Callable[[bool], bool] = bool,
+    progress: Progress | None = None,
 ) -> Trace:
     """Run one forward of `module` and tell what happened; nothing of it can be seen afterwards.
 
@@ -86,6 +88,7 @@ def trace_forward(
             worth it, and goes without where it cannot.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
         together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
+        progress: Says what takes long.
 
     Returns:
         The trace.
@@ -94,6 +97,7 @@ def trace_forward(
         PartitionError: If times are to be measured for a model without values (on the meta device, or delayed), or the
             GPU has too little memory.
     """
+    progress = progress or Progress(0)
     tree = ModelTree.of(module)
     meta = any(entry.tensor.is_meta for entry in tree.parameters)
     delayed = any(is_delayed(entry.tensor) for entry in tree.parameters)
@@ -104,10 +108,12 @@ def trace_forward(
     run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
     token = _TRACING.set(True)
     try:
-        recording = run.watched(measure_memory)
+        with progress.phase("tracing one forward of the model"):
+            recording = run.watched(measure_memory)
         measurement = None
         if measure_times or (measure_times is None and not (meta or delayed) and together(recording.is_large())):
-            measurement = run.timed(where, needed=bool(measure_times), together=together)
+            with progress.phase("measuring how long each module takes"):
+                measurement = run.timed(where, needed=bool(measure_times), together=together)
     except torch.OutOfMemoryError as problem:
         raise PartitionError(
             f"the trace of {type(module).__name__} ran out of memory on {where}: use "
@@ -144,6 +150,7 @@ class _Run:
         self._runner = runner
         self._written: list[torch.Tensor] = []
         self._gradients = False
+        self._shared: SharedState | None = None
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -202,7 +209,13 @@ class _Run:
     def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, SharedState]]:
         own = {id(entry.tensor) for entry in self._tree.parameters}
         # Under inference mode the copies of buffers would be tensors that nothing else may write to.
-        with torch.inference_mode(False), preserved(self._tree) as (writes, shared), contextlib.ExitStack() as stack:
+        with (
+            uncollected(),
+            torch.inference_mode(False),
+            preserved(self._tree, self._shared) as (writes, shared),
+            contextlib.ExitStack() as stack,
+        ):
+            self._shared = shared
             stack.enter_context(sync_batch_norm.on_one_rank())
             if self._device is not None:
                 stack.enter_context(moved_to(self._tree, self._device))
@@ -281,10 +294,9 @@ class _Recording:
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._foreign.made(result)
-        counter = flop_registry.get(getattr(func, "overloadpacket", None))
-        if counter is None:
+        operations = operation_count(func, args, result)
+        if operations == 0:
             return
-        operations = int(counter(*args, **kwargs, out_val=result))
         for path in {execution.path for execution in self._stack.executions}:
             self._operations[path] = self._operations.get(path, 0) + operations
 

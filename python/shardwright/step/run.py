@@ -182,7 +182,8 @@ class _Pipeline:
         """Take the answers to the control requests that this microbatch sent without waiting."""
         requests, self.runtime.pending_controls = self.runtime.pending_controls, []
         if requests:
-            self.runtime.server.wait(task.worker, requests, "forward")
+            with self.runtime.progress.phase("waiting for the other ranks to take the partition over"):
+                self.runtime.server.wait(task.worker, requests, "forward")
 
     def supervise(self) -> list[Any]:
         """The main thread's part: start workers, serve control requests, until the step has ended everywhere."""

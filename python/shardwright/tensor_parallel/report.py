@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from shardwright import logs
 from shardwright.tensor_parallel.replacement import Replacement, Result
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LOG_WIDTH = 120
 _MOST_FRESH = 4
@@ -21,6 +22,8 @@ def announce(result: Result, degree: int) -> None:
     """Print what became of marked modules to the standard error stream, and log it; nothing if none was marked."""
     if not result.replacements:
         return
+    from rich.console import Console  # an import of the package does without: most ranks print nothing
+
     console = Console(stderr=True)
     if not console.is_terminal:
         console.width = _LOG_WIDTH
@@ -50,6 +53,8 @@ def render(result: Result, degree: int, console: Console) -> None:
         degree: The tensor parallelism degree.
         console: Where to print.
     """
+    from rich.table import Table
+
     table = Table(title=f"Tensor parallelism over {degree} ranks", title_justify="left")
     table.add_column("module", overflow="fold")
     table.add_column("number", justify="right")

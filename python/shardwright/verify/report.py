@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _SHOWN = 12
 _WIDTH = 120
@@ -115,6 +114,8 @@ class Report:
 
     def __str__(self) -> str:
         """The table, the first departure and the notes."""
+        from rich.console import Console  # an import of the package does without
+
         console = Console(width=_WIDTH, no_color=True, force_terminal=False)
         with console.capture() as capture:
             console.print(self.__rich__())
@@ -125,6 +126,9 @@ class Report:
 
     def __rich__(self) -> Table:
         """One line for each kind, and the worst rows of each."""
+        from rich import box
+        from rich.table import Table
+
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for header in ("compared", "tensors", "worst error", "where", "rank", ""):
             table.add_column(header, justify="right" if header in ("tensors", "worst error", "rank") else "left")

@@ -1,0 +1,1 @@
+"""What a user waits for before the second step: imports, ``smp.init`` and the first step."""
