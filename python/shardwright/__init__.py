@@ -3,14 +3,8 @@
 ``import shardwright as smp``, a few added lines, and an ordinary training script runs a model that is too large or
 too slow for one device.
 """
-# ruff: noqa: E402  # the clock starts before the imports
-
-import time as _time
-
-_began = _time.perf_counter()
 
 from shardwright import model, nn
-from shardwright import progress as _progress
 from shardwright._core import __version__
 from shardwright.communication import comm_stats
 from shardwright.delayed.creation import delay_param_initialization
@@ -77,8 +71,6 @@ from shardwright.tensor_parallel.registry import tp_register, tp_register_with_m
 from shardwright.timeline import trace
 from shardwright.values import register_type
 from shardwright.verify import verify
-
-_progress.import_seconds = _time.perf_counter() - _began
 
 __all__ = [
     "DP_GROUP",

@@ -13,8 +13,6 @@ from shardwright.logs import logger
 
 #: What is over sooner is not mentioned.
 PATIENCE_SECONDS = 2.0
-#: How long an import of the package took, what it imports included; set once it is over.
-import_seconds = 0.0
 
 
 def _say(text: str) -> None:
@@ -61,11 +59,6 @@ class Progress:
         finally:
             timer.cancel()
             logger.debug("rank 0: %s took %.3f s", what, time.perf_counter() - began)
-
-    def imported(self) -> None:
-        """Say how long the import took, which is over before anything could be said."""
-        if self._rank == 0 and import_seconds > self._patience:
-            self._tell(f"rank 0: importing shardwright and what it needs took {import_seconds:.1f} s")
 
     def _say_still(self, what: str) -> None:
         self._tell(f"rank 0: {what}, for {self._patience:g} s so far")

@@ -79,7 +79,6 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     )
     store = None
     progress = Progress(launch.rank)
-    progress.imported()
     if launch.world_size > 1:
         secret = _given_secret(launch, cfg)
         with progress.phase("meeting the other ranks"):

@@ -33,9 +33,10 @@ def ids() -> torch.Tensor:
 
 
 def resident() -> Iterator[int]:
-    """Bytes that this process has in memory now, and had at most."""
+    """Bytes that this process has in memory now, and had at most, without the pages of files that it has now."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    yield from (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    now, most, of_files = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM", "RssFile"))
+    yield from (now - of_files, most - of_files)
 
 
 def check(model: smp.DistributedModel, whole: nn.Module) -> None:

@@ -79,15 +79,6 @@ def test_a_line_goes_to_the_log_where_one_is_kept(
     assert capfd.readouterr().err == ("" if in_log else "shardwright: rank 0: tracing, for 2 s so far\n")
 
 
-def test_a_slow_import_is_said_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert progress_module.import_seconds > 0
-    said: list[str] = []
-    monkeypatch.setattr(progress_module, "import_seconds", 3.25)
-    for rank, patience in ((0, 2.0), (0, 4.0), (1, 2.0)):
-        Progress(rank, patience, said.append).imported()
-    assert said == ["rank 0: importing shardwright and what it needs took 3.2 s"]
-
-
 def test_a_slow_forward_is_named_as_it_is_traced_and_as_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "LEAST_OPERATIONS", 0)
     said: list[str] = []
