@@ -33,6 +33,7 @@ fn ends(bytes: u64) -> Vec<End> {
                     memory,
                     host_room,
                     device_room,
+                    can_lend: true,
                 });
             }
         }
@@ -48,10 +49,11 @@ fn every(mut check: impl FnMut(Facts)) -> usize {
             for destination in ends(bytes) {
                 for between in betweens() {
                     for choice in Choice::ALL {
-                        for switches in 0..4 {
+                        for switches in 0..8 {
                             count += 1;
+                            let can_lend = switches & 4 != 0;
                             check(Facts {
-                                source,
+                                source: End { can_lend, ..source },
                                 destination,
                                 between,
                                 ucx_loaded: switches & 1 != 0,
@@ -92,6 +94,9 @@ fn every_combination_has_a_route_that_may_be_taken() {
             );
             assert!(source.device_room >= bytes, "RO-2: {facts:?}");
         }
+        if matches!(taken, Route::PeerCopy | Route::SharedMemory) {
+            assert!(source.can_lend, "{facts:?}");
+        }
         match taken {
             Route::InMessage | Route::Tcp => {}
             _ => assert_ne!(facts.choice, Choice::Tcp, "{facts:?}"),
@@ -117,7 +122,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
             }
         }
     });
-    assert_eq!(count, 4 * 32 * 32 * 9 * 4 * 4);
+    assert_eq!(count, 4 * 32 * 32 * 9 * 4 * 8);
 }
 
 #[test]
@@ -145,6 +150,7 @@ fn better(facts: Facts) -> Vec<Facts> {
         with(&|facts| facts.source.device_room = u64::MAX),
         with(&|facts| facts.destination.host_room = u64::MAX),
         with(&|facts| facts.destination.device_room = u64::MAX),
+        with(&|facts| facts.source.can_lend = true),
         with(&|facts| facts.ucx_loaded = true),
         with(&|facts| facts.device_to_device_disabled = false),
         with(&|facts| facts.choice = Choice::Auto),
@@ -192,7 +198,10 @@ fn the_reason_names_what_would_have_to_change() {
         };
         let full = matches!(
             because,
-            Reason::SourceDeviceFull | Reason::DestinationDeviceFull | Reason::SourceHostFull
+            Reason::SourceDeviceFull
+                | Reason::DestinationDeviceFull
+                | Reason::SourceHostFull
+                | Reason::SourceLoansFull
         );
         assert_eq!(full, route(&roomy).route < taken, "{facts:?}");
         match because {
@@ -225,6 +234,7 @@ fn end(memory: Memory) -> End {
         memory,
         host_room: u64::MAX,
         device_room: u64::MAX,
+        can_lend: true,
     }
 }
 
@@ -369,6 +379,13 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
         (Route::HostStaged, Reason::SourceHostFull)
     );
     assert_eq!(full(host, true, false), (Route::SharedMemory, Reason::Best));
+    let mut lent_out = host;
+    lent_out.source.can_lend = false;
+    let Decision { route, because } = route(&lent_out);
+    assert_eq!(
+        (route, because),
+        (Route::HostStaged, Reason::SourceLoansFull)
+    );
     let far = facts(Host, Host, network(Rdma::HostMemory));
     for source in [false, true] {
         let needs_no_room = (Route::HostStaged, Reason::Best);
