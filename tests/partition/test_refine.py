@@ -71,8 +71,7 @@ def with_times(trace: Trace, seconds: Callable[[str], float]) -> Trace:
     timed = Measurement(executions=measurement.executions, pieces=pieces)
     totals = timed.own_seconds()
     modules = {
-        path: dataclasses.replace(record, own_seconds=totals.get(path, 0.0))
-        for path, record in trace.modules.items()
+        path: dataclasses.replace(record, own_seconds=totals.get(path, 0.0)) for path, record in trace.modules.items()
     }
     return dataclasses.replace(trace, modules=modules, measurement=timed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -134,10 +135,10 @@ def _rows(decision: Decision) -> list[tuple[str, float, int]]:
         norm = nodes[f"{top}.final_layer_norm"]
         rest = node["cost"] - norm["cost"] - sum(layer["cost"] for layer in layers)
         rows.append((f"{top} itself, its dropout", rest, node["pp_rank"]))
-        for rank, run in itertools.groupby(range(NUM_LAYERS), lambda layer: layers[layer]["pp_rank"]):
-            layer_numbers = list(run)
-            first, last = layer_numbers[0], layer_numbers[-1]
-            cost = sum(layer["cost"] for layer in layers[first : last + 1])
-            rows.append((f"{top}.layers[{first}:{last + 1}]", cost, rank))
+        first = 0
+        for rank, run in itertools.groupby(layers, operator.itemgetter("pp_rank")):
+            costs = [layer["cost"] for layer in run]
+            rows.append((f"{top}.layers[{first}:{first + len(costs)}]", sum(costs), rank))
+            first += len(costs)
         rows.append((f"{top}.final_layer_norm", norm["cost"], norm["pp_rank"]))
     return rows

@@ -25,7 +25,9 @@ def main() -> int:
         for name, cost, rank in division.rows:
             print(f"{name:<28}  {cost:6.4f}  {rank:>7}")
         print(f"{'':<28}  {'ours':>14}  {'paper':>14}")
-        for name, ours, paper in zip(("encoder's ranks", "decoder's ranks"), division.split, example.split, strict=True):
+        for name, ours, paper in zip(
+            ("encoder's ranks", "decoder's ranks"), division.split, example.split, strict=True
+        ):
             print(f"{name:<28}  {ours:>14}  {paper:>14}")
         ours, paper = (f"{min(of):.3f} to {max(of):.3f}" for of in (division.costs, example.paper))
         print(f"{'cost of a rank':<28}  {ours:>14}  {paper:>14}")

@@ -122,11 +122,11 @@ fn a_held_tensor_goes_through_shared_memory_as_often_as_it_is_asked_for() {
     for _ in 0..3 {
         assert_eq!(send(&held), 0, "its bytes are not in the message");
     }
-    let on_the_heap = Buffer::copy_of(&[1; 100_000]);
+    let on_the_heap = Buffer::copy_of(&vec![1; 100_000]);
     assert_eq!(send(&on_the_heap), 0, "nor those of what had no room once");
-    let sent = |route: Route| exchange.counters().by_route()[route as usize].tensors_sent;
+    let carried = |route: Route| exchange.counters().by_route()[route as usize].tensors_sent;
     let because = |reason: Reason| exchange.counters().by_reason()[reason as usize];
-    assert_eq!(sent(Route::SharedMemory), 4);
+    assert_eq!(carried(Route::SharedMemory), 4);
     assert_eq!(because(Reason::Best), 4);
     // Now there is no room, and then no slot: each is told.
     let rest = pool.copy_of(&vec![1; (8 << 20) - 550_000]);
@@ -135,7 +135,7 @@ fn a_held_tensor_goes_through_shared_memory_as_often_as_it_is_asked_for() {
     drop(rest);
     while pool.lend_copy(&[1]).is_some() {}
     assert_eq!(send(&held), 1);
-    assert_eq!(sent(Route::Tcp), 2);
+    assert_eq!(carried(Route::Tcp), 2);
     assert_eq!(because(Reason::SourceHostFull), 1);
     assert_eq!(because(Reason::SourceLoansFull), 1);
 }

@@ -229,7 +229,7 @@ impl<'a> Search<'a> {
             .rev()
             .max_by(|left, right| held[left.0 as usize].total_cmp(&held[right.0 as usize]))
             .filter(|_| state.excess > 0.0);
-        let units = &self.units.units;
+        let units = &self.units.movable;
         let rank_of = |unit: usize| state.ranks[units[unit].node.index()];
         let put = |found: &mut Vec<PipelineRank>, unit: usize, rank: PipelineRank| {
             for node in &units[unit].nodes {

@@ -23,7 +23,7 @@ pub(super) struct Unit {
 /// Units in the order of the tree, and rows of siblings that can be dealt out over ranks in turns.
 #[derive(Clone, Debug)]
 pub(super) struct Units {
-    pub(super) units: Vec<Unit>,
+    pub(super) movable: Vec<Unit>,
     /// Nodes that are too small to be moved alone, each with its parent and after it.
     small: Vec<(NodeId, NodeId)>,
     /// Each a set of rows of units, by number.
@@ -81,7 +81,11 @@ impl Units {
                 rows.push(found);
             }
         }
-        Self { units, small, rows }
+        Self {
+            movable: units,
+            small,
+            rows,
+        }
     }
 
     /// Puts what is too small to be moved alone where its parent is.
@@ -163,7 +167,7 @@ pub(super) fn in_turns(
         for (place, &unit) in row.iter().enumerate() {
             let turn = u32::try_from(place / chunk).expect("a model has fewer modules");
             let rank = PipelineRank((first + turn) % num_devices);
-            for node in &units.units[unit].nodes {
+            for node in &units.movable[unit].nodes {
                 ranks[node.index()] = rank;
             }
         }
