@@ -26,7 +26,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ zoo: setup ## train every model of the zoo over several ranks; writes docs/zoo.m
 
 zoo-schedules: setup ## train half of the zoo under every schedule; ARGS="..." chooses models or cases
 	@$(PYTHON) -m tests.zoo.schedules $(ARGS)
+
+t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper's tables
+	@$(PYTHON) -m tests.t5_11b
 
 lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check

@@ -121,6 +121,15 @@ def test_what_the_caller_only_hands_on_does_not_pass_by_it(job: Job) -> None:
     assert sum(sent[0] for sent in direct) <= 0.7 * sum(sent[0] for sent in around)
 
 
+@pytest.mark.parametrize("use", [lambda model, number, value: value, lambda model, number, value: value + 1])
+def test_static_mode_alone_moves_no_more_than_dynamic_mode(
+    job: Job, use: Callable[[Model, int, torch.Tensor], torch.Tensor]
+) -> None:
+    _, dynamic = run(job, model(use), steps=5)
+    _, static = run(job, model(use), steps=5, static_mode=True, static_steps=1)
+    assert [sent[-1] for sent in static] == [sent[-1] for sent in dynamic]
+
+
 def test_what_the_caller_uses_comes_with_the_answer_from_the_next_step_on(job: Job) -> None:
     counted: list[int] = []
 

@@ -69,10 +69,9 @@ def with_times(trace: Trace, seconds: Callable[[str], float]) -> Trace:
     paths = [executed.path for executed in measurement.executions]
     pieces = tuple((number, seconds(paths[number])) for number, _ in measurement.pieces)
     timed = Measurement(executions=measurement.executions, pieces=pieces)
-    totals = timed.forward_seconds()
+    totals = timed.own_seconds()
     modules = {
-        path: dataclasses.replace(record, forward_seconds=totals.get(path, 0.0))
-        for path, record in trace.modules.items()
+        path: dataclasses.replace(record, own_seconds=totals.get(path, 0.0)) for path, record in trace.modules.items()
     }
     return dataclasses.replace(trace, modules=modules, measurement=timed)
 
@@ -211,8 +210,8 @@ def test_pieces_are_in_order_and_make_up_the_forward() -> None:
     assert paths[:8] == ["", "", *block]
     assert all(seconds >= 0 for _, seconds in measurement.pieces)
     total = sum(seconds for _, seconds in measurement.pieces)
-    assert measurement.forward_seconds()[""] == pytest.approx(total)
-    assert trace.modules["blocks.0"].forward_seconds == pytest.approx(trace.modules["blocks.1"].forward_seconds)
+    assert sum(measurement.own_seconds().values()) == pytest.approx(total)
+    assert trace.modules["blocks.0"].own_seconds == pytest.approx(trace.modules["blocks.1"].own_seconds)
 
 
 def test_a_module_that_raises_what_its_caller_catches_ends_its_pieces() -> None:

@@ -105,6 +105,8 @@ pub enum Reason {
     DestinationDeviceFull,
     /// No room in the source's host buffer.
     SourceHostFull,
+    /// The source has lent as many blocks as it can.
+    SourceLoansFull,
     /// One host, but no memory that both processes have mapped.
     NoSharedMemory,
     /// UCX is missing in one of the two.
@@ -113,7 +115,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Small,
         Self::Best,
         Self::Configured,
@@ -124,6 +126,7 @@ impl Reason {
         Self::SourceDeviceFull,
         Self::DestinationDeviceFull,
         Self::SourceHostFull,
+        Self::SourceLoansFull,
         Self::NoSharedMemory,
         Self::NoUcx,
     ];
@@ -141,6 +144,7 @@ impl Reason {
             Self::SourceDeviceFull => "source_device_full",
             Self::DestinationDeviceFull => "destination_device_full",
             Self::SourceHostFull => "source_host_full",
+            Self::SourceLoansFull => "source_loans_full",
             Self::NoSharedMemory => "no_shared_memory",
             Self::NoUcx => "no_ucx",
         }
@@ -155,7 +159,10 @@ impl Reason {
     const fn passes(self) -> bool {
         matches!(
             self,
-            Self::SourceDeviceFull | Self::DestinationDeviceFull | Self::SourceHostFull
+            Self::SourceDeviceFull
+                | Self::DestinationDeviceFull
+                | Self::SourceHostFull
+                | Self::SourceLoansFull
         )
     }
 }
@@ -173,6 +180,7 @@ impl fmt::Display for Reason {
             Self::SourceDeviceFull => "no free space in the source's device buffer",
             Self::DestinationDeviceFull => "no free space in the destination's device buffer",
             Self::SourceHostFull => "no free space in the source's host buffer",
+            Self::SourceLoansFull => "the source has lent as many blocks as it can",
             Self::NoSharedMemory => "the two processes share no memory",
             Self::NoUcx => "UCX is not loaded in both processes",
         })
@@ -234,6 +242,7 @@ fn exists(facts: &Facts, route: Route) -> bool {
 /// What forbids a route that exists; what lasts comes before what passes.
 fn obstacle(facts: &Facts, route: Route) -> Option<Reason> {
     let room = |room: u64, reason: Reason| (room < facts.bytes).then_some(reason);
+    let loan = || (!facts.source.can_lend).then_some(Reason::SourceLoansFull);
     match route {
         Route::InMessage | Route::Tcp => None,
         _ if facts.choice == Choice::Tcp => Some(Reason::Configured),
@@ -241,14 +250,15 @@ fn obstacle(facts: &Facts, route: Route) -> Option<Reason> {
             Some(Reason::DeviceToDeviceDisabled)
         }
         Route::PeerCopy => no_peer_access(facts.between)
-            .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull)),
+            .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull))
+            .or_else(loan),
         Route::DeviceRdma => no_ucx(facts)
             .or_else(|| no_device_rdma(facts.between))
             .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull))
             .or_else(|| room(facts.destination.device_room, Reason::DestinationDeviceFull)),
-        Route::SharedMemory => {
-            no_shared_memory(facts).or_else(|| room(facts.source.host_room, Reason::SourceHostFull))
-        }
+        Route::SharedMemory => no_shared_memory(facts)
+            .or_else(|| room(facts.source.host_room, Reason::SourceHostFull))
+            .or_else(loan),
         Route::HostStaged => no_ucx(facts),
     }
 }

@@ -2,7 +2,7 @@
 //! and no sum depends on its order.
 
 use crate::node::Tree;
-use crate::request::{ModuleInput, Request};
+use crate::request::Request;
 
 /// Costs are parts of this; the root's is about this much.
 const UNIT: f64 = 1_125_899_906_842_624.0; // 2^50: integers of this size are exact in a float
@@ -13,7 +13,7 @@ const UNIT: f64 = 1_125_899_906_842_624.0; // 2^50: integers of this size are ex
 pub enum Computation {
     /// Measured seconds of forwards.
     MeasuredTime,
-    /// Numbers of modules.
+    /// Numbers of modules that are executed.
     NumberOfModules,
 }
 
@@ -33,10 +33,8 @@ pub(crate) struct Costs {
 impl Costs {
     pub(crate) fn new(request: &Request, tree: &Tree) -> Self {
         let modules = &request.modules;
-        let measured = modules
-            .iter()
-            .any(|module| module.forward_seconds.is_some());
-        let children = request.children();
+        let measured = modules.iter().any(|module| module.own_seconds.is_some());
+        let executed = request.executed();
 
         let mut memory = vec![0.0; tree.len()];
         let mut compute = vec![0.0; tree.len()];
@@ -48,21 +46,12 @@ impl Costs {
                     memory[node] += bytes(request.parameters[parameter].bytes);
                 }
             }
-            let below = |value: fn(&ModuleInput) -> Option<f64>| -> f64 {
-                let own = value(module).unwrap_or(0.0);
-                let children: f64 = children[number]
-                    .iter()
-                    .filter_map(|&child| value(&modules[child]))
-                    .sum();
-                // A module that several parents call is in each one's value only in part.
-                (own - children).max(0.0)
-            };
             memory[node] += bytes(module.buffer_bytes);
-            memory[node] += below(|module| module.activation_bytes.map(bytes));
-            compute[node] += if measured {
-                below(|module| module.forward_seconds)
-            } else {
-                1.0
+            memory[node] += module.own_activation_bytes.map_or(0.0, bytes);
+            compute[node] += match module.own_seconds {
+                Some(seconds) => seconds,
+                None if !measured && executed[number] => 1.0,
+                None => 0.0,
             };
         }
         let (all_memory, all_compute): (f64, f64) = (memory.iter().sum(), compute.iter().sum());

@@ -98,18 +98,8 @@ fn traced(request: &Request) -> BTreeMap<(ModuleId, ModuleId), u32> {
 /// Every executed module is called once by each module that contains it; a container that is never
 /// executed itself hands its children on to its own callers.
 fn from_hierarchy(request: &Request) -> BTreeMap<(ModuleId, ModuleId), u32> {
-    let is_traced = request
-        .modules
-        .iter()
-        .any(|module| module.execution_index.is_some());
-    let executed = |module: ModuleId| {
-        let module = &request.modules[module.0 as usize];
-        if is_traced {
-            module.execution_index.is_some()
-        } else {
-            !matches!(module.class_name.as_str(), "ModuleList" | "ModuleDict")
-        }
-    };
+    let executed = request.executed();
+    let executed = |module: ModuleId| executed[module.0 as usize];
     let mut counts = BTreeMap::new();
     for (number, module) in request.modules.iter().enumerate() {
         let callee = ModuleId(number as u32);

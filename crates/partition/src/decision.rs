@@ -124,6 +124,9 @@ impl Decision {
             )?,
             _ => None,
         };
+        if request.auto {
+            place_containers(&tree, &follows, &below, &mut places);
+        }
         let modules = module_places(request, &tree, &places, &follows, &below);
         let (crossings, boundary_crossings_per_microbatch) = crossings(request, &modules);
         let mut parameter_ranks = vec![PipelineRank(0); request.parameters.len()];
@@ -190,6 +193,21 @@ fn followers(
             && (one_parent || !below[module].buffers)
     };
     (0..request.modules.len()).map(follows_caller).collect()
+}
+
+/// A container is with the first rank of those that what it holds is on.
+fn place_containers(tree: &Tree, follows: &[bool], below: &[Below], places: &mut Places) {
+    for node in (0..tree.len()).filter(|&node| tree.containers[node]) {
+        let held = tree.modules[node]
+            .iter()
+            .flat_map(|module| &below[module.0 as usize].modules)
+            .filter(|&&inner| !follows[inner])
+            .map(|&inner| tree.node_of[inner])
+            .filter(|inner| !tree.containers[inner.index()]);
+        if let Some(first) = held.map(|inner| places[inner.index()][0]).min() {
+            places[node] = vec![first];
+        }
+    }
 }
 
 fn module_places(

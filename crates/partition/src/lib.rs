@@ -7,7 +7,7 @@
 //!
 //! let request = Request::from_json(
 //!     r#"{
-//!         "format_version": 1, "num_devices": 2, "alpha": 0.8, "auto": true,
+//!         "format_version": 2, "num_devices": 2, "alpha": 0.8, "auto": true,
 //!         "modules": [
 //!             {"name": "", "class_name": "Sequential"},
 //!             {"name": "0", "class_name": "Linear", "parents": [0], "parameters": [0]},

@@ -1,6 +1,6 @@
 //! `ModuleNode`s: modules that must share a rank, and the tree they form (paper, appendix C.2).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use shardwright_core::{ModuleId, PipelineRank};
@@ -35,6 +35,9 @@ pub(crate) struct Tree {
     pub(crate) breadth_first: Vec<NodeId>,
     /// Whether a node or one below it holds a parameter.
     pub(crate) holds_parameters: Vec<bool>,
+    /// Nodes that only hold other modules: they take no part in the tree but as leaves, and what
+    /// they hold hangs below whoever holds them.
+    pub(crate) containers: Vec<bool>,
 }
 
 impl Tree {
@@ -42,17 +45,8 @@ impl Tree {
         let (modules, node_of) = components(request);
         let num_nodes = modules.len();
 
-        let mut containing = vec![Vec::new(); num_nodes];
-        for (node, members) in modules.iter().enumerate() {
-            for module in members {
-                for parent in &request.modules[module.0 as usize].parents {
-                    let outer = node_of[parent.0 as usize];
-                    if outer.index() != node {
-                        containing[node].push(outer);
-                    }
-                }
-            }
-        }
+        let containers = containers(request, &modules, &node_of);
+        let containing = containing(request, &modules, &node_of, &containers);
         let depth = depths(&containing);
         let mut parent: Vec<Option<NodeId>> = vec![None; num_nodes];
         let mut children = vec![Vec::new(); num_nodes];
@@ -75,6 +69,7 @@ impl Tree {
         }
         let mut tree = Self {
             holds_parameters: vec![false; num_nodes],
+            containers,
             modules,
             node_of,
             parent,
@@ -95,7 +90,7 @@ impl Tree {
         self.breadth_first.iter().rev().copied()
     }
 
-    /// A container such as `ModuleList` is never executed itself: its first descendant counts.
+    /// Of a module that is never executed itself, the first descendant counts.
     fn order_by_execution(&mut self, request: &Request) {
         let mut first = vec![None; self.len()];
         for node in self.breadth_first.iter().rev() {
@@ -202,6 +197,58 @@ fn components(request: &Request) -> (Vec<Vec<ModuleId>>, Vec<NodeId>) {
         node_of.push(node);
     }
     (modules, node_of)
+}
+
+/// Nodes that are never executed, hold nothing but modules, and were not placed by hand: what is
+/// never called is no part of a division.
+fn containers(request: &Request, modules: &[Vec<ModuleId>], node_of: &[NodeId]) -> Vec<bool> {
+    let executed = request.executed();
+    let only_holds = |module: &ModuleId| {
+        let number = module.0 as usize;
+        let module = &request.modules[number];
+        !executed[number] && module.parameters.is_empty() && module.buffer_bytes == 0
+    };
+    let mut containers: Vec<bool> = modules
+        .iter()
+        .map(|members| members.iter().all(only_holds))
+        .collect();
+    containers[0] = false;
+    for pin in &request.pins {
+        containers[node_of[pin.module.0 as usize].index()] = false;
+    }
+    containers
+}
+
+/// For each node the nodes that hold one of its modules, be it in containers.
+fn containing(
+    request: &Request,
+    modules: &[Vec<ModuleId>],
+    node_of: &[NodeId],
+    containers: &[bool],
+) -> Vec<Vec<NodeId>> {
+    let holders = |node: usize| {
+        let parents = modules[node]
+            .iter()
+            .flat_map(|module| &request.modules[module.0 as usize].parents);
+        parents.map(|parent| node_of[parent.0 as usize])
+    };
+    let of = |node: usize| {
+        let mut found = Vec::new();
+        let mut seen = BTreeSet::from([NodeId(node as u32)]);
+        let mut open: Vec<NodeId> = holders(node).collect();
+        while let Some(outer) = open.pop() {
+            if !seen.insert(outer) {
+                continue;
+            }
+            if containers[outer.index()] {
+                open.extend(holders(outer.index()));
+            } else {
+                found.push(outer);
+            }
+        }
+        found
+    };
+    (0..modules.len()).map(of).collect()
 }
 
 /// Steps from the root's node, over all containing nodes.

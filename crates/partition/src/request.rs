@@ -9,7 +9,7 @@ use crate::PartitionError;
 use crate::measured::Measured;
 
 /// The newest format of [`Request`] and [`Decision`](crate::Decision).
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// A parameter; its id is its place in [`Request::parameters`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,15 +40,22 @@ pub struct ModuleInput {
     /// Bytes of buffers it holds itself.
     #[serde(default)]
     pub buffer_bytes: u64,
+    /// Whether it can be executed; a list of modules cannot.
+    #[serde(default = "yes")]
+    pub has_forward: bool,
     /// When it was first executed, counted over all modules; `None` if it was not, or not traced.
     #[serde(default)]
     pub execution_index: Option<u64>,
-    /// Seconds of its forwards, children included; `None` if not measured.
+    /// Seconds of its own code, without the modules it calls; `None` if not measured.
     #[serde(default)]
-    pub forward_seconds: Option<f64>,
-    /// Bytes of activations it keeps, children included; `None` if not measured.
+    pub own_seconds: Option<f64>,
+    /// Bytes of activations it keeps that no other module kept before; `None` if not traced.
     #[serde(default)]
-    pub activation_bytes: Option<u64>,
+    pub own_activation_bytes: Option<u64>,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// How often one module calls another within a microbatch.
@@ -204,10 +211,10 @@ impl Request {
             for &parent in &module.parents {
                 self.check_module(parent)?;
             }
-            if let Some(seconds) = module.forward_seconds
+            if let Some(seconds) = module.own_seconds
                 && !(seconds.is_finite() && seconds >= 0.0)
             {
-                let what = format!("forward_seconds of module {:?}", module.name);
+                let what = format!("own_seconds of module {:?}", module.name);
                 return Err(not_allowed(what, seconds, "a finite number of 0 or more"));
             }
         }
@@ -280,6 +287,20 @@ impl Request {
             }
         }
         children
+    }
+
+    /// Which modules are executed; without a trace, those that can be.
+    pub(crate) fn executed(&self) -> Vec<bool> {
+        let mut modules = self.modules.iter();
+        let is_traced = modules.any(|module| module.execution_index.is_some());
+        let executed = |module: &ModuleInput| {
+            if is_traced {
+                module.execution_index.is_some()
+            } else {
+                module.has_forward
+            }
+        };
+        self.modules.iter().map(executed).collect()
     }
 
     /// A module's name; its class for the root, which has no name.

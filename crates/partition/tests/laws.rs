@@ -8,7 +8,7 @@ use common::drawn::any_model;
 use common::{Model, ROOT};
 use proptest::prelude::*;
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Claim, Decision, Request, dhondt, segments};
+use shardwright_partition::{Claim, Decision, ModuleInput, Request, dhondt, segments};
 
 /// All divisions of `len` elements into `num_segments` consecutive segments, by their ends.
 fn divisions(len: usize, num_segments: usize) -> Vec<Vec<usize>> {
@@ -133,6 +133,21 @@ fn holds_parameters(request: &Request, decision: &Decision, node: usize) -> bool
             .any(|child| holds_parameters(request, decision, child))
 }
 
+/// Modules that are never executed and hold nothing but other modules.
+fn containers(request: &Request) -> Vec<bool> {
+    let mut modules = request.modules.iter();
+    let traced = modules.any(|module| module.execution_index.is_some());
+    let only_holds = |module: &ModuleInput| {
+        let executed = if traced {
+            module.execution_index.is_some()
+        } else {
+            module.has_forward
+        };
+        !executed && module.parameters.is_empty() && module.buffer_bytes == 0
+    };
+    request.modules.iter().map(only_holds).collect()
+}
+
 fn decide(request: &Request) -> Decision {
     Decision::new(request).expect("a good request")
 }
@@ -176,10 +191,12 @@ proptest! {
     #[test]
     fn a_node_goes_to_the_smallest_of_its_devices_and_its_children_to_the_rest(drawn in any_model()) {
         let decision = decide(&drawn.request);
+        let containers = containers(&drawn.request);
         for node in &decision.nodes {
             prop_assert!(node.devices.is_sorted());
             prop_assert_eq!(node.pp_rank, node.devices[0]);
-            if let Some(parent) = node.parent {
+            let only_holds = node.modules.iter().all(|module| containers[module.0 as usize]);
+            if let (Some(parent), false) = (node.parent, only_holds) {
                 let allowed = &decision.nodes[parent.0 as usize].devices;
                 prop_assert!(node.devices.iter().all(|device| allowed.contains(device)));
             }

@@ -120,12 +120,12 @@ fn refused(change: impl FnOnce(&mut Value)) -> String {
 #[test]
 fn a_newer_format_is_refused_by_name_before_its_fields_are_looked_at() {
     let text = refused(|value| {
-        value["format_version"] = json!(2);
+        value["format_version"] = json!(3);
         value["a field of the future"] = json!(1);
     });
     assert_eq!(
         text,
-        "the partition request has format_version 2; this version of the library reads up to 1"
+        "the partition request has format_version 3; this version of the library reads up to 2"
     );
     let text = Decision::from_json("{\"format_version\": 7}")
         .expect_err("newer")
@@ -159,9 +159,9 @@ fn numbers_outside_their_range_are_refused() {
         pinned,
         "the partition of module \"transformer\" is 5; allowed: 0 to 1"
     );
-    let seconds = refused(|value| value["modules"][1]["forward_seconds"] = json!(-1.0));
+    let seconds = refused(|value| value["modules"][1]["own_seconds"] = json!(-1.0));
     assert!(
-        seconds.contains("forward_seconds of module \"transformer\" is -1"),
+        seconds.contains("own_seconds of module \"transformer\" is -1"),
         "{seconds}"
     );
 }

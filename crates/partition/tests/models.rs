@@ -145,8 +145,8 @@ fn measured_seconds_and_bytes_replace_the_number_of_modules() {
         model.leaf(ROOT, name, "Linear", 100);
     }
     model.request.alpha = 0.0;
-    for (number, seconds) in [(0, 10.5), (1, 8.0), (2, 1.0), (3, 1.0)] {
-        model.request.modules[number].forward_seconds = Some(seconds);
+    for (number, seconds) in [(0, 0.5), (1, 8.0), (2, 1.0), (3, 1.0)] {
+        model.request.modules[number].own_seconds = Some(seconds);
     }
     let decision = model.decide();
     assert!((decision.nodes[1].cost - 8.0 / 10.5).abs() < 1e-9);
@@ -160,8 +160,8 @@ fn measured_seconds_and_bytes_replace_the_number_of_modules() {
     );
 
     model.request.alpha = 1.0;
-    model.request.modules[0].activation_bytes = Some(400);
-    model.request.modules[3].activation_bytes = Some(400);
+    model.request.modules[0].own_activation_bytes = Some(0);
+    model.request.modules[3].own_activation_bytes = Some(400);
     let decision = model.decide();
     assert!(
         (decision.nodes[3].cost - 0.5).abs() < 1e-9,

@@ -91,7 +91,7 @@ class Sites:
         """Whether the results' tensors stay where they are made until they are asked for."""
         if site.wanted is not None and site.wanted != self._step:
             return False
-        return self._fast if predicted else self._handles
+        return self._handles or (predicted and self._fast)
 
     def want(self, site: Site) -> None:
         """The caller uses the values of a result that is elsewhere."""

@@ -17,10 +17,10 @@ from shardwright.partition.manual import PlacedByHand, places_by_hand
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
 from shardwright.partition.trace import choose_device, trace_forward
-from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
+from shardwright.partition.tree import ModelTree, has_forward, join_path, tensor_bytes
 from shardwright.progress import Progress
 
-_REQUEST_VERSION = 1
+_REQUEST_VERSION = 2
 
 
 class PartitionSettings(Protocol):
@@ -183,6 +183,7 @@ def partition_request(
         row: dict[str, Any] = {
             "name": entry.path,
             "class_name": type(entry.module).__name__,
+            "has_forward": has_forward(entry.module),
             "parents": [number[parent] for parent in entry.parents],
             "parameters": list(dict.fromkeys(entry.parameters.values())),
             "buffer_bytes": sum(tensor_bytes(tree.buffers[i].tensor) for i in dict.fromkeys(entry.buffers.values())),
@@ -190,8 +191,8 @@ def partition_request(
         record = trace.modules.get(entry.path) if trace is not None else None
         if record is not None:
             row["execution_index"] = record.execution_index
-            row["forward_seconds"] = record.forward_seconds
-            row["activation_bytes"] = record.activation_bytes
+            row["own_seconds"] = record.own_seconds
+            row["own_activation_bytes"] = record.own_activation_bytes
         modules.append(row)
     calls = trace.calls if trace is not None else ()
     return {

@@ -47,17 +47,17 @@ class Measurement:
     executions: tuple[Executed, ...]
     pieces: tuple[tuple[int, float], ...]
 
-    def forward_seconds(self) -> dict[str, float]:
-        """Seconds in each module, modules it calls included; a module that runs within itself counts once."""
-        around: list[frozenset[str]] = []
-        for executed in self.executions:
-            outer = frozenset() if executed.caller is None else around[executed.caller]
-            around.append(outer | {executed.path})
+    def own_seconds(self) -> dict[str, float]:
+        """Seconds in each module, without the modules it calls; the code outside the model counts to the root."""
         totals: dict[str, float] = {}
         for number, seconds in self.pieces:
-            for path in around[number]:
-                totals[path] = totals.get(path, 0.0) + seconds
+            path = self.executions[number].path
+            totals[path] = totals.get(path, 0.0) + seconds
         return totals
+
+    def seconds(self) -> float:
+        """Seconds of the whole forward."""
+        return sum(seconds for _, seconds in self.pieces)
 
 
 class Pieces:
@@ -117,10 +117,10 @@ def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = 
         together: Makes ranks that have to run it equally often decide alike.
     """
     runs = [run()]
-    spent = runs[0].forward_seconds()[""]
+    spent = runs[0].seconds()
     while len(runs) < MOST_RUNS and together(spent + spent / len(runs) <= ENOUGH_SECONDS):
         runs.append(run())
-        spent += runs[-1].forward_seconds()[""]
+        spent += runs[-1].seconds()
     last = runs[-1]
     same = [other for other in runs if other.executions == last.executions]
     same = [other for other in same if [number for number, _ in other.pieces] == [n for n, _ in last.pieces]]

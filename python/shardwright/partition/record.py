@@ -19,18 +19,18 @@ class ModuleRecord:
     Attributes:
         execution_index: Its place in the order of first executions; None if it was not executed.
         num_calls: How often it was called.
-        forward_seconds: Seconds in it, modules it calls included; None if not measured.
+        own_seconds: Seconds in its own code, without the modules it calls; None if not measured.
         operations: Floating-point operations in it, modules it calls included, as far as PyTorch can count them.
-        activation_bytes: Bytes it keeps for its backward, modules it calls included: measured, or estimated as the
-            bytes of all results of modules.
+        own_activation_bytes: Bytes it keeps for its backward that no other module kept before: measured, or estimated
+            as the bytes of its results.
         output_bytes: Bytes of its own results.
     """
 
     execution_index: int | None
     num_calls: int
-    forward_seconds: float | None
+    own_seconds: float | None
     operations: int
-    activation_bytes: int
+    own_activation_bytes: int
     output_bytes: int
 
 
@@ -49,9 +49,9 @@ class Trace:
             that set it.
         temporaries: Those of them that were set before anything read them.
         flows: State that one execution of a module leaves for another, past arguments and results.
-        measurement: How long everything took, in order, where that was measured; `ModuleRecord.forward_seconds` are its
+        measurement: How long everything took, in order, where that was measured; `ModuleRecord.own_seconds` are its
             sums.
-        measured_memory: Whether `ModuleRecord.activation_bytes` was measured and not estimated.
+        measured_memory: Whether `ModuleRecord.own_activation_bytes` was measured and not estimated.
     """
 
     device: torch.device

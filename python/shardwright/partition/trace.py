@@ -249,7 +249,7 @@ class _Recording:
         self._calls: dict[tuple[str, str], int] = {}
         self._output_bytes: dict[str, int] = {}
         self._operations: dict[str, int] = {}
-        self._kept: dict[int, _Kept] = {id(stack.top): _Kept()}
+        self._kept = _Kept()
         self._kept_bytes: dict[str, int] = {}
         self._own_storages = {
             entry.tensor.untyped_storage()._cdata
@@ -263,7 +263,6 @@ class _Recording:
         path = execution.path
         self._first.setdefault(path, len(self._first))
         self._calls[(caller.path, path)] = self._calls.get((caller.path, path), 0) + 1
-        self._kept[id(execution)] = _Kept()
 
     def returned(self, execution: Execution, caller: Execution, result: object) -> None:
         tensors = tensors_in(result)
@@ -272,16 +271,10 @@ class _Recording:
         code = handed_code(result)
         if code is not None:
             self.audit.join(caller.path, path, f"gets a {code} from it")
-        kept = self._kept.pop(id(execution))
         for tensor in tensors:
             self._output_bytes[path] = self._output_bytes.get(path, 0) + tensor.numel() * tensor.element_size()
             if not self._measure_memory:
-                self._keep(kept, tensor)
-        if all(running.path != path for running in self._stack.executions[1:]):
-            self._kept_bytes[path] = self._kept_bytes.get(path, 0) + kept.nbytes()
-        outer = self._kept.get(id(caller))
-        if outer is not None:
-            outer.add(kept)
+                self._keep(path, tensor)
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         self.audit.operation(func, tensors)
@@ -309,7 +302,7 @@ class _Recording:
 
         def pack(tensor: torch.Tensor) -> None:
             if self._stack.here():
-                self._keep(self._kept[id(self._stack.top)], tensor)
+                self._keep(self._stack.top.path, tensor)
 
         def unpack(packed: None) -> torch.Tensor:
             raise PartitionError("a backward was run inside the trace with trace_memory_usage=True")
@@ -317,15 +310,14 @@ class _Recording:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
 
-    def _keep(self, kept: _Kept, tensor: torch.Tensor) -> None:
+    def _keep(self, path: str, tensor: torch.Tensor) -> None:
         if tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in self._own_storages:
-            kept.keep(tensor)
+            self._kept_bytes[path] = self._kept_bytes.get(path, 0) + self._kept.keep(tensor)
 
     def finish(self) -> None:
         for user, writer in self._foreign.shared():
             self.audit.join(user, writer, "uses a tensor that the other writes to, which no module has as a buffer")
         self._joins = self.audit.joins()
-        self._kept_bytes[""] = self._kept[id(self._stack.executions[0])].nbytes()
 
     def is_large(self) -> bool:
         """Whether the forward computes enough to be measured."""
@@ -337,14 +329,14 @@ class _Recording:
             num_calls[callee] = num_calls.get(callee, 0) + count
         if measurement is not None:
             measurement = evened(measurement, {entry.path: self._kind(entry) for entry in self._tree.modules})
-        seconds = None if measurement is None else measurement.forward_seconds()
+        seconds = None if measurement is None else measurement.own_seconds()
         records = {
             entry.path: ModuleRecord(
                 execution_index=self._first.get(entry.path),
                 num_calls=num_calls.get(entry.path, 0),
-                forward_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
+                own_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
                 operations=self._operations.get(entry.path, 0),
-                activation_bytes=self._kept_bytes.get(entry.path, 0),
+                own_activation_bytes=self._kept_bytes.get(entry.path, 0),
                 output_bytes=self._output_bytes.get(entry.path, 0),
             )
             for entry in self._tree.modules
@@ -370,19 +362,15 @@ class _Recording:
 
 @dataclass
 class _Kept:
-    """Distinct storages and their sizes; weak references keep their numbers from being used again."""
+    """Distinct storages; weak references keep their numbers from being used again."""
 
-    _storages: dict[int, tuple[int, StorageWeakRef]] = field(default_factory=dict)
+    _storages: dict[int, StorageWeakRef] = field(default_factory=dict)
 
-    def keep(self, tensor: torch.Tensor) -> None:
+    def keep(self, tensor: torch.Tensor) -> int:
+        """Note the storage of a tensor; the bytes by which more is kept now."""
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        if self._storages.setdefault(reference.cdata, reference) is not reference:
+            return 0
         # A view keeps its whole storage alive.
-        self._storages.setdefault(reference.cdata, (storage.nbytes(), reference))
-
-    def add(self, other: _Kept) -> None:
-        for key, value in other._storages.items():
-            self._storages.setdefault(key, value)
-
-    def nbytes(self) -> int:
-        return sum(size for size, _ in self._storages.values())
+        return storage.nbytes()

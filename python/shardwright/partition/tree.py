@@ -22,6 +22,11 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module can be executed; a list of modules, say, only holds them."""
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModuleEntry:
     """One module of the tree.

@@ -43,6 +43,8 @@ pub struct Exchange {
 struct Room {
     host: u64,
     device: u64,
+    /// Whether one more block can be lent.
+    can_lend: bool,
 }
 
 impl Exchange {
@@ -89,23 +91,29 @@ impl Exchange {
             let mut room = Room {
                 host: u64::MAX,
                 device: device.map_or(0, DeviceTensor::device_room),
+                can_lend: true,
             };
             let mut place = None;
             let decision = loop {
                 let decision = self.decide(to, device.is_some(), bytes, room);
-                match decision.route {
+                let full = match decision.route {
                     Route::PeerCopy => {
                         place = self.lend_device(tensor.as_ref());
-                        room.device = 0;
+                        &mut room.device
                     }
                     Route::SharedMemory => {
                         place = self.lend(buffer, tensor.as_ref());
-                        room.host = 0;
+                        &mut room.host
                     }
                     _ => break decision,
-                }
+                };
                 if place.is_some() {
                     break decision;
+                }
+                if self.pool.as_ref().is_some_and(|pool| pool.can_lend()) {
+                    *full = 0;
+                } else {
+                    room.can_lend = false;
                 }
             };
             decisions.push((decision, bytes));
@@ -130,6 +138,7 @@ impl Exchange {
         let room = Room {
             host: u64::MAX,
             device: tensor.device_room(),
+            can_lend: true,
         };
         self.decide(to, true, tensor.num_bytes(), room).route == Route::PeerCopy
     }
@@ -138,15 +147,17 @@ impl Exchange {
         self.reach.device.as_ref()?.lend(tensor?)
     }
 
-    /// Lends host memory: a tensor's own, or what one of a device was staged in.
+    /// Lends host memory: a tensor's own, or what one of a device was staged in. The receiver may write into it, so
+    /// what somebody else holds too, such as a result that stays here until it is not needed any more, is copied.
     fn lend(&self, buffer: &Buffer, tensor: Option<&Arc<DeviceTensor>>) -> Option<SharedPlace> {
         let pool = self.pool.as_ref()?;
-        match tensor {
-            None => pool.lend(buffer),
+        let (bytes, sole) = match tensor {
+            None => (buffer, true),
             // One is the buffer's own, one is the caller's.
-            Some(tensor) if Arc::strong_count(tensor) <= 2 => pool.lend(tensor.on_host_now().ok()?),
-            Some(_) => None,
-        }
+            Some(tensor) => (tensor.on_host_now().ok()?, Arc::strong_count(tensor) <= 2),
+        };
+        let own = if sole { pool.lend(bytes) } else { None };
+        own.or_else(|| pool.lend_copy(bytes.as_bytes()))
     }
 
     /// By which route a tensor travels when this rank's buffers have so much room.
@@ -159,6 +170,7 @@ impl Exchange {
             },
             host_room: room.host,
             device_room: room.device,
+            can_lend: room.can_lend,
         };
         let between = if self.reach.neighbours.contains(&to) {
             Between::SameHost {

@@ -8,6 +8,7 @@
 //!
 //! - BU-1: a block is in the hands of one process at a time: the owner's until it is
 //!   lent, the receiver's from the message on, the owner's again once the slot says so.
+//!   What somebody of the owner's still holds is copied into a block that is lent.
 //! - BU-2: what a buffer holds at most is fixed when it is made. A tensor for which there
 //!   is no room travels inside its message.
 //! - BU-3: the memory belongs to no file system: it ends with the processes that map it.

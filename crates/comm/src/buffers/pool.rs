@@ -180,6 +180,26 @@ impl Pool {
         self.lend_block(SharedMemory::Host, offset, region)
     }
 
+    /// Copies bytes into a block of their own and hands that over; `None` when there is no room, or too many blocks are
+    /// lent.
+    pub(super) fn lend_copy(self: &Arc<Self>, bytes: &[u8]) -> Option<SharedPlace> {
+        if !self.can_lend() {
+            return None;
+        }
+        let mut region = self.take(bytes.len())?;
+        region.piece.as_mut_bytes().copy_from_slice(bytes);
+        let offset = layout::HEAD_BYTES as u64 + region.block.offset;
+        self.lend_block(SharedMemory::Host, offset, Arc::new(region))
+    }
+
+    /// Whether one more block can be lent, after taking back what was given back.
+    pub(super) fn can_lend(&self) -> bool {
+        if self.lock().slots.is_empty() {
+            self.take_back(usize::MAX);
+        }
+        !self.lock().slots.is_empty()
+    }
+
     /// Lends memory, of this buffer or the one in device memory, and keeps it until it is given back.
     pub(crate) fn lend_block(
         &self,
@@ -187,6 +207,9 @@ impl Pool {
         offset: u64,
         kept: Arc<dyn Any + Send + Sync>,
     ) -> Option<SharedPlace> {
+        if !self.can_lend() {
+            return None;
+        }
         let mut state = self.lock();
         let slot = state.slots.pop()?;
         let word = layout::slot_word(slot)?;

@@ -1,13 +1,15 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use shardwright_core::Rank;
-use shardwright_wire::{Buffer, SharedMemory, SharedPlace};
+use shardwright_wire::{Buffer, Limits, Message, SharedMemory, SharedPlace};
 
 use super::layout::{ALIGNMENT, HEAD_BYTES};
 use super::{Exchange, Import, ImportError, Offer, Pool, Reach};
+use crate::conformance::heavy;
+use crate::routing::{Reason, Route};
 
 const OWN: Rank = Rank(0);
 const PEER: Rank = Rank(1);
@@ -77,6 +79,65 @@ fn what_somebody_else_still_holds_is_not_lent() {
     );
     let (other, _import) = pair(1 << 20);
     assert_eq!(pool.lend(&tensor(&other, 4096, 1)), None, "another pool's");
+}
+
+#[test]
+fn what_somebody_else_still_holds_is_copied_and_the_copy_lent() {
+    let (pool, import) = pair(1 << 20);
+    let held = tensor(&pool, 8192, 1);
+    let place = pool.lend_copy(held.as_bytes()).unwrap();
+    let received = import.receive(place, 8192).unwrap();
+    assert_eq!(received.as_bytes(), vec![1; 8192]);
+    let own = pool.lend(&held).unwrap();
+    assert_ne!(place.offset, own.offset, "what the receiver writes into");
+    pool.revoke(own);
+    drop(received);
+    assert_eq!(pool.used_bytes(), 8192);
+    assert_eq!(pool.lend_copy(&vec![1; 1 << 20]), None, "no room");
+}
+
+/// A message with a tensor.
+fn message(data: &Buffer) -> Message {
+    let Message::Object(mut object) = heavy(data.len(), 0) else {
+        panic!("an object");
+    };
+    object.body.tensors[0].data = data.clone();
+    Message::Object(object)
+}
+
+#[test]
+fn a_held_tensor_goes_through_shared_memory_as_often_as_it_is_asked_for() {
+    let pool = Pool::new(8 << 20).unwrap();
+    let reach = Reach {
+        neighbours: BTreeSet::from([PEER]),
+        ..Reach::default()
+    };
+    let exchange = Exchange::new(Some(Arc::clone(&pool)), OWN, &BTreeMap::new(), reach);
+    let _import = Import::open(&pool.offer(), PEER).unwrap();
+    let held = tensor(&pool, 100_000, 1);
+    let send = |data: &Buffer| {
+        let frame = exchange.encode(PEER, &message(data), &Limits::default());
+        frame.expect("a good message").tensors.len()
+    };
+    for _ in 0..3 {
+        assert_eq!(send(&held), 0, "its bytes are not in the message");
+    }
+    let on_the_heap = Buffer::copy_of(&vec![1; 100_000]);
+    assert_eq!(send(&on_the_heap), 0, "nor those of what had no room once");
+    let carried = |route: Route| exchange.counters().by_route()[route as usize].tensors_sent;
+    let because = |reason: Reason| exchange.counters().by_reason()[reason as usize];
+    assert_eq!(carried(Route::SharedMemory), 4);
+    assert_eq!(because(Reason::Best), 4);
+    // Now there is no room, and then no slot: each is told.
+    let rest = pool.copy_of(&vec![1; (8 << 20) - 550_000]);
+    assert_eq!(send(&held), 1);
+    assert_eq!(because(Reason::SourceHostFull), 1);
+    drop(rest);
+    while pool.lend_copy(&[1]).is_some() {}
+    assert_eq!(send(&held), 1);
+    assert_eq!(carried(Route::Tcp), 2);
+    assert_eq!(because(Reason::SourceHostFull), 1);
+    assert_eq!(because(Reason::SourceLoansFull), 1);
 }
 
 #[test]

@@ -217,11 +217,10 @@ impl DeviceMemory {
         }
     }
 
-    /// Lends a tensor to a rank that has opened the device buffer; `None` as in [`Pool::lend`].
+    /// Lends a tensor to a rank that has opened the device buffer, which only reads it (CU-6): so others may hold it
+    /// too, and it may be lent to several; `None` when it is not there, or too many blocks are lent.
     pub(crate) fn lend(&self, tensor: &Arc<DeviceTensor>) -> Option<SharedPlace> {
-        // One is the buffer's own, one is the caller's.
-        let sole = self.owner.is_here() && Arc::strong_count(tensor) <= 2;
-        let offset = tensor.offset().filter(|_| sole)?;
+        let offset = tensor.offset().filter(|_| self.owner.is_here())?;
         let kept: Arc<dyn Any + Send + Sync> = Arc::clone(tensor) as _;
         self.pool.lend_block(SharedMemory::Device, offset, kept)
     }

@@ -13,6 +13,8 @@
 //! - CU-4: nothing of the driver is called before a tensor of a device is sent or received.
 //! - CU-5: whatever the driver refuses, tensors go through host memory; a device that has failed ends the
 //!   connection with a reason.
+//! - CU-6: nobody writes to a block of device memory after the copy into it. So it may be lent to several ranks at
+//!   once, and to some while this one holds it.
 
 mod buffer;
 mod device;

@@ -64,6 +64,11 @@ impl FromDevice {
         message
     }
 
+    /// Sends a message whose tensors are where they are to be.
+    pub(crate) fn send_as_it_is(&self, to: Rank, message: Message) -> Result<(), CommError> {
+        self.inner.send(to, message)
+    }
+
     /// Bytes as a tensor of the device. Its memory is never freed, and so there when the copy comes to it.
     pub(crate) fn on_device(&self, bytes: &[u8]) -> Option<Buffer> {
         let source: &'static [u8] = Vec::leak(bytes.to_vec());

@@ -117,6 +117,28 @@ fn tensors_go_from_device_to_device_once_both_ends_have_opened_them() {
 }
 
 #[test]
+fn a_tensor_that_stays_here_too_goes_from_device_to_device_as_often_as_it_is_asked_for() {
+    let ranks = pair(4 << 20);
+    let before = acquaint(&ranks, true);
+    let held = ranks[0].node.on_device(&vec![6; BYTES]).unwrap();
+    let copies = sent_by(&ranks[0], Route::PeerCopy);
+    for _ in 0..3 {
+        let mut message = heavy(BYTES, 0);
+        let Message::Object(object) = &mut message else {
+            panic!("an object");
+        };
+        object.body.tensors[0].data = held.clone();
+        ranks[0].node.send_as_it_is(Rank(1), message).unwrap();
+    }
+    let messages = ranks[1].told.wait_messages(before + 3);
+    for (_, message) in &messages[before..] {
+        assert_eq!(taken(&ranks[1], &tensor_of(message).data), vec![6; BYTES]);
+    }
+    assert_eq!(sent_by(&ranks[0], Route::PeerCopy), copies + 3);
+    assert_eq!(because(&ranks[0], Reason::SourceDeviceFull), 0);
+}
+
+#[test]
 fn a_full_device_buffer_gives_host_memory_and_says_so() {
     let ranks = pair(BYTES as u64 / 2);
     let mut sent = acquaint(&ranks, false);

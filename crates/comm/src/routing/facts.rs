@@ -18,6 +18,8 @@ pub struct End {
     pub host_room: u64,
     /// The same of its persistent device buffer.
     pub device_room: u64,
+    /// Whether this end can lend one more block to ranks of its host: their number is bounded.
+    pub can_lend: bool,
 }
 
 /// How two devices of one host stand to each other. Of no meaning unless both ends are devices.

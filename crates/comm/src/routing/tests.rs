@@ -33,6 +33,7 @@ fn ends(bytes: u64) -> Vec<End> {
                     memory,
                     host_room,
                     device_room,
+                    can_lend: true,
                 });
             }
         }
@@ -48,10 +49,11 @@ fn every(mut check: impl FnMut(Facts)) -> usize {
             for destination in ends(bytes) {
                 for between in betweens() {
                     for choice in Choice::ALL {
-                        for switches in 0..4 {
+                        for switches in 0..8 {
                             count += 1;
+                            let can_lend = switches > 3;
                             check(Facts {
-                                source,
+                                source: End { can_lend, ..source },
                                 destination,
                                 between,
                                 ucx_loaded: switches & 1 != 0,
@@ -98,7 +100,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
         }
         match taken {
             Route::InMessage | Route::Tcp => {}
-            Route::PeerCopy => assert!(same_host(&facts), "{facts:?}"),
+            Route::PeerCopy => assert!(same_host(&facts) && source.can_lend, "{facts:?}"),
             Route::DeviceRdma => {
                 let rdma = Rdma::DeviceMemory;
                 assert_eq!(facts.between, Between::Network { rdma }, "{facts:?}");
@@ -109,7 +111,8 @@ fn every_combination_has_a_route_that_may_be_taken() {
                 assert_ne!(facts.choice, Choice::SharedMemory, "{facts:?}");
             }
             Route::SharedMemory => {
-                assert!(same_host(&facts) && source.host_room >= bytes, "{facts:?}");
+                assert!(same_host(&facts) && source.can_lend, "{facts:?}");
+                assert!(source.host_room >= bytes, "{facts:?}");
             }
             Route::HostStaged => {
                 assert!(facts.ucx_loaded, "{facts:?}");
@@ -117,7 +120,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
             }
         }
     });
-    assert_eq!(count, 4 * 32 * 32 * 9 * 4 * 4);
+    assert_eq!(count, 4 * 32 * 32 * 9 * 4 * 8);
 }
 
 #[test]
@@ -145,6 +148,7 @@ fn better(facts: Facts) -> Vec<Facts> {
         with(&|facts| facts.source.device_room = u64::MAX),
         with(&|facts| facts.destination.host_room = u64::MAX),
         with(&|facts| facts.destination.device_room = u64::MAX),
+        with(&|facts| facts.source.can_lend = true),
         with(&|facts| facts.ucx_loaded = true),
         with(&|facts| facts.device_to_device_disabled = false),
         with(&|facts| facts.choice = Choice::Auto),
@@ -192,7 +196,10 @@ fn the_reason_names_what_would_have_to_change() {
         };
         let full = matches!(
             because,
-            Reason::SourceDeviceFull | Reason::DestinationDeviceFull | Reason::SourceHostFull
+            Reason::SourceDeviceFull
+                | Reason::DestinationDeviceFull
+                | Reason::SourceHostFull
+                | Reason::SourceLoansFull
         );
         assert_eq!(full, route(&roomy).route < taken, "{facts:?}");
         match because {
@@ -225,6 +232,7 @@ fn end(memory: Memory) -> End {
         memory,
         host_room: u64::MAX,
         device_room: u64::MAX,
+        can_lend: true,
     }
 }
 
@@ -369,6 +377,9 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
         (Route::HostStaged, Reason::SourceHostFull)
     );
     assert_eq!(full(host, true, false), (Route::SharedMemory, Reason::Best));
+    let mut lent_out = host;
+    lent_out.source.can_lend = false;
+    assert_eq!(route(&lent_out).because, Reason::SourceLoansFull);
     let far = facts(Host, Host, network(Rdma::HostMemory));
     for source in [false, true] {
         let needs_no_room = (Route::HostStaged, Reason::Best);

@@ -80,7 +80,7 @@ pub const KEYS: &[Key] = &[
     torch("sdp_gradient_clipping", Duration, Number(1.0), "L2 norm", "gradient clipping of sharded data parallelism").not_built(NO_SHARDED_DATA_PARALLELISM),
     torch("delayed_parameter_initialization", FLAG, Boolean(false), "", "smp.model_creation delays parameters until they are placed"),
     torch("static_mode", FLAG, Boolean(false), "", "steps do alike: once a module on another rank has given results of the same structure, shapes and dtypes for static_steps steps, its caller goes on without waiting for them"),
-    torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller"),
+    torch("fast_mode", FLAG, Boolean(false), "", "with static_mode: results go to the rank that uses them next directly, and not by way of the caller, also where tensor_handles is false"),
     torch("checkpoint_attentions", FLAG, Boolean(true), "", "checkpoint the attention of distributed transformer layers").not_built("checkpointing of attention is not built yet"),
     torch("load_partition", FLAG, Boolean(false), "", "take the partition from partition_file").not_built(NO_SAVED_PARTITION),
     torch("partition_file", Text, Nothing, "path", "where a partition is saved").not_built(NO_SAVED_PARTITION),

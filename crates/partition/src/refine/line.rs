@@ -179,7 +179,7 @@ mod tests {
         let parameter =
             |number: usize| format!(r#"{{"names": ["{number}"], "bytes": 4, "numel": 1}}"#);
         let text = format!(
-            r#"{{"format_version": 1, "num_devices": 3, "alpha": 0.8, "auto": true,
+            r#"{{"format_version": 2, "num_devices": 3, "alpha": 0.8, "auto": true,
                 "modules": [{{"name": "", "class_name": "{class_name}"}}, {}, {}, {}],
                 "parameters": [{}, {}, {}]}}"#,
             layer(0),

@@ -160,12 +160,16 @@ fn node_sets(
 ) -> Vec<Vec<NodeId>> {
     let children = request.children();
     let below = |top: usize| {
-        let mut found = BTreeSet::from([decides(tree.node_of[top])]);
+        let placed = |module: usize| !tree.containers[tree.node_of[module].index()];
+        let mut found = BTreeSet::new();
+        if placed(top) {
+            found.insert(decides(tree.node_of[top]));
+        }
         let mut seen = BTreeSet::new();
         let mut open = vec![top];
         while let Some(module) = open.pop() {
             if seen.insert(module) {
-                if !follows[module] {
+                if !follows[module] && placed(module) {
                     found.insert(decides(tree.node_of[module]));
                 }
                 open.extend(&children[module]);

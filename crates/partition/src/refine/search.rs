@@ -167,14 +167,17 @@ impl<'a> Search<'a> {
         self.tasks >= MOST_TASKS
     }
 
-    /// Rows of units dealt out in turns, in larger and larger chunks.
+    /// What is too small to be moved alone with its parent, and then rows of units dealt out in turns, in larger and
+    /// larger chunks.
     fn starts(&self, first: &[PipelineRank]) -> Vec<Vec<PipelineRank>> {
-        let mut found = Vec::new();
+        let mut gathered = first.to_vec();
+        self.units.gather(&mut gathered);
+        let mut found = vec![gathered.clone()];
         for rows in &self.units.rows {
             let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
             for chunk in 1..=longest.div_ceil(self.num_devices as usize) {
                 for rank in 0..self.num_devices {
-                    let mut ranks = first.to_vec();
+                    let mut ranks = gathered.clone();
                     in_turns(self.units, rows, chunk, rank, self.num_devices, &mut ranks);
                     found.push(ranks);
                 }
@@ -226,7 +229,7 @@ impl<'a> Search<'a> {
             .rev()
             .max_by(|left, right| held[left.0 as usize].total_cmp(&held[right.0 as usize]))
             .filter(|_| state.excess > 0.0);
-        let units = &self.units.units;
+        let units = &self.units.movable;
         let rank_of = |unit: usize| state.ranks[units[unit].node.index()];
         let put = |found: &mut Vec<PipelineRank>, unit: usize, rank: PipelineRank| {
             for node in &units[unit].nodes {

@@ -23,7 +23,9 @@ pub(super) struct Unit {
 /// Units in the order of the tree, and rows of siblings that can be dealt out over ranks in turns.
 #[derive(Clone, Debug)]
 pub(super) struct Units {
-    pub(super) units: Vec<Unit>,
+    pub(super) movable: Vec<Unit>,
+    /// Nodes that are too small to be moved alone, each with its parent and after it.
+    small: Vec<(NodeId, NodeId)>,
     /// Each a set of rows of units, by number.
     pub(super) rows: Vec<Vec<Vec<usize>>>,
 }
@@ -44,12 +46,15 @@ impl Units {
                 memory_below[parent.index()] += memory_below[node.index()];
             }
         }
-        let mut candidates: Vec<NodeId> = depth_first(tree)
+        let (mut candidates, small): (Vec<NodeId>, Vec<NodeId>) = depth_first(tree)
             .into_iter()
             .filter(|node| free[node.index()])
-            .filter(|node| {
+            .partition(|node| {
                 time_below[node.index()] >= LEAST_PART || memory_below[node.index()] >= LEAST_PART
-            })
+            });
+        let small = small
+            .into_iter()
+            .filter_map(|node| Some((node, tree.parent[node.index()]?)))
             .collect();
         if candidates.len() > MOST_UNITS {
             let mut sizes: Vec<f64> = candidates
@@ -76,7 +81,18 @@ impl Units {
                 rows.push(found);
             }
         }
-        Self { units, rows }
+        Self {
+            movable: units,
+            small,
+            rows,
+        }
+    }
+
+    /// Puts what is too small to be moved alone where its parent is.
+    pub(super) fn gather(&self, ranks: &mut [PipelineRank]) {
+        for (node, parent) in &self.small {
+            ranks[node.index()] = ranks[parent.index()];
+        }
     }
 }
 
@@ -104,7 +120,7 @@ fn free_below(tree: &Tree, free: &[bool], top: NodeId) -> Vec<NodeId> {
     found
 }
 
-/// Siblings that are small enough, with those that are not divided further.
+/// Siblings that are small enough, with those that are not divided further; what takes no time has no turn.
 fn rows_of(tree: &Tree, units: &[Unit], time_below: &[f64], most: f64) -> Vec<Vec<usize>> {
     const LEAST_ROW: f64 = 0.1;
     // The same blocks, measured, differ a little.
@@ -123,7 +139,9 @@ fn rows_of(tree: &Tree, units: &[Unit], time_below: &[f64], most: f64) -> Vec<Ve
                 .any(|below| tree.holds_parameters[below.index()]);
             if divisible && time_below[child.index()] > most * SLACK {
                 open.push(child);
-            } else if let Some(unit) = unit_of[child.index()] {
+            } else if let Some(unit) = unit_of[child.index()]
+                && units[unit].time >= LEAST_PART
+            {
                 row.push(unit);
             }
         }
@@ -149,7 +167,7 @@ pub(super) fn in_turns(
         for (place, &unit) in row.iter().enumerate() {
             let turn = u32::try_from(place / chunk).expect("a model has fewer modules");
             let rank = PipelineRank((first + turn) % num_devices);
-            for node in &units.units[unit].nodes {
+            for node in &units.movable[unit].nodes {
                 ranks[node.index()] = rank;
             }
         }

@@ -12,9 +12,12 @@ pub(crate) struct Drawn {
 }
 
 prop_compose! {
-    /// Any tree of up to 30 modules, some sharing parameters, joined, shared by parents, or unused.
+    /// Any tree of up to 30 modules, some sharing parameters, joined, shared by parents, or unused;
+    /// traced or not, with measured times or not.
     pub(crate) fn any_model()(
         modules in prop::collection::vec((any::<prop::sample::Index>(), 0_u64..1000, any::<bool>(), prop::option::of(0_u64..100)), 1..30),
+        measured in prop::collection::vec((0_u32..1000, 0_u64..4000), 30),
+        (traced, timed) in (prop::bool::weighted(0.8), any::<bool>()),
         shared in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..3),
         joins in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..2),
         parents in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..3),
@@ -26,10 +29,20 @@ prop_compose! {
         for (number, (above, numel, holds, index)) in modules.iter().enumerate() {
             let parent = ModuleId(above.index(number + 1) as u32);
             let module = model.child(parent, &number.to_string(), "Module");
-            model.request.modules[module.0 as usize].execution_index = *index;
+            let input = &mut model.request.modules[module.0 as usize];
+            input.execution_index = index.filter(|_| traced);
+            input.has_forward = index.is_some();
             if *holds {
                 model.parameter(module, "weight", *numel);
             }
+        }
+        model.request.modules[0].execution_index = traced.then_some(0);
+        for (input, (milliseconds, bytes)) in model.request.modules.iter_mut().zip(measured) {
+            // What is not executed takes no time and keeps nothing.
+            let executed = input.execution_index.is_some();
+            let seconds = if executed { f64::from(milliseconds) / 1000.0 } else { 0.0 };
+            input.own_seconds = (traced && timed).then_some(seconds);
+            input.own_activation_bytes = traced.then_some(if executed { bytes } else { 0 });
         }
         let len = model.request.modules.len();
         let num_parameters = model.request.parameters.len();

@@ -45,9 +45,10 @@ impl Model {
             parents,
             parameters: Vec::new(),
             buffer_bytes: 0,
+            has_forward: !container,
             execution_index: (!container).then_some(number as u64),
-            forward_seconds: None,
-            activation_bytes: None,
+            own_seconds: None,
+            own_activation_bytes: None,
         });
         ModuleId(number as u32)
     }

@@ -1,0 +1,19 @@
+"""The paper's own example: its appendix D divides T5-11B twice."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.t5_11b import EXAMPLES, divided, t5_11b
+
+
+def test_t5_11b_is_divided_as_in_the_paper() -> None:
+    assert sum(parameter.numel() for parameter in t5_11b().parameters()) == 11_307_321_344
+    for example, division in zip(EXAMPLES, divided(), strict=True):
+        assert division.misses(example) == []
+        # The rows of the table are all there is.
+        assert sum(cost for _, cost, _ in division.rows) == pytest.approx(1.0)
+        for rank, cost in enumerate(division.costs):
+            assert sum(row for _, row, on in division.rows if on == rank) == pytest.approx(cost)
