@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod ids;
+mod path;
 mod seed;
 pub mod topology;
 
@@ -11,5 +12,6 @@ pub use ids::{
     CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StageId, StepEpoch,
     WorkerId,
 };
+pub use path::CallPath;
 pub use seed::derive_seed;
 pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardwright_comm::tcp::fuzzing;
-use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
+};
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
     Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, HEADER_BYTES, HeldTensor,
@@ -154,6 +156,7 @@ fn messages() -> Vec<Message> {
                 parent: Some(RequestId(4)),
                 call: CallId(2),
             },
+            path: CallPath(vec![0, 3, 1]),
             context: TaskContext {
                 grad_mode: true,
                 inference_mode: false,

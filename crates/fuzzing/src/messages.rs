@@ -1,7 +1,9 @@
 //! Messages out of a fuzzer's bytes.
 
 use arbitrary::{Result, Unstructured};
-use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
+};
 use shardwright_wire::{
     Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, ObjectMessage,
     Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext,
@@ -95,6 +97,7 @@ fn request(choices: &mut Unstructured<'_>) -> Result<Request> {
             parent: choices.arbitrary::<Option<u64>>()?.map(RequestId),
             call: CallId(choices.arbitrary()?),
         },
+        path: CallPath(choices.arbitrary()?),
         context: TaskContext {
             grad_mode: choices.arbitrary()?,
             inference_mode: choices.arbitrary()?,

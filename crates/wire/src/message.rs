@@ -1,6 +1,8 @@
 //! What ranks say to each other (the paper's appendix B, and what a job needs around it).
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
+};
 
 use crate::tensor::{HeldTensor, TensorPart};
 use crate::value::Value;
@@ -112,6 +114,8 @@ pub struct Request {
     pub requester: Rank,
     /// Where in the graph.
     pub place: Place,
+    /// Where in the microbatch's sequential program.
+    pub path: CallPath,
     /// Under which torch state.
     pub context: TaskContext,
     /// Whether the results' tensors stay where they are made until somebody asks for them.

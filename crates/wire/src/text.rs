@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use shardwright_core::CallPath;
+
 use crate::message::{Body, ErrorReport, Outcome, Request, Response, Work};
 use crate::tensor::TensorPart;
 use crate::value::Value;
@@ -41,6 +43,9 @@ pub fn request(request: &Request) -> String {
             format!("request {parent}")
         });
     lines.field("place", &format!("call {} of {parent}", request.place.call));
+    if request.path != CallPath::default() {
+        lines.field("path", &request.path.to_string());
+    }
     let context = &request.context;
     lines.field("grad mode", on_off(context.grad_mode));
     lines.field("inference mode", on_off(context.inference_mode));

@@ -1,7 +1,9 @@
 //! The text form of requests and responses, field by field (the paper's appendix B).
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
+};
 use shardwright_wire::{
     Body, Buffer, ErrorReport, NoMemory, Outcome, Phase, Place, Request, Response, SequentialRange,
     TaskContext, TensorMeta, TensorPart, Value, Work, text,
@@ -36,6 +38,7 @@ fn request(work: Work, body: Body) -> Request {
             parent: Some(RequestId(9)),
             call: CallId(3),
         },
+        path: CallPath(vec![0, 2, 3]),
         context: TaskContext {
             grad_mode: true,
             inference_mode: false,

@@ -163,7 +163,10 @@ impl Machine {
                     microbatch: item.ready.microbatch,
                 }
             }
-            Subject::Request(request) => Task::Request(request),
+            Subject::Request(request) => {
+                self.parked.begins(&request);
+                Task::Request(request)
+            }
             Subject::WeightGradient(deferred) => Task::WeightGradient(deferred),
             Subject::Worker(_) => unreachable!("a suspended worker was resumed above"),
         };

@@ -34,11 +34,16 @@ impl Machine {
         if self.leader().is_some() {
             return self.choose_as_told();
         }
-        if self.order.is_some() {
-            return self.next_of_rest().or_else(|| choose(&self.standings()));
-        }
-        let items = self.ready.iter().map(|item| &item.ready);
-        self.plan.schedule.choose(items, &self.progress())
+        let chosen = if self.order.is_some() {
+            if let Some(rest) = self.next_of_rest() {
+                return Some(rest);
+            }
+            choose(&self.standings())
+        } else {
+            let items = self.eligible().map(|(_, item)| &item.ready);
+            self.plan.schedule.choose(items, &self.progress())
+        };
+        self.eligible().nth(chosen?).map(|(index, _)| index)
     }
 
     /// The next of what is left of a step that is over at its root: weights' gradients, in the program's order.
@@ -77,11 +82,11 @@ impl Machine {
             items.push((own, standing));
             choose(&items)
         } else {
-            let others = self.ready.iter().map(|item| &item.ready);
+            let others = self.eligible().map(|(_, item)| &item.ready);
             let items = others.chain(std::iter::once(&own));
             self.plan.schedule.choose(items, &self.progress())
         };
-        choice == Some(self.ready.len())
+        choice == Some(self.eligible().count())
     }
 
     /// A worker keeps the turn, whose wait was over at once. It counts as a new one, as if it had come a moment later.
@@ -277,9 +282,8 @@ impl Machine {
     }
 
     fn standings(&self) -> Vec<(Ready, Standing)> {
-        let items = self.ready.iter();
-        items
-            .map(|item| (item.ready, self.standing_of(&item.ready, &item.subject)))
+        self.eligible()
+            .map(|(_, item)| (item.ready, self.standing_of(&item.ready, &item.subject)))
             .collect()
     }
 

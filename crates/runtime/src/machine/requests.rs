@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shardwright_core::{MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
+use shardwright_core::{CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
 use shardwright_schedule::ReadyKind;
 use shardwright_wire::{Body, Message, Outcome, Phase, Request, Response, Work};
 
@@ -204,6 +204,10 @@ impl Machine {
         now: Duration,
     ) {
         self.account.sent(body_bytes(&new.body));
+        // A request in another rank's name comes after all that its sender did: see `docs/design/execution.md`.
+        let path = worker.map_or_else(CallPath::default, |worker| {
+            self.workers[worker.0 as usize].next_path()
+        });
         let lacking: Vec<_> = (0..)
             .zip(&new.body.tensors)
             .filter_map(|(index, part)| Some((index, part.held.filter(|_| !part.is_here())?)))
@@ -216,6 +220,7 @@ impl Machine {
             microbatch: new.microbatch,
             requester,
             place: new.place,
+            path,
             context: new.context,
             hold: new.hold,
             released: self.held.take_released(to),

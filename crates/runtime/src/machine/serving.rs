@@ -1,13 +1,14 @@
 //! Requests that this rank serves: when they may run, and their answers.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId};
+use shardwright_core::{CallId, CallPath, MicrobatchId, ModelId, Rank, RequestId};
 use shardwright_schedule::ReadyKind;
 use shardwright_wire::{Body, Message, Outcome, Request, Response, TensorPart, Work};
 
-use super::dispatch::Subject;
+use super::dispatch::{ReadyItem, Subject};
 use super::requests::{work_module, work_phase};
 use super::{Action, Machine};
 use crate::failure::ServerError;
@@ -33,11 +34,10 @@ pub(super) struct Parked {
     answered: BTreeSet<Key>,
     /// Backward requests and closes, by the forward that they came before the end of.
     behind: BTreeMap<Key, Box<Request>>,
-    /// Forward requests whose tensors other ranks hold and which have not come, or that came after such a one.
+    /// Forward requests whose tensors other ranks hold and which have not come.
     incomplete: BTreeMap<Key, Box<Request>>,
-    /// Those in the order in which they came, by who made them and the microbatch: a caller's calls are
-    /// executed in its order, since modules may keep state.
-    lines: BTreeMap<(Rank, MicrobatchId), VecDeque<Key>>,
+    /// EX-14: by microbatch, the forward requests that have come and not begun, in the order of the sequential program.
+    lines: BTreeMap<MicrobatchId, BTreeSet<(CallPath, Key)>>,
 }
 
 /// Whether all its tensors are here.
@@ -48,6 +48,25 @@ fn is_complete(request: &Request) -> bool {
 impl Parked {
     pub(super) fn incomplete_mut(&mut self, key: Key) -> Option<&mut Box<Request>> {
         self.incomplete.get_mut(&key)
+    }
+
+    fn lines_up(&mut self, request: &Request) {
+        let line = self.lines.entry(request.microbatch).or_default();
+        line.insert((request.path.clone(), (request.requester, request.id)));
+    }
+
+    /// Whether no forward of the microbatch that has come and not begun goes before this one in the sequential program.
+    pub(super) fn is_first(&self, request: &Request) -> bool {
+        let line = self.lines.get(&request.microbatch);
+        let first = line.and_then(BTreeSet::first);
+        first.is_none_or(|(_, key)| *key == (request.requester, request.id))
+    }
+
+    /// A forward request has the turn.
+    pub(super) fn begins(&mut self, request: &Request) {
+        if let Some(line) = self.lines.get_mut(&request.microbatch) {
+            line.remove(&(request.path.clone(), (request.requester, request.id)));
+        }
     }
 }
 
@@ -76,18 +95,22 @@ impl Machine {
         self.record_request(TraceKind::Receive, None, from, &request, now);
         self.serving.insert(key, served);
         self.held.fill_early(&mut request);
-        let line = (request.requester, request.microbatch);
-        let waits = matches!(request.work, Work::Forward { .. })
-            && (self.parked.lines.contains_key(&line) || !is_complete(&request));
-        if waits {
-            self.parked.incomplete.insert(key, request);
-            self.parked.lines.entry(line).or_default().push_back(key);
-        } else {
+        if !matches!(request.work, Work::Forward { .. }) {
             self.admit(request);
+            return;
+        }
+        self.parked.lines_up(&request);
+        if let Some(order) = &mut self.order {
+            order.asked_here(&request);
+        }
+        if is_complete(&request) {
+            self.admit(request);
+        } else {
+            self.parked.incomplete.insert(key, request);
         }
     }
 
-    /// A request whose tensors are all here runs, once what it follows has its answer.
+    /// A request whose tensors are all here may run, once what it follows has its answer.
     pub(super) fn admit(&mut self, mut request: Box<Request>) {
         for part in &mut request.body.tensors {
             part.held = None;
@@ -113,42 +136,32 @@ impl Machine {
                 return;
             }
         };
-        if let Some(order) = &mut self.order {
-            order.asked_here(&request);
-        }
         let microbatch = request.microbatch;
         self.push_ready(kind, microbatch, Subject::Request(request));
     }
 
-    /// A request that waited for tensors has got one: those run that have all and are next in their line.
+    /// A request that waited for tensors has got one: it may run if that was the last.
     pub(super) fn admit_complete(&mut self, key: Key) {
-        let Some(request) = self.parked.incomplete.get(&key) else {
-            return;
-        };
-        let line = (request.requester, request.microbatch);
-        while let Some(first) = self
-            .parked
-            .lines
-            .get(&line)
-            .and_then(VecDeque::front)
-            .copied()
+        if let Entry::Occupied(waiting) = self.parked.incomplete.entry(key)
+            && is_complete(waiting.get())
         {
-            if !self
-                .parked
-                .incomplete
-                .get(&first)
-                .is_some_and(|request| is_complete(request))
-            {
-                return;
-            }
-            if let Some(waiting) = self.parked.lines.get_mut(&line) {
-                waiting.pop_front();
-            }
-            if let Some(request) = self.parked.incomplete.remove(&first) {
-                self.admit(request);
-            }
+            let request = waiting.remove();
+            self.admit(request);
         }
-        self.parked.lines.remove(&line);
+    }
+
+    /// The ready items among which the schedule chooses, with their places.
+    ///
+    /// EX-14: of a microbatch's forward requests that is the one which the sequential program has first. Where another
+    /// rank's order is followed, that rank has seen to this.
+    pub(super) fn eligible(&self) -> impl Iterator<Item = (usize, &ReadyItem)> {
+        let items = self.ready.iter().enumerate();
+        items.filter(|(_, item)| match &item.subject {
+            Subject::Request(request) if item.ready.kind == ReadyKind::RequestForward => {
+                self.parked.is_first(request)
+            }
+            _ => true,
+        })
     }
 
     /// Answers a request that this rank serves. In a failing step the answer is dropped:

@@ -1,6 +1,6 @@
 //! Tasks: what workers run.
 
-use shardwright_core::{MicrobatchId, ModelId, ModuleId, Rank, RequestId};
+use shardwright_core::{CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId};
 use shardwright_wire::{Phase, Request, Work};
 
 use super::dispatch::Deferred;
@@ -18,6 +18,16 @@ pub enum Task {
     Request(Box<Request>),
     /// Weight gradients that a backward on this rank has left for later.
     WeightGradient(Deferred),
+}
+
+impl Task {
+    /// Its place in its microbatch's sequential program. Weight gradients have none: they make no requests.
+    pub(super) fn path(&self) -> CallPath {
+        match self {
+            Self::Request(request) => request.path.clone(),
+            Self::Root { .. } | Self::WeightGradient(_) => CallPath::default(),
+        }
+    }
 }
 
 /// What a worker's task is about, kept while the task itself is with Python.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shardwright_core::{MicrobatchId, RequestId, WorkerId};
+use shardwright_core::{CallPath, MicrobatchId, RequestId, WorkerId};
 use shardwright_wire::Phase;
 
 use super::dispatch::{Start, Subject, Turn};
@@ -53,11 +53,33 @@ pub(super) struct Worker {
     pub(super) state: WorkerState,
     pub(super) task: Option<CurrentTask>,
     pub(super) grant: Option<Grant>,
+    /// Its task's place in the sequential program, and how many requests that task has made.
+    path: CallPath,
+    num_requests: u32,
     /// Since when it is in its state.
     pub(super) since: Duration,
 }
 
 impl Worker {
+    /// A thread that comes up.
+    pub(super) fn starting(now: Duration) -> Self {
+        Self {
+            state: WorkerState::Starting,
+            task: None,
+            grant: None,
+            path: CallPath::default(),
+            num_requests: 0,
+            since: now,
+        }
+    }
+
+    /// Where in the sequential program the next request of its task stands.
+    pub(super) fn next_path(&mut self) -> CallPath {
+        let path = self.path.followed_by(self.num_requests);
+        self.num_requests += 1;
+        path
+    }
+
     fn waits_in_forward(&self) -> bool {
         matches!(
             self.state,
@@ -251,6 +273,8 @@ impl Machine {
         match &grant {
             Grant::Task(task) => {
                 slot.task = Some(CurrentTask::of(task));
+                slot.path = task.path();
+                slot.num_requests = 0;
                 self.busy_workers += 1;
                 self.step.tasks += 1;
                 self.total.tasks += 1;

@@ -1,6 +1,8 @@
 //! Held results and requests that wait for them (EX-11): one machine, event by event.
 
-use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId,
+};
 use shardwright_wire::{
     Body, Buffer, Delivery, Fetch, HeldTensor, Message, Outcome, Phase, Place, Request, Response,
     TensorMeta, TensorPart, Value, Work,
@@ -63,6 +65,7 @@ fn request(id: u64, work: Work, body: Body, released: &[u64]) -> Message {
             parent: None,
             call: CallId(0),
         },
+        path: CallPath(vec![id as u32]),
         context: context(),
         hold: true,
         released: released.iter().copied().map(RequestId).collect(),

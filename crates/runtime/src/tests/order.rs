@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
+use shardwright_core::{CallPath, MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
 use shardwright_schedule::{Program, Schedule};
 use shardwright_wire::{Message, Request, StepBegin, Value, Work};
 
@@ -48,6 +48,7 @@ pub(super) fn ask(peer: &mut Machine, id: u64, work: Work, microbatch: u32) {
             parent: None,
             call: shardwright_core::CallId(0),
         },
+        path: CallPath(vec![id as u32]),
         context: context(),
         hold: false,
         released: Vec::new(),

@@ -5,8 +5,8 @@ use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch
 use super::frame::{Frame, FrameKind};
 use super::order::{read_order, write_order};
 use super::parts::{
-    read_context, read_fetch, read_held, read_released, read_report, read_work, write_context,
-    write_fetch, write_held, write_released, write_report, write_work,
+    read_context, read_fetch, read_held, read_path, read_released, read_report, read_work,
+    write_context, write_fetch, write_held, write_path, write_released, write_report, write_work,
 };
 use super::placement::{self, Placed, SharedPlace};
 use super::reader::Reader;
@@ -129,6 +129,7 @@ impl Encoder<'_> {
                 writer.u32(request.requester.0);
                 writer.option(request.place.parent, |writer, parent| writer.u64(parent.0));
                 writer.u32(request.place.call.0);
+                write_path(writer, &request.path);
                 write_context(writer, &request.context);
                 writer.bool(request.hold);
                 write_released(writer, &request.released);
@@ -270,6 +271,7 @@ impl Decoder<'_> {
                     parent: reader.option(|reader| reader.u64().map(RequestId))?,
                     call: CallId(reader.u32()?),
                 },
+                path: read_path(reader)?,
                 context: read_context(reader)?,
                 hold: reader.bool()?,
                 released: read_released(reader)?,

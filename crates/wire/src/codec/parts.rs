@@ -1,6 +1,6 @@
 //! What messages are made of, apart from values and tensors.
 
-use shardwright_core::{MicrobatchId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{CallPath, MicrobatchId, ModuleId, Rank, RequestId, StepEpoch};
 
 use super::CodecError;
 use super::reader::Reader;
@@ -12,6 +12,8 @@ use crate::tensor::HeldTensor;
 const MAX_AUTOCAST: u64 = 64;
 /// More requests than a rank makes of another between two others.
 const MAX_RELEASED: u64 = 1 << 20;
+/// More calls within one another than a thread has stack for, and longer chains than a model has parts.
+const MAX_PATH: u64 = 1 << 16;
 
 pub(super) fn write_work(writer: &mut Writer, work: &Work) {
     match work {
@@ -56,6 +58,13 @@ pub(super) fn write_released(writer: &mut Writer, released: &[RequestId]) {
     writer.count(released.len());
     for request in released {
         writer.u64(request.0);
+    }
+}
+
+pub(super) fn write_path(writer: &mut Writer, path: &CallPath) {
+    writer.count(path.0.len());
+    for number in &path.0 {
+        writer.u32(*number);
     }
 }
 
@@ -144,6 +153,15 @@ pub(super) fn read_released(reader: &mut Reader<'_>) -> Result<Vec<RequestId>, C
         released.push(RequestId(reader.u64()?));
     }
     Ok(released)
+}
+
+pub(super) fn read_path(reader: &mut Reader<'_>) -> Result<CallPath, CodecError> {
+    let count = reader.count("calls in a path", MAX_PATH)?;
+    let mut numbers = Vec::new();
+    for _ in 0..count {
+        numbers.push(reader.u32()?);
+    }
+    Ok(CallPath(numbers))
 }
 
 pub(super) fn read_held(reader: &mut Reader<'_>) -> Result<HeldTensor, CodecError> {

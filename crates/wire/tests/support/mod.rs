@@ -3,7 +3,9 @@
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
+};
 use shardwright_wire::{
     Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, NoMemory,
     ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd,
@@ -166,8 +168,9 @@ fn requests() -> impl Strategy<Value = Request> {
     let ids = any::<(u64, u64, u32, u32, u32, u32)>();
     let held = (any::<bool>(), vec(any::<u64>(), 0..3));
     let about = (works(), option::of(any::<u64>()), contexts());
-    (ids, about, held, bodies()).prop_map(
-        |((id, step, model, microbatch, requester, call), about, (hold, released), body)| {
+    let path = vec(any::<u32>(), 0..4);
+    (ids, about, held, path, bodies()).prop_map(
+        |((id, step, model, microbatch, requester, call), about, (hold, released), path, body)| {
             let (work, parent, context) = about;
             Request {
                 id: RequestId(id),
@@ -180,6 +183,7 @@ fn requests() -> impl Strategy<Value = Request> {
                     parent: parent.map(RequestId),
                     call: CallId(call),
                 },
+                path: CallPath(path),
                 context,
                 hold,
                 released: released.into_iter().map(RequestId).collect(),
