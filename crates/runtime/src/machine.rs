@@ -17,6 +17,7 @@
 //! - EX-10: a peer's departure is an error only once a step needs that peer.
 //! - EX-11: a tensor that is held is what the answer said, or the step fails; none is held after its step.
 //! - EX-12: the ranks of a tensor-parallel group give the turn in the order of its first rank.
+//! - EX-14: of a microbatch's forwards that a rank knows of, the first in the sequential program begins.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

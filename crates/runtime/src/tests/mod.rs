@@ -4,6 +4,7 @@ mod alone;
 mod failures;
 mod held;
 mod laws;
+mod line;
 mod looped;
 mod order;
 mod peer_order;
