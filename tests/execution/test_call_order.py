@@ -1,4 +1,4 @@
-"""Static mode where calls nest over ranks: whatever is asked for early, no call waits for a later one of the program."""
+"""Static mode where calls nest over ranks: whatever is asked for early, no call waits for a later one."""
 
 from collections.abc import Iterator
 

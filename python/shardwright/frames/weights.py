@@ -8,7 +8,7 @@ that edge alone. Everything else leads to leaves only and waits as a whole.
 Only the nodes in :data:`RUN_AGAIN` are run in two parts, and of those none that has hooks or whose leaf edge is also
 reached by another one's, since the engine would run both. All that lies behind other nodes runs at once: a function
 written in Python may count on one run, and so may torch's own kernels. That of a group normalisation on the CPU, for a
-tensor in channels-last order, reads the gradient of its input without asking whether it was to be computed, and crashes.
+channels-last tensor, writes the gradient of its input without asking whether it is to be computed, and crashes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardwright.frames.engine import accumulate, capture
 from shardwright.frames.single import has_hooks
 
 #: Nodes that compute each gradient apart, and only if it is asked for: products and sums, by a formula for each
-#: argument; convolutions and layer normalisations, whose kernels are told which ones. On all of them the tests ask for the
+#: argument; convolutions and layer normalisations, whose kernels are told which ones. The tests ask each of them for the
 #: weights' gradients alone. What is not here costs no exactness, only a weight's gradient that fills no idle time.
 RUN_AGAIN = frozenset(
     f"{name}Backward0"
