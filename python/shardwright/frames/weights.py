@@ -23,7 +23,7 @@ from shardwright.frames.engine import accumulate, capture
 from shardwright.frames.single import has_hooks
 
 #: Nodes that compute each gradient apart, and only if it is asked for: products and sums, by a formula for each
-#: argument; convolutions and layer normalisations, whose kernels are told which ones. The tests ask each of them for the
+#: argument; convolutions and layer normalisations, whose kernels are told which ones. The tests ask each for the
 #: weights' gradients alone. What is not here costs no exactness, only a weight's gradient that fills no idle time.
 RUN_AGAIN = frozenset(
     f"{name}Backward0"

@@ -137,7 +137,8 @@ impl Worker {
                 match request.work {
                     Work::Forward { module, .. } => module.0 as usize,
                     Work::Backward { forward, .. } => {
-                        self.to_reverse = made[&(request.requester, forward)].clone();
+                        self.to_reverse
+                            .clone_from(&made[&(request.requester, forward)]);
                         self.then = Then::Backward;
                         return;
                     }
