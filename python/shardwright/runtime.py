@@ -17,6 +17,7 @@ from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
+from shardwright.execution.stays import StateOrder
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
 from shardwright.scheduling import Scheduling
@@ -77,6 +78,8 @@ class Runtime:
         self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
         #: What is known of calls to other ranks, and how far that is relied on.
         self.sites = Sites(cfg)
+        #: How strictly microbatches are kept in order where modules keep something.
+        self.state_order = StateOrder()
         #: Steps that were run again because a module had departed from what it did before.
         self.departures = 0
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
@@ -157,7 +160,12 @@ class Runtime:
 
         Not where microbatches run one after another: a module may then write to what an earlier one has saved.
         """
-        return self.scheduling.splits_backward and not any(one.one_at_a_time for one in self.placements)
+        return self.scheduling.splits_backward and not self.one_at_a_time
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether microbatches have to run one after another, as far as is known."""
+        return self.state_order.one_at_a_time or any(one.one_at_a_time for one in self.placements)
 
     @property
     def all_collectives(self) -> list[Collectives]:
@@ -206,6 +214,11 @@ class Runtime:
     def usage(self) -> tuple[_core.Usage, _core.Usage]:
         """Where this rank's time went in all steps, and in the newest one."""
         return self.recorder.usage() if self.pp_size == 1 else self.server.usage()
+
+    @property
+    def host(self) -> str:
+        """The name of this rank's host."""
+        return socket.gethostname()
 
     def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""
@@ -341,6 +354,8 @@ class Runtime:
         self.pending_controls.clear()
         transaction.rollback()
         for placement in self.placements:
+            if placement.kept is not None:
+                placement.kept.rollback()
             placement.replicas.abandon_step()
         if self.tensor_group is not None:
             self.tensor_group.abandon_step()

@@ -8,7 +8,7 @@ use shardwright_comm::tcp::fuzzing;
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
-    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, HEADER_BYTES, HeldTensor,
+    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HEADER_BYTES, HeldTensor,
     Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange,
     StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
     TensorPart, Value, Work,
@@ -182,6 +182,11 @@ fn messages() -> Vec<Message> {
             step,
             function: "train".to_owned(),
             num_microbatches: 4,
+            one_at_a_time: false,
+        }),
+        Message::ForwardOver(ForwardOver {
+            step,
+            microbatch: MicrobatchId(2),
         }),
         Message::StepEnd(Box::new(StepEnd { step, body: body() })),
         Message::Abort(Box::new(Abort {

@@ -16,7 +16,7 @@ pub use codec::{
     SharedMemory, SharedPlace,
 };
 pub use message::{
-    Abort, Asked, Body, Delivery, ErrorReport, Fetch, Message, ObjectMessage, Outcome, Phase,
+    Abort, Asked, Body, Delivery, ErrorReport, Fetch, ForwardOver, Message, ObjectMessage, Outcome, Phase,
     Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent,
     TaskName, TaskOrder, TaskSource, Work,
 };

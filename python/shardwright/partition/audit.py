@@ -18,11 +18,13 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from shardwright.contents import INTERNAL
 from shardwright.partition.carried import CarriedState
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
+from shardwright.partition.kept import KeptState, merged
 from shardwright.partition.observe import Execution, Stack
-from shardwright.partition.shared_state import INTERNAL, SharedState
+from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, TensorEntry, join_path
 from shardwright.patches import replaced
 
@@ -60,6 +62,10 @@ class Audit:
         #: Who last wrote an attribute of a module without parameters: the executions around it.
         self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
         self._flows: list[Flow] = []
+        #: What forwards change and keep: its names, and who uses it.
+        self._kept: list[tuple[set[str], set[str]]] = []
+        #: Who looked up a buffer, whichever tensor was in its place.
+        self._buffer_users: dict[int, set[str]] = {}
 
     def called(
         self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
@@ -121,6 +127,14 @@ class Audit:
         """State that executions hand on to others in shared objects, once `joins` has looked."""
         return tuple(self._flows)
 
+    def keep(self, names: Iterable[str], users: Iterable[str]) -> None:
+        """These modules use something that the forward changes."""
+        self._kept.append((set(names), set(users)))
+
+    def kept(self) -> tuple[KeptState, ...]:
+        """What goes from one microbatch to the next, once `joins` has looked."""
+        return merged(self._kept, self._executions)
+
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""
         if first != second:
@@ -141,6 +155,8 @@ class Audit:
                 value = object.__getattribute__(module, name)
             except AttributeError:
                 self._missed.add((id(module), name))
+                if name in module.__dict__.get("_buffers", ()) and threading.get_ident() == thread:
+                    self._buffer_looked_up(module, name)
                 raise
             if name not in INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
                 readers = all_readers.get((id(module), name))
@@ -177,6 +193,12 @@ class Audit:
         }
         with replaced(nn.Module, functions), self._shared.watching(self._object_used):
             yield
+
+    def _buffer_looked_up(self, module: nn.Module, name: str) -> None:
+        path = self._tree.path_of.get(id(module))
+        index = None if path is None else self._tree.by_path[path].buffers.get(name)
+        if index is not None:
+            self._buffer_users.setdefault(index, set()).add(self._stack.top.path)
 
     def _object_used(self, attribute: tuple[int, str]) -> None:
         if self._stack.here():
@@ -255,17 +277,20 @@ class Audit:
             shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in change.held)
             for key in change.names:
                 self._join_users(key, f"{shown}.{key[1]}")
+                self.keep(self._names_of(change.held), self._state.users(key))
             if change.names:
                 continue
             # Whoever got hold of the container or object, by whichever module's attribute, may have changed it.
             users = {reader for attribute in change.held for reader in readers.get(attribute, ())}
             self._keep(users, f"{shown} changes in a forward")
+            self.keep(self._names_of(change.held), users)
             for attribute in change.held:
                 if attribute not in self._writes:
                     self._read_first.add(attribute)
                 self._writes.setdefault(attribute, set()).update(users)
         for variable, paths in self._shared.changed_variables().items():
             self._keep(paths, f"the global variable {variable} changes in a forward")
+            self.keep([variable], paths)
             for path in paths[1:]:
                 self.join(
                     paths[0], path, f"uses the global variable {variable} like the other, which a forward changes"
@@ -278,10 +303,17 @@ class Audit:
         for index in sorted(self._written_buffers):
             self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
             self._joins.update(self._state.joins(index, self._tree.buffers[index].name))
+            users = self._state.users(index) | self._buffer_users.get(index, set())
+            self.keep(self._tree.buffers[index].names, users or self._tree.buffers[index].holders)
         for module, name in carried:
             full_name = join_path(self._tree.path_of.get(module, "?"), name)
             self._joins.update(self._state.joins((module, name), full_name))
+            self.keep([full_name], readers.get((module, name), set()) | self._writes[module, name])
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+    def _names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
+        paths = self._tree.path_of
+        return [join_path(paths[module], name) for module, name in attributes if module in paths]
 
     def _join_users(self, key: tuple[int, str], name: str) -> None:
         """Keep together who uses an attribute of a shared object that a forward changes."""

@@ -131,6 +131,7 @@ pub(super) fn plan(step: u64, function: &str, num_microbatches: u32) -> StepPlan
         step: StepEpoch(step),
         function: function.to_owned(),
         num_microbatches,
+        one_at_a_time: false,
         schedule: Schedule::Interleaved {
             active: NonZeroU32::new(4).expect("four is not zero"),
         },
