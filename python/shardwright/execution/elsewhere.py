@@ -71,7 +71,7 @@ class Elsewhere:
         known = self._modules.get(module)
         if known is None:
             return
-        name, ranks, here, traced = known
+        name, ranks, here, traced, _ = known
         if frame.request is None and not _inside_a_module(sys._getframe(2)):
             where = "in the step function, which runs on pp_rank 0 only"
         elif not here:

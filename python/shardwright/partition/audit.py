@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from shardwright.contents import INTERNAL
-from shardwright.partition.carried import CarriedState
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.kept import KeptState, merged
@@ -54,7 +53,8 @@ class Audit:
                     self._alive.append(buffer)
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
-        self._state = CarriedState(tree)
+        #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
+        self._users: dict[int | tuple[int, str], set[str]] = {}
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._read_first: set[tuple[int, str]] = set()
         self._shared = shared
@@ -64,8 +64,6 @@ class Audit:
         self._flows: list[Flow] = []
         #: What forwards change and keep: its names, and who uses it.
         self._kept: list[tuple[set[str], set[str]]] = []
-        #: Who looked up a buffer, whichever tensor was in its place.
-        self._buffer_users: dict[int, set[str]] = {}
 
     def called(
         self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
@@ -78,7 +76,6 @@ class Audit:
             tensors: Those among the arguments.
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
-        self._state.called(caller.path, execution.path)
         self._executions[execution.path] += 1
         if why_whole is not None:
             self.join(caller.path, execution.path, why_whole)
@@ -104,7 +101,7 @@ class Audit:
                 self._read(tensor, entry, self._stack.top, str(func))
                 index = self._buffers.get(id(tensor))
                 if index is not None:
-                    self._state.used(index, self._stack.top.path, counts=func is torch.ops.aten.add_.Tensor)
+                    self._used(index, self._stack.top.path)
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -127,6 +124,9 @@ class Audit:
         """State that executions hand on to others in shared objects, once `joins` has looked."""
         return tuple(self._flows)
 
+    def _used(self, key: int | tuple[int, str], user: str) -> None:
+        self._users.setdefault(key, set()).add(user)
+
     def keep(self, names: Iterable[str], users: Iterable[str]) -> None:
         """These modules use something that the forward changes."""
         self._kept.append((set(names), set(users)))
@@ -148,7 +148,7 @@ class Audit:
         executions = self._stack.executions
         thread = self._stack.thread
         apply: Any = nn.Module._apply
-        all_readers, state, left_by = self._readers, self._state, self._left_by
+        all_readers, left_by = self._readers, self._left_by
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
             try:
@@ -164,15 +164,13 @@ class Audit:
                     all_readers[id(module), name] = {executions[-1].path}
                 else:
                     readers.add(executions[-1].path)
-                state.used((id(module), name), executions[-1].path)
                 if (id(module), name) in left_by:
                     self._handed_on(module, name)
             return value
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
-            kept = module.__dict__.get("_buffers", {}).get(name) is value  # `self.buffer += 1`
             set_attribute(module, name, value)
-            self._attribute_written(module, name, kept)
+            self._attribute_written(module, name)
 
         def __delattr__(module: nn.Module, name: str) -> None:
             delete_attribute(module, name)
@@ -198,11 +196,11 @@ class Audit:
         path = self._tree.path_of.get(id(module))
         index = None if path is None else self._tree.by_path[path].buffers.get(name)
         if index is not None:
-            self._buffer_users.setdefault(index, set()).add(self._stack.top.path)
+            self._used(index, self._stack.top.path)
 
     def _object_used(self, attribute: tuple[int, str]) -> None:
         if self._stack.here():
-            self._state.used(attribute, self._stack.top.path)
+            self._used(attribute, self._stack.top.path)
 
     def _converted(self, module: nn.Module) -> None:
         """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
@@ -210,14 +208,14 @@ class Audit:
         if path is not None and self._stack.here():
             self.join(self._stack.top.path, path, "converts its parameters")
 
-    def _attribute_written(self, module: nn.Module, name: str, kept: bool = False) -> None:
+    def _attribute_written(self, module: nn.Module, name: str) -> None:
         path = self._tree.path_of.get(id(module))
         if path is None or name in INTERNAL or not self._stack.here():
             return
         writer = self._stack.top.path
         entry = self._tree.by_path[path]
-        if not kept:
-            self._state.used(entry.buffers.get(name, (id(module), name)), writer)
+        if name in entry.buffers:
+            self._used(entry.buffers[name], writer)
         if name in entry.buffers or name in entry.parameters:
             if name in entry.buffers:
                 self._written_buffers.add(entry.buffers[name])
@@ -277,7 +275,7 @@ class Audit:
             shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in change.held)
             for key in change.names:
                 self._join_users(key, f"{shown}.{key[1]}")
-                self.keep(self._names_of(change.held), self._state.users(key))
+                self.keep(self._names_of(change.held), self._users.get(key, ()))
             if change.names:
                 continue
             # Whoever got hold of the container or object, by whichever module's attribute, may have changed it.
@@ -302,12 +300,10 @@ class Audit:
                     self.join(reader, writer, f"reads {full_name}, which the other sets in its forward")
         for index in sorted(self._written_buffers):
             self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
-            self._joins.update(self._state.joins(index, self._tree.buffers[index].name))
-            users = self._state.users(index) | self._buffer_users.get(index, set())
-            self.keep(self._tree.buffers[index].names, users or self._tree.buffers[index].holders)
+            entry = self._tree.buffers[index]
+            self.keep(entry.names, self._users.get(index) or entry.holders)
         for module, name in carried:
             full_name = join_path(self._tree.path_of.get(module, "?"), name)
-            self._joins.update(self._state.joins((module, name), full_name))
             self.keep([full_name], readers.get((module, name), set()) | self._writes[module, name])
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
 
@@ -317,12 +313,10 @@ class Audit:
 
     def _join_users(self, key: tuple[int, str], name: str) -> None:
         """Keep together who uses an attribute of a shared object that a forward changes."""
-        first, *others = sorted(self._state.users(key))
+        first, *others = sorted(self._users[key])
         self._keep((first, *others), f"{name} changes in a forward")
         for other in others:
             self.join(first, other, f"uses {name} like the other, which a forward changes")
-        if not others:
-            self._joins.update(self._state.joins(key, name))
 
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:
