@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ class KeptHere:
                 continue
             self._states[number] = state
             for path in users:
-                module = _entered(path, modules)
+                module = _entered(path, modules, here)
                 if module is not modules[path]:
                     uncounted.add(number)
                 listed = numbers.setdefault(module, [])
@@ -236,10 +236,10 @@ def _prefixes(path: str) -> Iterator[str]:
         yield ".".join(parts[:end])
 
 
-def _entered(path: str, modules: Mapping[str, nn.Module]) -> nn.Module:
+def _entered(path: str, modules: Mapping[str, nn.Module], here: Container[str]) -> nn.Module:
     """The module whose calls can be intercepted: the outermost around it that is compiled or scripted, or itself."""
     for prefix in _prefixes(path):
-        module = modules.get(prefix)
+        module = modules[prefix] if prefix in here else None
         if module is not None and (
             isinstance(module, torch.jit.ScriptModule)
             or module._compiled_call_impl is not None
