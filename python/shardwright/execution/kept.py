@@ -219,15 +219,15 @@ class Watch:
             within: The module that it ran; None for all that is here.
         """
         for module, name, before in task.sets:
-            if not _is_same(_value(module, name), before):
-                return f"attribute {self._name(module, name)!r}"
+            if module in self._modules and not _is_same(_value(module, name), before):
+                return f"attribute {self.name_of(module, name)}"
         tensors, cells = (self._tensors, self._cells) if within is None else self._of(within)
         for module, name, tensor, version in tensors:
             if _version(tensor) != version:
-                return f"tensor {self._name(module, name)!r}"
+                return f"tensor {self.name_of(module, name)}"
         for module, name, cell, before in cells:
             if not _are_same(_items(cell), _items(before)):
-                return f"what {self._name(module, name)!r} holds"
+                return f"what {self.name_of(module, name)} holds"
         return None
 
     def _of(self, within: nn.Module) -> tuple[list[Any], list[Any]]:
@@ -242,9 +242,14 @@ class Watch:
             )
         return found
 
-    def _name(self, module: nn.Module, name: str) -> str:
+    def path_of(self, module: nn.Module) -> str:
+        """The path of a module that runs here."""
+        return self._modules[module]
+
+    def name_of(self, module: nn.Module, name: str) -> str:
+        """The full name of an attribute, quoted."""
         path = self._modules[module]
-        return f"{path}.{name}" if path else name
+        return repr(f"{path}.{name}" if path else name)
 
     def restore(self) -> None:
         """Put back what was set, and what containers held."""

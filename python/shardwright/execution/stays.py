@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from shardwright.errors import StateOrderError, StateWriteError
+from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.context import suspended
 from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, seen_of
 from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import current_frame
 from shardwright.frames.cut import engine_watchers
+from shardwright.frames.guards import divided_modules
 
 if TYPE_CHECKING:
     from shardwright.partition.decision import Decision
@@ -143,7 +146,7 @@ class KeptHere:
         if task is None or not self._runtime.in_step:
             self._watch.is_stale = True
         elif (module, name) in self._places and in_backward():
-            self._refuse(task, f"attribute {name!r} of a module")
+            self._refuse(task, self._watch.name_of(module, name))
         else:
             self._watch.is_set(task, module, name)
 
@@ -171,7 +174,7 @@ class KeptHere:
             if not seen.is_like(seen_of(place)):
                 task = running_task() or self._runtime.workers.current
                 assert task is not None, "it was there before the call"
-                self._refuse(task, f"{place[1]!r} of a module")
+                self._refuse(task, self._watch.name_of(*place))
 
     def _refuse(self, task: RunningTask, what: str) -> None:
         if self._runtime.server.runs_one_at_a_time():
@@ -186,17 +189,19 @@ class KeptHere:
             runtime.rank, runtime.host, task.module, task.microbatch, task.phase, "StateWriteError", message
         )
 
-    def stay(self, states: list[int], module: nn.Module, call: Callable[[], Any]) -> Any:
+    def stay(
+        self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         """Run a module once no other microbatch goes first."""
         runtime, model = self._runtime, self._model_id
         task = running_task()
         if in_backward():
             current = task or runtime.workers.current
             if current is not None and runtime.in_step:
-                self._refuse(current, f"module {type(module).__name__}, which keeps something, was computed again; it")
-            return call()
+                self._refuse(current, f"what module {self._watch.path_of(module)!r} keeps")
+            return call(*args, **kwargs)
         if task is None or task.runtime is not runtime:
-            return call()
+            return call(*args, **kwargs)
         server, worker = runtime.server, task.worker
         for state in states:
             if not server.try_enter_state(worker, model, state):
@@ -205,11 +210,33 @@ class KeptHere:
         task.ordered = True
         task.inside.append(module)
         try:
-            return call()
+            return self._run(module, call, args, kwargs)
         finally:
             task.inside.pop()
             for state in states:
                 server.leave_state(worker, model, state)
+
+    def _run(self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a module; inside a checkpoint that was left to the modules in it, checkpointed: it is computed twice."""
+        frame = current_frame()
+        if frame is None or not frame.checkpointing or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        if module in divided_modules:
+            raise FrameError(
+                f"module {self._watch.path_of(module)!r} keeps something, has parts on other ranks, and is called "
+                "inside a checkpoint: one process would compute it again in the backward, and change what it keeps "
+                "once more. Checkpoint modules that lie whole on a rank instead, or place it on one rank with "
+                "smp.set_partition"
+            )
+        depth, frame.checkpointing = frame.checkpointing, 0
+        try:
+            return checkpoint(MethodType(_calling(call), module), *args, use_reentrant=False, **kwargs)
+        finally:
+            frame.checkpointing = depth
+
+
+def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _, *args, **kwargs: call(*args, **kwargs)
 
 
 def in_backward() -> bool:
@@ -261,7 +288,7 @@ def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
 
     def called(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call = own._call_impl if compiled is None else compiled
-        return kept.stay(states, own, lambda: call(*args, **kwargs))
+        return kept.stay(states, own, call, args, kwargs)
 
     module._compiled_call_impl = MethodType(called, module)
     if isinstance(module, torch.jit.ScriptModule) or compiled is not None:
@@ -277,7 +304,7 @@ def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
         given = (own, *args) if bound else args
         if task is None or own in task.inside or in_backward():
             return forward(*given, **kwargs)
-        return kept.stay(states, own, lambda: forward(*given, **kwargs))
+        return kept.stay(states, own, forward, given, kwargs)
 
     module.forward = MethodType(forwarded, module)
 

@@ -54,7 +54,8 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
 
 def _say_again(runtime: Runtime, step: StepFunction[..., Any], error: RemoteError) -> None:
     order = "; from now on microbatches run one after another" if runtime.state_order.one_at_a_time else ""
-    runtime.logger.warning("step %d (%s) is run again%s: %s", runtime.step, step.name, order, error)
+    where = f"rank {error.rank}: {error.message}"
+    runtime.logger.warning("step %d (%s) is run again%s: %s", runtime.step, step.name, order, where)
 
 
 def _run_once(
