@@ -106,9 +106,7 @@ class Outer(nn.Module):
 @pytest.mark.parametrize(
     ("schedule", "active"), [("simple", 4), *((name, active) for name in SCHEDULES[1:] for active in (1, 2, 4))]
 )
-def test_modules_that_are_visited_twice_and_lie_in_one_another(
-    job: Job, active: int, schedule: str, mode: str
-) -> None:
+def test_modules_that_are_visited_twice_and_lie_in_one_another(job: Job, active: int, schedule: str, mode: str) -> None:
     torch.manual_seed(3)
     ranks = {"first": 1, "twice": 2, "outer": 0, "last": 1}
     settings = {**MODES[mode], "pipeline": schedule, "active_microbatches": active}
