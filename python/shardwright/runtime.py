@@ -14,10 +14,9 @@ import torch
 
 from shardwright import _core, logs
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
-from shardwright.execution import reproducible
+from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
-from shardwright.execution.stays import StateOrder
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
 from shardwright.scheduling import Scheduling
@@ -78,8 +77,7 @@ class Runtime:
         self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
         #: What is known of calls to other ranks, and how far that is relied on.
         self.sites = Sites(cfg)
-        #: How strictly microbatches are kept in order where modules keep something.
-        self.state_order = StateOrder()
+        self.state_order = stays.StateOrder()
         #: Steps that were run again because a module had departed from what it did before.
         self.departures = 0
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
@@ -160,12 +158,7 @@ class Runtime:
 
         Not where microbatches run one after another: a module may then write to what an earlier one has saved.
         """
-        return self.scheduling.splits_backward and not self.one_at_a_time
-
-    @property
-    def one_at_a_time(self) -> bool:
-        """Whether microbatches have to run one after another, as far as is known."""
-        return self.state_order.one_at_a_time or any(one.one_at_a_time for one in self.placements)
+        return self.scheduling.splits_backward and not stays.one_at_a_time(self)
 
     @property
     def all_collectives(self) -> list[Collectives]:
@@ -214,11 +207,6 @@ class Runtime:
     def usage(self) -> tuple[_core.Usage, _core.Usage]:
         """Where this rank's time went in all steps, and in the newest one."""
         return self.recorder.usage() if self.pp_size == 1 else self.server.usage()
-
-    @property
-    def host(self) -> str:
-        """The name of this rank's host."""
-        return socket.gethostname()
 
     def next_step(self) -> None:
         """Count a step; ranks stay in lockstep because all of them call every step function."""
@@ -302,14 +290,13 @@ class Runtime:
         Raises:
             TimeoutError: It did not come before ``deadline``, on the monotonic clock.
         """
-        received = self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)
-        if received is not None:  # most do: so short a wait is nobody's business
+        # Most come soon: so short a wait is nobody's business.
+        if (received := self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)) is not None:
             return received
         what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
         with Wait(self, what, [rank]) as wait:
             while True:
-                received = self.node.recv_object(rank, channel, 0.1)
-                if received is not None:
+                if (received := self.node.recv_object(rank, channel, 0.1)) is not None:
                     return received
                 if deadline is None:
                     wait.check()
@@ -353,9 +340,8 @@ class Runtime:
         self.workers.end_step()
         self.pending_controls.clear()
         transaction.rollback()
+        stays.rollback(self)
         for placement in self.placements:
-            if placement.kept is not None:
-                placement.kept.rollback()
             placement.replicas.abandon_step()
         if self.tensor_group is not None:
             self.tensor_group.abandon_step()
@@ -393,8 +379,7 @@ def current_runtime() -> Runtime:
     Raises:
         ShardwrightError: ``smp.init`` was not called.
     """
-    runtime = _current.get() or _default
-    if runtime is None:
+    if (runtime := find_runtime()) is None:
         raise ShardwrightError("call smp.init(...) before anything else of shardwright")
     return runtime
 

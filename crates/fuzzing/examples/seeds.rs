@@ -8,10 +8,10 @@ use shardwright_comm::tcp::fuzzing;
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
-    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HEADER_BYTES, HeldTensor,
-    Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange,
-    StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
-    TensorPart, Value, Work,
+    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HEADER_BYTES,
+    HeldTensor, Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
+    SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource,
+    TensorMeta, TensorPart, Value, Work,
 };
 
 fn text(text: &str) -> Value {

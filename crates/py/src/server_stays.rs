@@ -13,7 +13,8 @@ impl Server {
     /// `stays` is how often a microbatch enters the modules that use it; None where that is not known.
     #[pyo3(signature = (model, state, *, name, stays))]
     fn keep_in_order(&self, model: u32, state: u32, name: String, stays: Option<u32>) {
-        self.server.keep_in_order((ModelId(model), state), name, stays);
+        self.server
+            .keep_in_order((ModelId(model), state), name, stays);
     }
 
     /// On the root: tell the peers from now on when all forwards of a microbatch have been executed.

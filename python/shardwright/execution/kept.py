@@ -105,7 +105,7 @@ class Snapshot:
             (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
             for module in modules
         ]
-        self._variables = [(vars(home), name, vars(home).get(name, _MISSING)) for home, name in variables]
+        self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
         self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         seen: set[int] = set()

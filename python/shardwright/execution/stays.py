@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import socket
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MethodType
@@ -48,9 +49,8 @@ class StateOrder:
             return
         self._by_forwards = True
         self._learns = not self._has_learnt
-        for placement in runtime.placements:
-            if placement.kept is not None:
-                placement.kept.count_on(None)
+        for kept in all_kept(runtime):
+            kept.count_on(None)
 
     def end_step(self, runtime: Runtime) -> None:
         """A step has succeeded: how often its microbatches came is what will be expected of the next ones."""
@@ -58,9 +58,8 @@ class StateOrder:
             return
         self._learns, self._has_learnt, self._by_forwards = False, True, False
         counts = {(model, state): count for model, state, count in runtime.server.stays()}
-        for placement in runtime.placements:
-            if placement.kept is not None:
-                placement.kept.count_on(counts)
+        for kept in all_kept(runtime):
+            kept.count_on(counts)
 
 
 class KeptHere:
@@ -108,8 +107,8 @@ class KeptHere:
         nameless = {path for state in decision.kept if not state.names for path in state.users if path in here}
         settled = {*known, *decision.attributes}
         holders = {path for path, _ in self._attributes} | nameless
-        users = {path for state in self._states.values() for path in state.users if path in here}
-        self._kept_by = [modules[path] for path in sorted(holders | users)]
+        using = {path for state in self._states.values() for path in state.users if path in here}
+        self._kept_by = [modules[path] for path in sorted(holders | using)]
         self._places = [(modules[path], name) for path, name in self._attributes]
         self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless)
@@ -186,7 +185,7 @@ class KeptHere:
             "find it as in one process"
         )
         raise StateWriteError(
-            runtime.rank, runtime.host, task.module, task.microbatch, task.phase, "StateWriteError", message
+            runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
         )
 
     def stay(
@@ -322,10 +321,21 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
         return error
     message = f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
     return StateWriteError(
-        runtime.rank, runtime.host, task.module, task.microbatch, task.phase, "StateWriteError", message
+        runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
     )
 
 
 def all_kept(runtime: Runtime) -> Iterable[KeptHere]:
     """What modules of all models keep here."""
     return [placement.kept for placement in runtime.placements if placement.kept is not None]
+
+
+def one_at_a_time(runtime: Runtime) -> bool:
+    """Whether microbatches have to run one after another, as far as is known."""
+    return runtime.state_order.one_at_a_time or any(one.one_at_a_time for one in runtime.placements)
+
+
+def rollback(runtime: Runtime) -> None:
+    """Put back what modules keep, as it was before the step."""
+    for kept in all_kept(runtime):
+        kept.rollback()

@@ -13,7 +13,7 @@ from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.stays import all_kept
+from shardwright.execution.stays import all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
 from shardwright.step.deferred import deferring_large
@@ -74,9 +74,8 @@ def _run_once(
     ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
     may_depart = predicts and runtime.sites.learns
     transaction = StepTransaction(placements, runtime.workers if ordered else None, attributes=may_depart)
-    for placement in placements:
-        if placement.kept is not None:
-            placement.kept.begin_step()
+    for kept in all_kept(runtime):
+        kept.begin_step()
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
     runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
@@ -110,9 +109,8 @@ def _run_once(
         runtime.in_step = False
         runtime.leaves.end_step()
     runtime.state_order.end_step(runtime)
-    for placement in placements:
-        if placement.kept is not None:
-            placement.kept.end_step()
+    for kept in all_kept(runtime):
+        kept.end_step()
     runtime.scheduling.end_step(runtime)
     for placement in placements:
         placement.after_step()
@@ -174,7 +172,7 @@ class _Pipeline:
                 num_microbatches=runtime.num_microbatches,
                 pipeline=runtime.scheduling.text,
                 active_microbatches=runtime.cfg.active_microbatches,
-                one_at_a_time=runtime.one_at_a_time,
+                one_at_a_time=one_at_a_time(runtime),
             )
             runtime.entered = True
             results = self.supervise()

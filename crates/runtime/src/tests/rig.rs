@@ -1,5 +1,4 @@
-//! Ranks as threads in one process: a main thread each, and real worker threads that run
-//! scripted tasks, as Python would.
+//! Ranks as threads in one process: main threads, and worker threads that run scripted tasks, as Python would.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -68,7 +67,7 @@ pub(super) fn context() -> TaskContext {
     }
 }
 
-/// A request of the first call in a microbatch.
+/// A first call in a microbatch.
 pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) -> NewRequest {
     NewRequest {
         model: ModelId(0),

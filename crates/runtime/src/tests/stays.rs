@@ -82,7 +82,11 @@ fn a_later_microbatch_waits_until_an_earlier_one_has_been_there_as_often_as_know
     answer(&mut peer, first, 2);
     assert_eq!(peer.take_grant(later), Some(Grant::Resume));
     peer.leave_state(later, KEY).unwrap();
-    assert_eq!(peer.stays(), [(KEY, None)], "one had two stays, and one had one");
+    assert_eq!(
+        peer.stays(),
+        [(KEY, None)],
+        "one had two stays, and one had one"
+    );
 }
 
 #[test]
@@ -105,7 +109,10 @@ fn where_nobody_knows_how_often_the_forwards_have_to_be_over() {
     ask(&mut peer, 2, forward(1), 1);
     let (later, _) = begun(&mut peer);
     assert_eq!(enter(&mut peer, later), Waiting::Suspended);
-    assert!(peer.describe(at(1_000)).contains("microbatch 0 to be through with 'norm.mean'"));
+    assert!(
+        peer.describe(at(1_000))
+            .contains("microbatch 0 to be through with 'norm.mean'")
+    );
     peer.deliver(Rank(0), over(0), at(1));
     assert_eq!(peer.take_grant(later), Some(Grant::Resume));
 }
@@ -189,7 +196,9 @@ fn forwards_are_over_when_all_answers_are_there_and_the_step_function_is_past_th
     let (worker, microbatch) = begun(&mut root);
     assert_eq!(microbatch, 0);
     let request = new_request(forward(1), MicrobatchId(0), Value::None);
-    let id = root.send_request(Some(worker), Rank(1), request, at(0)).unwrap();
+    let id = root
+        .send_request(Some(worker), Rank(1), request, at(0))
+        .unwrap();
     // It has gone on without the answer, as static mode does.
     assert!(!root.begin_backward_elsewhere(worker).unwrap());
     assert!(told_over(&mut root).is_empty());

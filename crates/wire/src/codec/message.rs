@@ -15,8 +15,8 @@ use super::writer::{Writer, bounded};
 use super::{CodecError, Limits};
 use crate::buffer::Buffer;
 use crate::message::{
-    Abort, Body, Delivery, ForwardOver, Message, ObjectMessage, Outcome, Place, Request, Response, StepBegin,
-    StepEnd,
+    Abort, Body, Delivery, ForwardOver, Message, ObjectMessage, Outcome, Place, Request, Response,
+    StepBegin, StepEnd,
 };
 use crate::tensor::{TensorMeta, TensorPart};
 

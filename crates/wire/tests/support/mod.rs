@@ -5,9 +5,10 @@ use proptest::option;
 use proptest::prelude::*;
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch};
 use shardwright_wire::{
-    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor, Message, NoMemory,
-    ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd,
-    TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
+    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor, Message,
+    NoMemory, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin,
+    StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart,
+    Value, Work,
 };
 
 fn values(tensors: u32) -> BoxedStrategy<Value> {
