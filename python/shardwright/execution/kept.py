@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL, contents_of, copied, restore_container
+from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
     from shardwright.execution.task import RunningTask
@@ -45,7 +48,7 @@ def _are_same(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(_is_same, some, others))
 
 
-def _reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[Any]:
+def reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[Any]:
     """A value and what can be reached from it: tensors, containers, objects."""
     seen = set() if seen is None else seen
     if isinstance(value, (nn.Parameter, nn.Module, *_SIMPLE)) or id(value) in seen or depth > _DEEPEST:
@@ -55,15 +58,15 @@ def _reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterat
         yield value
     elif isinstance(value, tuple):
         for item in value:
-            yield from _reached(item, depth + 1, seen)
+            yield from reached(item, depth + 1, seen)
     elif (contents := contents_of(value)) is not None:
         yield value
         for item in _items(contents):
-            yield from _reached(item, depth + 1, seen)
+            yield from reached(item, depth + 1, seen)
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if is_remote(tensor) or tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,9 @@ class Seen:
 
 def seen_of(place: Attribute) -> Seen:
     """What is in an attribute now."""
-    value = _value(*place)
+    value = value_of(*place)
     values, versions = [value], []
-    for part in _reached(value):
+    for part in reached(value):
         if isinstance(part, torch.Tensor):
             versions.append(_version(part))
         else:
@@ -90,7 +93,8 @@ def seen_of(place: Attribute) -> Seen:
     return Seen(values, versions)
 
 
-def _value(holder: Any, name: str) -> Any:
+def value_of(holder: Any, name: str) -> Any:
+    """What an object holds under a name."""
     if isinstance(holder, nn.Module) and name in holder._buffers:
         return holder._buffers[name]
     return vars(holder).get(name, _MISSING)
@@ -111,7 +115,7 @@ class Snapshot:
         seen: set[int] = set()
         values = [value for _, own in self._attributes for value in own.values()]
         for value in (*values, *(value for _, _, value in self._variables)):
-            for part in _reached(value, 0, seen):
+            for part in reached(value, 0, seen):
                 if isinstance(part, torch.Tensor):
                     if part.layout is torch.strided:
                         self._tensors.append((part, _version(part), part.detach().clone()))
@@ -138,6 +142,24 @@ class Snapshot:
                     tensor.detach().copy_(copy)
 
 
+_PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
+
+
+@functools.cache
+def _goes_past_setattr(kind: type) -> bool:
+    """Whether code of a module's class, less torch's own, may set attributes without ``nn.Module.__setattr__``."""
+    codes = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] != "torch":
+            functions = [getattr(value, "__func__", value) for value in vars(base).values()]
+            codes += [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
+    for code in codes:  # grows
+        if not _PAST_SETATTR.isdisjoint(code.co_names):
+            return True
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return False
+
+
 class Watch:
     """Notices changes of what modules hold and no forward is known to change.
 
@@ -159,25 +181,29 @@ class Watch:
         self._set: list[tuple[nn.Module, str, Any]] = []
         self._tensors: list[tuple[nn.Module, str, torch.Tensor, int]] = []
         self._cells: list[tuple[nn.Module, str, Any, Any]] = []
-        self._inside: dict[nn.Module, tuple[list[Any], list[Any]]] = {}
+        #: Attributes of modules whose code may set them past ``__setattr__``.
+        self._places: list[tuple[nn.Module, str, Any]] = []
+        self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
         self._find()
 
     def _find(self) -> None:
         self.is_stale = False
         self._inside = {}
-        self._tensors, self._cells = [], []
+        self._tensors, self._cells, self._places = [], [], []
         known: set[int] = set()
         for module, path in self._modules.items():
             values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
-                    known.update(id(part) for part in _reached(value))
+                    known.update(id(part) for part in reached(value))
         for module, path in self._modules.items():
             values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            if _goes_past_setattr(type(module)):
+                self._places += [(module, name, value) for name, value in values if not self._is_settled(path, name)]
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
                     continue
-                for part in _reached(value, 0, known):
+                for part in reached(value, 0, known):
                     self._add(module, name, part, path in self._nameless and name not in module._buffers)
 
     def _is_settled(self, path: str, name: str) -> bool:
@@ -194,7 +220,8 @@ class Watch:
         """Whatever the script has changed between steps is how it is now."""
         if self.is_stale:
             self._find()
-        elif self._tensors or self._cells:
+        elif self._tensors or self._cells or self._places:
+            self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
             self._tensors = [(module, name, tensor, _version(tensor)) for module, name, tensor, _ in self._tensors]
             self._cells = [(module, name, cell, copied(cell)) for module, name, cell, _ in self._cells]
             self._inside = {}
@@ -207,7 +234,7 @@ class Watch:
         """A task is about to set an attribute."""
         path = self._modules.get(module)
         if path is not None and name not in INTERNAL and not self._is_settled(path, name):
-            place = (module, name, _value(module, name))
+            place = (module, name, value_of(module, name))
             task.sets.append(place)
             self._set.append(place)
 
@@ -218,10 +245,10 @@ class Watch:
             task: The task.
             within: The module that it ran; None for all that is here.
         """
-        for module, name, before in task.sets:
-            if module in self._modules and not _is_same(_value(module, name), before):
+        tensors, cells, places = (self._tensors, self._cells, self._places) if within is None else self._of(within)
+        for module, name, before in [*task.sets, *places] if places else task.sets:
+            if module in self._modules and not _is_same(value_of(module, name), before):
                 return f"attribute {self.name_of(module, name)}"
-        tensors, cells = (self._tensors, self._cells) if within is None else self._of(within)
         for module, name, tensor, version in tensors:
             if _version(tensor) != version:
                 return f"tensor {self.name_of(module, name)}"
@@ -230,15 +257,16 @@ class Watch:
                 return f"what {self.name_of(module, name)} holds"
         return None
 
-    def _of(self, within: nn.Module) -> tuple[list[Any], list[Any]]:
+    def _of(self, within: nn.Module) -> tuple[list[Any], list[Any], list[Any]]:
         found = self._inside.get(within)
         if found is None:
-            if not self._tensors and not self._cells:
-                return [], []
+            if not self._tensors and not self._cells and not self._places:
+                return [], [], []
             inside = set(within.modules())
             found = self._inside[within] = (
                 [entry for entry in self._tensors if entry[0] in inside],
                 [entry for entry in self._cells if entry[0] in inside],
+                [entry for entry in self._places if entry[0] in inside],
             )
         return found
 
@@ -253,7 +281,7 @@ class Watch:
 
     def restore(self) -> None:
         """Put back what was set, and what containers held."""
-        for module, name, before in reversed(self._set):
+        for module, name, before in [*reversed(self._set), *self._places]:
             values = module._buffers if name in module._buffers else vars(module)
             if before is _MISSING:
                 values.pop(name, None)

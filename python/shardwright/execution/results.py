@@ -77,6 +77,11 @@ class Sites:
         """A step begins; in one that is run again after a departure nothing is predicted."""
         self._step, self._function, self._predicts = step, function, predicts
 
+    @property
+    def predicts(self) -> bool:
+        """Whether callers may go on before answers are there."""
+        return self.learns and self._predicts
+
     def of(self, key: SiteKey) -> Site:
         """A call of the step function that runs."""
         key = (self._function, *key)

@@ -15,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.context import suspended
-from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, seen_of
+from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
 from shardwright.frames.cut import engine_watchers
 from shardwright.frames.guards import divided_modules
+from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
     from shardwright.partition.decision import Decision
@@ -110,9 +111,18 @@ class KeptHere:
         using = {path for state in self._states.values() for path in state.users if path in here}
         self._kept_by = [modules[path] for path in sorted(holders | using)]
         self._places = [(modules[path], name) for path, name in self._attributes]
+        found = {
+            number: [attribute_of(name, modules) for name in state.names] for number, state in self._states.items()
+        }
+        self._places_of = {
+            number: [(modules[place[0]], place[1]) for place in places if place is not None and place[0] in here]
+            for number, places in found.items()
+        }
         self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless)
         self._snapshot: Snapshot | None = None
+        #: By state, the microbatch that has entered last.
+        self._newest: dict[int, int] = {}
         if self._states:
             engine_watchers.add(self)
 
@@ -130,6 +140,7 @@ class KeptHere:
     def end_step(self) -> None:
         """The step has succeeded."""
         self._snapshot = None
+        self._newest.clear()
         self._watch.end_step()
 
     def rollback(self) -> None:
@@ -145,7 +156,7 @@ class KeptHere:
         if task is None or not self._runtime.in_step:
             self._watch.is_stale = True
         elif (module, name) in self._places and in_backward():
-            self._refuse(task, self._watch.name_of(module, name))
+            self._refuse(task, f"{self._watch.name_of(module, name)} was set in a backward")
         else:
             self._watch.is_set(task, module, name)
 
@@ -158,7 +169,9 @@ class KeptHere:
         """
         written = self._watch.written(task, module)
         if written is not None:
-            self._refuse(task, written)
+            # Calls that are predicted may have come to it in another order within the microbatch too.
+            when = "in a backward" if task.phase == "backward" else "though no trace saw that"
+            self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
 
     def seen(self) -> list[Seen] | None:
         """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
@@ -173,17 +186,13 @@ class KeptHere:
             if not seen.is_like(seen_of(place)):
                 task = running_task() or self._runtime.workers.current
                 assert task is not None, "it was there before the call"
-                self._refuse(task, self._watch.name_of(*place))
+                self._refuse(task, f"{self._watch.name_of(*place)} was changed in a backward")
 
-    def _refuse(self, task: RunningTask, what: str) -> None:
-        if self._runtime.server.runs_one_at_a_time():
+    def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
+        if self._runtime.server.runs_one_at_a_time() and not always:
             return
-        when = "in a backward" if in_backward() or task.phase == "backward" else "and no trace saw it"
         runtime = self._runtime
-        message = (
-            f"{what} was changed in microbatch {task.microbatch}, {when}: only microbatches that run one after another "
-            "find it as in one process"
-        )
+        message = f"{what}: only microbatches that run one after another find it as in one process"
         raise StateWriteError(
             runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
         )
@@ -197,7 +206,7 @@ class KeptHere:
         if in_backward():
             current = task or runtime.workers.current
             if current is not None and runtime.in_step:
-                self._refuse(current, f"what module {self._watch.path_of(module)!r} keeps")
+                self._refuse(current, f"module {self._watch.path_of(module)!r} was computed again in a backward")
             return call(*args, **kwargs)
         if task is None or task.runtime is not runtime:
             return call(*args, **kwargs)
@@ -206,6 +215,9 @@ class KeptHere:
             if not server.try_enter_state(worker, model, state):
                 with suspended():
                     server.enter_state(worker, model, state)
+            if self._newest.get(state) != task.microbatch:
+                self._newest[state] = task.microbatch
+                self._check_graphs(task, state)
         task.ordered = True
         task.inside.append(module)
         try:
@@ -214,6 +226,17 @@ class KeptHere:
             task.inside.pop()
             for state in states:
                 server.leave_state(worker, model, state)
+
+    def _check_graphs(self, task: RunningTask, state: int) -> None:
+        """Raise :class:`StateWriteError` if a microbatch finds a tensor with the graph of an earlier one."""
+        for module, name in self._places_of[state]:
+            for part in reached(value_of(module, name)):
+                if not isinstance(part, torch.Tensor) or not part.requires_grad:
+                    continue
+                if is_remote(part) or part.grad_fn is not None:
+                    self._refuse(
+                        task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
+                    )
 
     def _run(self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a module; inside a checkpoint that was left to the modules in it, checkpointed: it is computed twice."""

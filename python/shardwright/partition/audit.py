@@ -51,6 +51,7 @@ class Audit:
                     self._known[id(buffer)] = tree.buffers[index]
                     self._buffers[id(buffer)] = index
                     self._alive.append(buffer)
+        self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
         #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
@@ -246,6 +247,16 @@ class Audit:
             if not buffer.is_meta and not torch.equal(buffer.to(original.device), original):
                 self._written_buffers.add(index)
 
+    def _find_unseen_sets(self) -> None:
+        """Attributes that were set past ``__setattr__``: whoever reads them may have set them, and at any time."""
+        for entry in self._tree.modules:
+            before, now = self._before[id(entry.module)], vars(entry.module)
+            for name in (before.keys() | now.keys()) - INTERNAL:
+                key = (id(entry.module), name)
+                if key not in self._writes and before.get(name, self) is not now.get(name, self):
+                    self._writes[key] = set(self._readers.get(key, ())) or {entry.path}
+                    self._read_first.add(key)
+
     def written_buffers(self) -> frozenset[str]:
         """Names of the buffers that were written to or set."""
         return frozenset(self._tree.buffers[index].name for index in self._written_buffers)
@@ -270,6 +281,7 @@ class Audit:
         """What was seen, as pairs of modules with the first reason for each."""
         readers = self._readers
         self._find_silent_writes()
+        self._find_unseen_sets()
         carried = self._writes.keys() & self._read_first
         for change in self._shared.changes():
             shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in change.held)

@@ -69,7 +69,13 @@ impl Machine {
 
     /// Whether the microbatches of the step that runs start one after another.
     pub fn runs_one_at_a_time(&self) -> bool {
-        self.plan.one_at_a_time
+        let limit = match &self.plan.schedule {
+            Schedule::Interleaved { active }
+            | Schedule::Looped { active }
+            | Schedule::ZeroBubble { active } => active.get(),
+            _ => u32::MAX,
+        };
+        self.plan.one_at_a_time || limit == 1 || self.plan.num_microbatches == 1
     }
 
     fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
