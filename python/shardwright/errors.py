@@ -118,5 +118,19 @@ class DepartureError(RemoteError):
     """
 
 
+class StateOrderError(RemoteError):
+    """Microbatches came to what a module keeps in another order than in one process.
+
+    The step is taken back and run again in a stricter order, so a script does not see it.
+    """
+
+
+class StateWriteError(StateOrderError):
+    """What a module keeps was changed where only microbatches that run one after another find it as in one process.
+
+    The step is taken back and run again so, and so are the following ones; a script does not see it.
+    """
+
+
 class StepAborted(BaseException):
     """Unwinds the stacks of a failed step's suspended tasks; never reaches user code's ``except Exception``."""

@@ -14,7 +14,7 @@ import torch
 
 from shardwright import _core, logs
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
-from shardwright.execution import reproducible
+from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
@@ -78,6 +78,7 @@ class Runtime:
         self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
         #: What is known of calls to other ranks, and how far that is relied on.
         self.sites = Sites(cfg)
+        self.state_order = stays.StateOrder()
         #: Steps that were run again because a module had departed from what it did before.
         self.departures = 0
         #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
@@ -159,7 +160,7 @@ class Runtime:
 
         Not where microbatches run one after another: a module may then write to what an earlier one has saved.
         """
-        return self.scheduling.splits_backward and not any(one.one_at_a_time for one in self.placements)
+        return self.scheduling.splits_backward and not stays.one_at_a_time(self)
 
     @property
     def all_collectives(self) -> list[Collectives]:
@@ -289,14 +290,13 @@ class Runtime:
         Raises:
             TimeoutError: It did not come before ``deadline``, on the monotonic clock.
         """
-        received = self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)
-        if received is not None:  # most do: so short a wait is nobody's business
+        # Most come soon: so short a wait is nobody's business.
+        if (received := self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)) is not None:
             return received
         what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
         with Wait(self, what, [rank]) as wait:
             while True:
-                received = self.node.recv_object(rank, channel, 0.1)
-                if received is not None:
+                if (received := self.node.recv_object(rank, channel, 0.1)) is not None:
                     return received
                 if deadline is None:
                     wait.check()
@@ -340,6 +340,7 @@ class Runtime:
         self.workers.end_step()
         self.pending_controls.clear()
         transaction.rollback()
+        stays.rollback(self)
         for placement in self.placements:
             placement.replicas.abandon_step()
         if self.tensor_group is not None:
@@ -378,8 +379,7 @@ def current_runtime() -> Runtime:
     Raises:
         ShardwrightError: ``smp.init`` was not called.
     """
-    runtime = _current.get() or _default
-    if runtime is None:
+    if (runtime := find_runtime()) is None:
         raise ShardwrightError("call smp.init(...) before anything else of shardwright")
     return runtime
 

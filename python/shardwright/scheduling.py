@@ -97,6 +97,7 @@ class Scheduling:
 
     Attributes:
         text: Its text form.
+        is_program: Whether every rank follows a list of its own.
         splits_backward: Whether it runs backwards in two parts.
         decision: The choice that ``"auto"`` has made, if it has.
     """
@@ -112,6 +113,7 @@ class Scheduling:
 
     def _set(self, text: str) -> None:
         self.text = text
+        self.is_program = text.startswith("shardwright program")
         self.splits_backward = _core.splits_backward(text)
 
     def begin_step(self, runtime: Runtime) -> None:

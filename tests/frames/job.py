@@ -18,16 +18,21 @@ import shardwright.model.placement
 from shardwright import _core
 from shardwright.config import load_config
 from shardwright.execution.results import Sites
+from shardwright.execution.stays import StateOrder
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo
 from shardwright.runtime import Runtime, set_current_runtime
+from shardwright.step import guards as step_guards
 
 T = TypeVar("T")
 
 #: Longer than any step of a test takes; a rank that waits so long hangs.
 HANG_SECONDS = 60.0
 _STALL_SECONDS = 20.0
-_WAITS = ("await_backward", "begin_step", "check_abort", "end_step", "leave_step", "supervise", "unwind", "wait")
+_WAITS = (
+    *("await_backward", "begin_step", "check_abort", "end_step", "enter_state", "leave_step", "supervise", "unwind"),
+    "wait",
+)
 
 
 class Turn:
@@ -130,6 +135,7 @@ class Job:
         threads = []
         for rank, runtime in enumerate(self.runtimes):
             runtime.cfg, runtime.num_microbatches, runtime.sites = cfg, cfg.microbatches, Sites(cfg)
+            runtime.state_order = StateOrder()
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us
             threads[-1].start()
@@ -186,8 +192,10 @@ def in_process_ranks() -> Iterator[None]:
     announce = shardwright.model.placement.announce
     shardwright.model.placement.announce = lambda decision: None
     guards.install()
+    step_guards.install(pipelined=True, divided=False)
     try:
         yield
     finally:
+        step_guards.uninstall(pipelined=True, divided=False)
         guards.uninstall()
         shardwright.model.placement.announce = announce

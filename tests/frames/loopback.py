@@ -154,6 +154,7 @@ class LoopbackPlacement:
     names: list[str]
     modules: list[nn.Module]
     one_at_a_time: bool = False
+    kept: None = None
 
     def wait_until_placed(self, task: RunningTask) -> None:
         """Placed from the start."""

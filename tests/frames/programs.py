@@ -104,12 +104,11 @@ def draw_program(seed: int) -> tuple[Program, Outcome, frozenset[str]]:
         program.places = generator.places(log.ran, joins_of(program), fields)
         if seed % 3 == 0:  # beside what the generator drew, so that the programs stay what they were
             program.pipeline = "zero_bubble"
-        # What a run has shown to hooks cannot be taken back, nor attributes in the step that divides the model.
-        lasting = {"tensor hooks", "state in attributes"}
-        program.static = seed % 2 == 1 and lasting.isdisjoint(log.features)
+        # What a run has shown to hooks cannot be taken back.
+        program.static = seed % 2 == 1 and "tensor hooks" not in log.features
         # That a module's calls have to keep their order is known after one step.
         program.static_steps = int("buffers that change" in log.features)
-        if log.depends_on_order and program.microbatches > 1:
+        if log.depends_on_order and "tensor hooks" in log.features and program.microbatches > 1:
             program.active = 1
             if program.pipeline == "simple":
                 program.pipeline = "interleaved"

@@ -1,9 +1,15 @@
-"""State that a module keeps between two uses joins the modules that run in between."""
+"""State that goes from one microbatch to the next: who uses it, and how often."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from shardwright.config import load_config
+from shardwright.partition.decide import decide
+from shardwright.partition.decision import Decision
+from shardwright.partition.kept import KeptState
 from shardwright.partition.trace import trace_forward
 from torch import nn
 
@@ -68,10 +74,11 @@ class Averaging(nn.Module):
 
 
 @pytest.mark.parametrize("buffer", [False, True])
-def test_what_runs_between_uses_of_carried_state_is_joined_with_its_user(buffer: bool) -> None:
+def test_a_module_may_call_others_between_two_uses_of_what_it_keeps(buffer: bool) -> None:
     model = Averaging(buffer)
     found = trace_forward(model, model, (torch.ones(1, 2),))
-    assert [join.modules for join in found.joins] == [("between", "")]
+    assert not found.joins
+    assert found.kept == (KeptState(names=("mean",), users={"": 1}),)
 
 
 class CalledTwice(nn.Module):
@@ -85,19 +92,39 @@ class CalledTwice(nn.Module):
         return result
 
 
-def test_state_that_is_used_in_two_calls_keeps_together_what_lies_between_them() -> None:
+def test_state_that_is_used_in_two_calls_has_two_stays() -> None:
     model = CalledTwice()
     found = trace_forward(model, model, (torch.randn(3, 2),))
-    assert [join.modules for join in found.joins] == [("", "norm"), ("second", "norm")]
+    assert not found.joins
+    (state,) = found.kept
+    assert state.users == {"norm": 2}
+    assert set(state.names) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
-def test_a_counter_may_be_used_anywhere() -> None:
-    class Counting(Averaging):
+def test_temporary_attributes_and_buffers_that_nobody_changes_are_not_kept() -> None:
+    model = Remembering()
+    found = trace_forward(model, model, (torch.ones(1, 2),))
+    assert {name for state in found.kept for name in state.names} == {"count", "ready"}
+    assert not trace_forward(nn.BatchNorm1d(2).eval(), nn.BatchNorm1d(2).eval(), (torch.ones(1, 2),)).kept
+
+
+def test_the_code_around_a_module_that_reads_what_it_keeps_is_a_user() -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Averaging(buffer=True)
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.mean += 1
-            x = self.between(self.before(x))
-            self.mean += 1
-            return x
+            return self.inner(x) + self.inner.mean
 
-    model = Counting(buffer=True)
-    assert not trace_forward(model, model, (torch.ones(1, 2),)).joins
+    model = Reading()
+    found = trace_forward(model, model, (torch.ones(1, 2),))
+    (state,) = found.kept
+    assert state.users == {"": 1, "inner": 1}
+
+
+def test_decisions_keep_their_state_as_text() -> None:
+    model = CalledTwice()
+    decision = decide(model, functools.partial(model, torch.randn(3, 2)), load_config({}, {}, {}), 1)
+    assert decision.kept
+    assert Decision.from_json(decision.to_json()) == decision

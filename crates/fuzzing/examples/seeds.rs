@@ -10,10 +10,10 @@ use shardwright_core::{
 };
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
-    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, HEADER_BYTES, HeldTensor,
-    Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange,
-    StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
-    TensorPart, Value, Work,
+    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HEADER_BYTES,
+    HeldTensor, Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
+    SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource,
+    TensorMeta, TensorPart, Value, Work,
 };
 
 fn text(text: &str) -> Value {
@@ -185,6 +185,11 @@ fn messages() -> Vec<Message> {
             step,
             function: "train".to_owned(),
             num_microbatches: 4,
+            one_at_a_time: false,
+        }),
+        Message::ForwardOver(ForwardOver {
+            step,
+            microbatch: MicrobatchId(2),
         }),
         Message::StepEnd(Box::new(StepEnd { step, body: body() })),
         Message::Abort(Box::new(Abort {

@@ -5,9 +5,9 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
 use shardwright_wire::{
-    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, ObjectMessage,
-    Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext,
-    TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
+    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor, Message,
+    ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd,
+    TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
 };
 
 const DTYPES: [(&str, u64); 5] = [
@@ -23,7 +23,7 @@ const MOST_DEPTH: usize = 5;
 
 /// Any message; the input's bytes are the choices.
 pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
-    Ok(match choices.int_in_range(0..=9)? {
+    Ok(match choices.int_in_range(0..=10)? {
         0 => Message::Request(Box::new(request(choices)?)),
         1 => Message::Response(Box::new(Response {
             id: RequestId(choices.arbitrary()?),
@@ -39,6 +39,7 @@ pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
             step: StepEpoch(choices.arbitrary()?),
             function: choices.arbitrary()?,
             num_microbatches: choices.arbitrary()?,
+            one_at_a_time: choices.arbitrary()?,
         }),
         3 => Message::StepEnd(Box::new(StepEnd {
             step: StepEpoch(choices.arbitrary()?),
@@ -72,6 +73,10 @@ pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
             number: choices.arbitrary()?,
             events: few(choices, task_event)?,
         })),
+        9 => Message::ForwardOver(ForwardOver {
+            step: StepEpoch(choices.arbitrary()?),
+            microbatch: MicrobatchId(choices.arbitrary()?),
+        }),
         _ => Message::Goodbye(if choices.arbitrary()? {
             Some(Box::new(report(choices)?))
         } else {

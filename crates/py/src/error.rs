@@ -17,6 +17,8 @@ mod exceptions {
     pyo3::import_exception!(shardwright.errors, StallError);
     pyo3::import_exception!(shardwright.errors, StepAborted);
     pyo3::import_exception!(shardwright.errors, DepartureError);
+    pyo3::import_exception!(shardwright.errors, StateOrderError);
+    pyo3::import_exception!(shardwright.errors, StateWriteError);
     pyo3::import_exception!(shardwright.errors, StepMismatchError);
     pyo3::import_exception!(shardwright.errors, UnsupportedValueError);
 }
@@ -68,6 +70,8 @@ pub(crate) fn failure_error(failure: &Failure) -> PyErr {
         FailureKind::PeerLost => exceptions::PeerLostError::new_err(fields()),
         FailureKind::Stall => exceptions::StallError::new_err(text()),
         FailureKind::Departure => exceptions::DepartureError::new_err(fields()),
+        FailureKind::StateOrder => exceptions::StateOrderError::new_err(fields()),
+        FailureKind::StateWrite => exceptions::StateWriteError::new_err(fields()),
         FailureKind::StepMismatch => exceptions::StepMismatchError::new_err(text()),
     }
 }

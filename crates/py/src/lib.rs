@@ -18,6 +18,7 @@ mod schedule;
 mod seed;
 mod server;
 mod server_calls;
+mod server_stays;
 mod server_types;
 mod simulate;
 mod tensors;

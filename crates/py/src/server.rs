@@ -80,7 +80,10 @@ impl Server {
     ///
     /// `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
     /// and then have at most `active_microbatches` in flight.
-    #[pyo3(signature = (*, step, function, num_microbatches, pipeline, active_microbatches))]
+    ///
+    /// `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
+    #[pyo3(signature = (*, step, function, num_microbatches, pipeline, active_microbatches, one_at_a_time=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords, in Python")]
     fn begin_step(
         &self,
         py: Python<'_>,
@@ -89,6 +92,7 @@ impl Server {
         num_microbatches: u32,
         pipeline: &str,
         active_microbatches: u32,
+        one_at_a_time: bool,
     ) -> PyResult<()> {
         let text = match pipeline {
             "interleaved" | "looped" | "zero_bubble" => {
@@ -101,6 +105,7 @@ impl Server {
             step: StepEpoch(step),
             function,
             num_microbatches,
+            one_at_a_time,
             schedule,
         };
         self.await_unwound(py)?;
@@ -111,6 +116,11 @@ impl Server {
     /// From now on until the step ends, start a microbatch only when the one before it has ended.
     fn run_microbatches_one_at_a_time(&self) {
         self.server.one_at_a_time();
+    }
+
+    /// Whether the microbatches of the step start one after another.
+    fn runs_one_at_a_time(&self) -> bool {
+        self.server.runs_one_at_a_time()
     }
 
     /// Enter a step whose function the main thread runs itself, because the pipeline has one rank.

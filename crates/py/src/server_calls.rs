@@ -187,11 +187,6 @@ impl Server {
         Ok(answers(bodies))
     }
 
-    /// Whether an earlier microbatch than a worker's is suspended in a forward on this rank.
-    fn earlier_waits(&self, worker: u32) -> bool {
-        self.server.earlier_waits(WorkerId(worker))
-    }
-
     /// The answers to requests, in their order, if they are all there; else None.
     fn take_if_answered(&self, requests: Vec<u64>) -> Option<Vec<(Spec, TensorParts)>> {
         let requests: Vec<_> = requests.into_iter().map(RequestId).collect();

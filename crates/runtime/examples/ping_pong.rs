@@ -60,6 +60,7 @@ fn run_step(server: &Arc<Server>) {
         step: StepEpoch(1),
         function: "ping_pong".to_owned(),
         num_microbatches: 1,
+        one_at_a_time: false,
         schedule,
     };
     server.begin_step(plan).expect("the first step begins");

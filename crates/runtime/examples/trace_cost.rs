@@ -66,6 +66,7 @@ fn started() -> Result<Machine, Box<dyn std::error::Error>> {
         step: StepEpoch(1),
         function: "trace_cost".to_owned(),
         num_microbatches: 1,
+        one_at_a_time: false,
         schedule: Schedule::Interleaved { active },
     };
     machine.begin_step(plan, Duration::ZERO)?;

@@ -18,6 +18,10 @@ pub enum FailureKind {
     StepMismatch,
     /// A module did not do what was recorded of it.
     Departure,
+    /// Microbatches came to what a module keeps in another order than they have (EX-15).
+    StateOrder,
+    /// Something that modules keep was written where only microbatches one after another are exact.
+    StateWrite,
 }
 
 impl FailureKind {
@@ -29,6 +33,8 @@ impl FailureKind {
             Self::Stall => Some("StallError"),
             Self::StepMismatch => Some("StepMismatchError"),
             Self::Departure => Some("DepartureError"),
+            Self::StateOrder => Some("StateOrderError"),
+            Self::StateWrite => Some("StateWriteError"),
         }
     }
 
@@ -38,6 +44,8 @@ impl FailureKind {
             Self::Stall,
             Self::StepMismatch,
             Self::Departure,
+            Self::StateOrder,
+            Self::StateWrite,
         ]
         .into_iter()
         .find(|kind| kind.wire_name() == Some(report.kind.as_str()))

@@ -18,6 +18,7 @@
 //! - EX-11: a tensor that is held is what the answer said, or the step fails; none is held after its step.
 //! - EX-12: the ranks of a tensor-parallel group give the turn in the order of its first rank.
 //! - EX-14: of a microbatch's forwards that a rank knows of, the first in the sequential program begins.
+//! - EX-15: microbatches come in their order to what modules keep, and never two at once.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -45,12 +46,14 @@ mod peers;
 mod requests;
 mod serving;
 mod stall;
+mod stays;
 mod tasks;
 mod workers;
 
 pub use dispatch::Deferred;
 pub use held::Expected;
 pub use main_thread::MainEvent;
+pub use stays::StateKey;
 pub use tasks::Task;
 pub use workers::{Grant, Waiting};
 
@@ -65,6 +68,7 @@ use peers::Peers;
 use requests::Outstanding;
 use serving::{Key, Parked, Served};
 use stall::StallWatch;
+use stays::Stays;
 use workers::Worker;
 
 /// What a machine knows about its place in the job.
@@ -95,6 +99,8 @@ pub struct StepPlan {
     pub function: String,
     /// How many microbatches.
     pub num_microbatches: u32,
+    /// Whether they run one after another, whatever the schedule.
+    pub one_at_a_time: bool,
     /// The schedule.
     pub schedule: Schedule,
 }
@@ -169,6 +175,8 @@ pub struct Machine {
     order: Option<Order>,
     /// How far it is in the order of its tensor-parallel group.
     peer_order: PeerOrder,
+    /// Which microbatches have been where modules keep something.
+    stays: Stays,
     workers: Vec<Worker>,
     busy_workers: u32,
     turn: Turn,
@@ -213,6 +221,7 @@ impl Machine {
                 step: StepEpoch(0),
                 function: String::new(),
                 num_microbatches: 0,
+                one_at_a_time: false,
                 schedule: Schedule::Simple,
             },
             begun: false,
@@ -221,6 +230,7 @@ impl Machine {
             returned: BTreeSet::new(),
             order: None,
             peer_order: PeerOrder::default(),
+            stays: Stays::default(),
             workers: Vec::new(),
             busy_workers: 0,
             turn: Turn::Free,

@@ -52,6 +52,7 @@ mod tests {
             step: StepEpoch(step),
             function: "train".to_owned(),
             num_microbatches: 1,
+            one_at_a_time: false,
         })
     }
 

@@ -68,6 +68,11 @@ impl Server {
         self.enter(|machine, _| machine.one_at_a_time());
     }
 
+    /// Whether the step's microbatches run one after another; see [`Machine::runs_one_at_a_time`].
+    pub fn runs_one_at_a_time(&self) -> bool {
+        self.lock().machine.runs_one_at_a_time()
+    }
+
     /// Waits for at most `patience` until nothing is left of a failed step; see [`Machine::unwound`].
     pub fn await_unwound(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;

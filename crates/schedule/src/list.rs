@@ -17,6 +17,11 @@ pub struct RootStart {
 }
 
 impl RootStart {
+    /// Whether it is a forward.
+    pub fn is_forward(&self) -> bool {
+        self.phase == PipelinePhase::Forward
+    }
+
     /// What a ready item of the root would start; `None` for one that resumes, or was asked for.
     fn of(ready: &Ready) -> Option<Self> {
         let phase = match ready.kind {

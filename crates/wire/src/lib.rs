@@ -16,8 +16,8 @@ pub use codec::{
     SharedMemory, SharedPlace,
 };
 pub use message::{
-    Abort, Asked, Body, Delivery, ErrorReport, Fetch, Message, ObjectMessage, Outcome, Phase,
-    Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent,
+    Abort, Asked, Body, Delivery, ErrorReport, Fetch, ForwardOver, Message, ObjectMessage, Outcome,
+    Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent,
     TaskName, TaskOrder, TaskSource, Work,
 };
 pub use tensor::{HeldTensor, TensorMeta, TensorPart};

@@ -210,6 +210,17 @@ pub struct StepBegin {
     pub function: String,
     /// How many microbatches.
     pub num_microbatches: u32,
+    /// Whether they run one after another, whatever the schedule.
+    pub one_at_a_time: bool,
+}
+
+/// The root says that all forwards of a microbatch have been executed, on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardOver {
+    /// The step it belongs to.
+    pub step: StepEpoch,
+    /// The microbatch.
+    pub microbatch: MicrobatchId,
 }
 
 /// The pipeline's root has finished a step.
@@ -330,6 +341,8 @@ pub enum Message {
     Object(Box<ObjectMessage>),
     /// The tasks of the first rank of a tensor-parallel group.
     TaskOrder(Box<TaskOrder>),
+    /// A microbatch's forwards are over.
+    ForwardOver(ForwardOver),
     /// The sender leaves in good order; nothing follows.
     Goodbye(Option<Box<ErrorReport>>),
 }
@@ -350,6 +363,7 @@ impl Message {
             | Self::StepBegin(_)
             | Self::Abort(_)
             | Self::TaskOrder(_)
+            | Self::ForwardOver(_)
             | Self::Goodbye(_) => None,
         }
     }
@@ -369,6 +383,7 @@ impl Message {
             | Self::StepBegin(_)
             | Self::Abort(_)
             | Self::TaskOrder(_)
+            | Self::ForwardOver(_)
             | Self::Goodbye(_) => None,
         }
     }

@@ -124,8 +124,6 @@ def _call(links: Sequence[Link], args: tuple[Any, ...], kwargs: Mapping[str, Any
     observed = state.inference_mode or wanted is not None or runtime.watch_requests is not None
     description = _core.Description(spec, parts) if runtime.sites.learns and not observed else None
     predicted = None if description is None else runtime.sites.prediction(site, description)
-    if predicted is not None and runtime.sites.keep_order and runtime.server.earlier_waits(task.worker):
-        predicted = None
     held = runtime.sites.holds(site, predicted is not None) and not observed
     then: list[Then] = []
     if following:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import weakref
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from shardwright.errors import FrameError
 from shardwright.frames import current_frame
+
+if TYPE_CHECKING:
+    from shardwright.execution.stays import KeptHere
 
 _CALL = nn.Module._call_impl.__code__
 
@@ -20,6 +23,7 @@ class _Place(NamedTuple):
     ranks: tuple[int, ...]
     here: bool
     traced: bool
+    kept: KeptHere | None = None
 
 
 class Elsewhere:
@@ -30,7 +34,13 @@ class Elsewhere:
         self._modules: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
 
     def add(
-        self, module: nn.Module, name: str, ranks: tuple[int, ...] = (), *, here: bool = True, traced: bool = True
+        self,
+        module: nn.Module,
+        name: str,
+        ranks: tuple[int, ...] = (),
+        *,
+        here: bool = True,
+        traced: bool = True,
     ) -> None:
         """A module of a model has a place.
 
@@ -43,6 +53,16 @@ class Elsewhere:
         """
         self._modules[module] = _Place(name or type(module).__name__, ranks, here, traced)
 
+    def watch(self, module: nn.Module, kept: KeptHere) -> None:
+        """Have attributes of a module noticed as they are set."""
+        self._modules[module] = self._modules[module]._replace(kept=kept)
+
+    def is_set(self, module: nn.Module, attribute: str) -> None:
+        """An attribute of a module is about to be set."""
+        known = self._modules.get(module)
+        if known is not None and known.kept is not None:
+            known.kept.is_set(module, attribute)
+
     def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""
         frame = current_frame()
@@ -51,7 +71,7 @@ class Elsewhere:
         known = self._modules.get(module)
         if known is None:
             return
-        name, ranks, here, traced = known
+        name, ranks, here, traced, _ = known
         if frame.request is None and not _inside_a_module(sys._getframe(2)):
             where = "in the step function, which runs on pp_rank 0 only"
         elif not here:

@@ -66,8 +66,6 @@ class Sites:
         self._handles: bool = cfg.tensor_handles
         self._fast: bool = cfg.fast_mode
         self._static_steps: int = cfg.static_steps
-        #: Whether any call changes what a module keeps: microbatches must then not overtake one another.
-        self.keep_order = False
         #: Whether calls are remembered, and predicted (static mode).
         self.learns: bool = cfg.static_mode
         #: The step that runs, and its function.
@@ -78,6 +76,11 @@ class Sites:
     def begin_step(self, step: int, function: str, *, predicts: bool) -> None:
         """A step begins; in one that is run again after a departure nothing is predicted."""
         self._step, self._function, self._predicts = step, function, predicts
+
+    @property
+    def predicts(self) -> bool:
+        """Whether callers may go on before answers are there."""
+        return self.learns and self._predicts
 
     def of(self, key: SiteKey) -> Site:
         """A call of the step function that runs."""
@@ -160,7 +163,7 @@ class Response:
 
     def in_order(self) -> None:
         """The call has changed what a module keeps: from now on its caller, and theirs, go on only after it."""
-        self.site.ordered = self.runtime.sites.keep_order = True
+        self.site.ordered = True
         self._task().ordered = True
 
     def tensors_of(self, metas: list[Any], *, may_stay: bool) -> list[torch.Tensor]:

@@ -21,7 +21,6 @@ from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
 from shardwright.execution.layout import restride
 from shardwright.execution.results import finish
-from shardwright.execution.state import ModuleState
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.remote import bring_all
@@ -135,10 +134,11 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
         _stop(runtime, request, task, then)
         _respond(runtime, request, None, {"stopped": True})
         return
-    state = ModuleState(module) if runtime.sites.learns else None
     spec, parts, returned, sent, lone = _forward(runtime, module, name, frame, request, tree_spec, extras)
-    if task.ordered or (state is not None and state.changed()):
+    if task.ordered:
         returned["ordered"] = True
+    if placement.kept is not None:
+        placement.kept.check(task, module)
     finish(task)
     # The tensors are gone now, unless autograd or the module keeps them.
     for one in sent:
@@ -330,6 +330,9 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     run_backward(frame, roots, ServerBackward(task, frame), close=True, defer=deferring(task))
     answer = [(index, gradient) for slot, index in frame.inputs if (gradient := slot.take()) is not None]
     frame.inputs = []
+    placement = runtime.placement(request.model)
+    if placement.kept is not None:
+        placement.kept.check(task, placement.module_of(request.module))
     if not then:
         runtime.server.respond(request, *encode(answer))
         return

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardwright.execution.context import StepState
     from shardwright.execution.results import Response
     from shardwright.runtime import Runtime
@@ -27,6 +29,8 @@ class RunningTask:
         place: Of a backward: where in the microbatch its module was called, the same in every run.
         ordered: Whether it called a module that changes what it keeps: nobody may go on before that is over.
         ending: Whether its code has run, and only the result is to be taken.
+        inside: The modules that keep something and that its code is in, the innermost last.
+        sets: Attributes that it has set though no trace saw that, with what was there before.
         responses: The answers to its calls that are not here, or not whole.
     """
 
@@ -39,6 +43,8 @@ class RunningTask:
     place: int = 0
     ordered: bool = False
     ending: bool = False
+    inside: list[nn.Module] = field(default_factory=list)
+    sets: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
 
     def describe(self) -> str:

@@ -11,6 +11,7 @@ from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.attributes import Attributes
 from shardwright.execution.context import StepState
 from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
+from shardwright.execution.stays import as_state_write
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.frames.guards import close_checkpoints
 
@@ -86,7 +87,7 @@ class WorkerPool:
         except BaseException as error:
             close_checkpoints(error)
             if not self._was_misled(running):
-                self._fail(running, error)
+                self._fail(running, as_state_write(running, error))
         finally:
             set_running_task(None)
             del self.running[threading.get_ident()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -22,6 +22,19 @@ _NO_OWNER = (None,) if _EDGES_OWN else ()
 _OWNS = "shardwright.owns"
 
 
+class EngineWatcher(Protocol):
+    """Who has to know whether a backward changes what forwards use."""
+
+    def seen(self) -> Any:
+        """What there is now; None if the call is none of its business."""
+
+    def check_backward(self, before: Any) -> None:
+        """Raise if that is not what there was before."""
+
+
+engine_watchers: weakref.WeakSet[EngineWatcher] = weakref.WeakSet()
+
+
 class EngineCall:
     """Marks the engine calls of a frame's own backward; a gradient reaching a cut outside one is an error."""
 
@@ -29,11 +42,16 @@ class EngineCall:
         """Count the call."""
         global _engine_calls
         _engine_calls += 1
+        self._before = [(one, one.seen()) for one in engine_watchers] if engine_watchers else ()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Count it off."""
         global _engine_calls
         _engine_calls -= 1
+        if kind is None:
+            for watcher, before in self._before:
+                if before is not None:
+                    watcher.check_backward(before)
 
 
 class Slot:

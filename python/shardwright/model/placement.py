@@ -19,6 +19,7 @@ from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.elsewhere import elsewhere
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
+from shardwright.execution.stays import KeptHere
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
@@ -97,7 +98,9 @@ class Placement:
         self.sharded = ShardedTensors(module)
         self.sharded.name_modules()
         self.replicas = Replicas(self, model._options)
-        self._synchronises = False
+        self._synchronises = self._spans_state = False
+        #: What modules keep that run here; None before the model is placed over ranks.
+        self.kept: KeptHere | None = None
         if runtime.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.dp_ranks, runtime.device)
             for name, part in module.named_modules():
@@ -123,7 +126,11 @@ class Placement:
     @property
     def one_at_a_time(self) -> bool:
         """Whether microbatches must not overlap: modules keep state, or replicas need one order of collectives."""
-        return self.ownership is not None and (self._synchronises or bool(self.ownership.decision.one_at_a_time))
+        if self.ownership is None:
+            return False
+        # Ranks that follow a program would wait for what it holds back.
+        waits = self._spans_state and self.runtime.scheduling.is_program
+        return waits or self._synchronises or bool(self.ownership.decision.one_at_a_time)
 
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
@@ -223,6 +230,7 @@ class Placement:
         prepare(self.module, announce=False)  # rank 0 has said so before the trace
         self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
         self._intercept(decision)
+        self._keep(decision)
         for name in decision.temporaries:
             if runtime.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
@@ -281,6 +289,18 @@ class Placement:
                 )
 
         self._seed_calls(module for module in self._modules if id(module) not in targets)
+
+    def _keep(self, decision: Decision) -> None:
+        """Let microbatches come in their order to what modules keep here."""
+        modules = dict(zip(self._names, self._modules, strict=True))
+        self.kept = KeptHere(self.runtime, self.model_id, modules, decision)
+        users = {path for state in decision.kept for path in state.users}
+        self._spans_state = any(modules[path] in divided_modules for path in users)
+        for name, module in modules.items():
+            if decision.modules[name] == self.runtime.pp_rank or name in decision.follows:
+                elsewhere.watch(module, self.kept)
+        if self.runtime.in_step:
+            self.kept.begin_step()
 
     def _seed_calls(self, modules: Iterable[nn.Module]) -> None:
         if self.runtime.cfg.reproducible_rng:

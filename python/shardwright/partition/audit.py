@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from shardwright.partition.carried import CarriedState
+from shardwright.contents import INTERNAL
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
+from shardwright.partition.kept import KeptState, merged
 from shardwright.partition.observe import Execution, Stack
-from shardwright.partition.shared_state import INTERNAL, SharedState
+from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, TensorEntry, join_path
 from shardwright.patches import replaced
 
@@ -50,9 +51,11 @@ class Audit:
                     self._known[id(buffer)] = tree.buffers[index]
                     self._buffers[id(buffer)] = index
                     self._alive.append(buffer)
+        self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
-        self._state = CarriedState(tree)
+        #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
+        self._users: dict[int | tuple[int, str], set[str]] = {}
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._read_first: set[tuple[int, str]] = set()
         self._shared = shared
@@ -60,6 +63,8 @@ class Audit:
         #: Who last wrote an attribute of a module without parameters: the executions around it.
         self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
         self._flows: list[Flow] = []
+        #: What forwards change and keep: its names, and who uses it.
+        self._kept: list[tuple[set[str], set[str]]] = []
 
     def called(
         self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
@@ -72,7 +77,6 @@ class Audit:
             tensors: Those among the arguments.
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
-        self._state.called(caller.path, execution.path)
         self._executions[execution.path] += 1
         if why_whole is not None:
             self.join(caller.path, execution.path, why_whole)
@@ -98,7 +102,7 @@ class Audit:
                 self._read(tensor, entry, self._stack.top, str(func))
                 index = self._buffers.get(id(tensor))
                 if index is not None:
-                    self._state.used(index, self._stack.top.path, counts=func is torch.ops.aten.add_.Tensor)
+                    self._used(index, self._stack.top.path)
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -121,6 +125,17 @@ class Audit:
         """State that executions hand on to others in shared objects, once `joins` has looked."""
         return tuple(self._flows)
 
+    def _used(self, key: int | tuple[int, str], user: str) -> None:
+        self._users.setdefault(key, set()).add(user)
+
+    def keep(self, names: Iterable[str], users: Iterable[str]) -> None:
+        """These modules use something that the forward changes."""
+        self._kept.append((set(names), set(users)))
+
+    def kept(self) -> tuple[KeptState, ...]:
+        """What goes from one microbatch to the next, once `joins` has looked."""
+        return merged(self._kept, self._executions)
+
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""
         if first != second:
@@ -134,13 +149,15 @@ class Audit:
         executions = self._stack.executions
         thread = self._stack.thread
         apply: Any = nn.Module._apply
-        all_readers, state, left_by = self._readers, self._state, self._left_by
+        all_readers, left_by = self._readers, self._left_by
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:
                 self._missed.add((id(module), name))
+                if name in module.__dict__.get("_buffers", ()) and threading.get_ident() == thread:
+                    self._buffer_looked_up(module, name)
                 raise
             if name not in INTERNAL and type(value) is not types.MethodType and threading.get_ident() == thread:
                 readers = all_readers.get((id(module), name))
@@ -148,15 +165,13 @@ class Audit:
                     all_readers[id(module), name] = {executions[-1].path}
                 else:
                     readers.add(executions[-1].path)
-                state.used((id(module), name), executions[-1].path)
                 if (id(module), name) in left_by:
                     self._handed_on(module, name)
             return value
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
-            kept = module.__dict__.get("_buffers", {}).get(name) is value  # `self.buffer += 1`
             set_attribute(module, name, value)
-            self._attribute_written(module, name, kept)
+            self._attribute_written(module, name)
 
         def __delattr__(module: nn.Module, name: str) -> None:
             delete_attribute(module, name)
@@ -178,9 +193,15 @@ class Audit:
         with replaced(nn.Module, functions), self._shared.watching(self._object_used):
             yield
 
+    def _buffer_looked_up(self, module: nn.Module, name: str) -> None:
+        path = self._tree.path_of.get(id(module))
+        index = None if path is None else self._tree.by_path[path].buffers.get(name)
+        if index is not None:
+            self._used(index, self._stack.top.path)
+
     def _object_used(self, attribute: tuple[int, str]) -> None:
         if self._stack.here():
-            self._state.used(attribute, self._stack.top.path)
+            self._used(attribute, self._stack.top.path)
 
     def _converted(self, module: nn.Module) -> None:
         """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
@@ -188,14 +209,14 @@ class Audit:
         if path is not None and self._stack.here():
             self.join(self._stack.top.path, path, "converts its parameters")
 
-    def _attribute_written(self, module: nn.Module, name: str, kept: bool = False) -> None:
+    def _attribute_written(self, module: nn.Module, name: str) -> None:
         path = self._tree.path_of.get(id(module))
         if path is None or name in INTERNAL or not self._stack.here():
             return
         writer = self._stack.top.path
         entry = self._tree.by_path[path]
-        if not kept:
-            self._state.used(entry.buffers.get(name, (id(module), name)), writer)
+        if name in entry.buffers:
+            self._used(entry.buffers[name], writer)
         if name in entry.buffers or name in entry.parameters:
             if name in entry.buffers:
                 self._written_buffers.add(entry.buffers[name])
@@ -226,6 +247,16 @@ class Audit:
             if not buffer.is_meta and not torch.equal(buffer.to(original.device), original):
                 self._written_buffers.add(index)
 
+    def _find_unseen_sets(self) -> None:
+        """Attributes that were set past ``__setattr__``: whoever reads them may have set them, and at any time."""
+        for entry in self._tree.modules:
+            before, now = self._before[id(entry.module)], vars(entry.module)
+            for name in (before.keys() | now.keys()) - INTERNAL:
+                key = (id(entry.module), name)
+                if key not in self._writes and before.get(name, self) is not now.get(name, self):
+                    self._writes[key] = set(self._readers.get(key, ())) or {entry.path}
+                    self._read_first.add(key)
+
     def written_buffers(self) -> frozenset[str]:
         """Names of the buffers that were written to or set."""
         return frozenset(self._tree.buffers[index].name for index in self._written_buffers)
@@ -250,22 +281,26 @@ class Audit:
         """What was seen, as pairs of modules with the first reason for each."""
         readers = self._readers
         self._find_silent_writes()
+        self._find_unseen_sets()
         carried = self._writes.keys() & self._read_first
         for change in self._shared.changes():
             shown = min(join_path(self._tree.path_of.get(module, "?"), name) for module, name in change.held)
             for key in change.names:
                 self._join_users(key, f"{shown}.{key[1]}")
+                self.keep(self._names_of(change.held), self._users.get(key, ()))
             if change.names:
                 continue
             # Whoever got hold of the container or object, by whichever module's attribute, may have changed it.
             users = {reader for attribute in change.held for reader in readers.get(attribute, ())}
             self._keep(users, f"{shown} changes in a forward")
+            self.keep(self._names_of(change.held), users)
             for attribute in change.held:
                 if attribute not in self._writes:
                     self._read_first.add(attribute)
                 self._writes.setdefault(attribute, set()).update(users)
         for variable, paths in self._shared.changed_variables().items():
             self._keep(paths, f"the global variable {variable} changes in a forward")
+            self.keep([variable], paths)
             for path in paths[1:]:
                 self.join(
                     paths[0], path, f"uses the global variable {variable} like the other, which a forward changes"
@@ -277,20 +312,23 @@ class Audit:
                     self.join(reader, writer, f"reads {full_name}, which the other sets in its forward")
         for index in sorted(self._written_buffers):
             self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
-            self._joins.update(self._state.joins(index, self._tree.buffers[index].name))
+            entry = self._tree.buffers[index]
+            self.keep(entry.names, self._users.get(index) or entry.holders)
         for module, name in carried:
             full_name = join_path(self._tree.path_of.get(module, "?"), name)
-            self._joins.update(self._state.joins((module, name), full_name))
+            self.keep([full_name], readers.get((module, name), set()) | self._writes[module, name])
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+    def _names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
+        paths = self._tree.path_of
+        return [join_path(paths[module], name) for module, name in attributes if module in paths]
 
     def _join_users(self, key: tuple[int, str], name: str) -> None:
         """Keep together who uses an attribute of a shared object that a forward changes."""
-        first, *others = sorted(self._state.users(key))
+        first, *others = sorted(self._users[key])
         self._keep((first, *others), f"{name} changes in a forward")
         for other in others:
             self.join(first, other, f"uses {name} like the other, which a forward changes")
-        if not others:
-            self._joins.update(self._state.joins(key, name))
 
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:

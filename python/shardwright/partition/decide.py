@@ -13,6 +13,7 @@ from shardwright import _core
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import is_compiled, structural_joins
 from shardwright.partition.decision import Decision, JoinReason
+from shardwright.partition.kept import without_trace
 from shardwright.partition.manual import PlacedByHand, places_by_hand
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
@@ -305,6 +306,7 @@ def _decision(
         attributes=attributes,
         temporaries=(join_path(path, name) for path, name in (trace.temporaries if trace is not None else ())),
         joins=joins,
+        kept=trace.kept if trace is not None else without_trace(tree),
         one_at_a_time=_interrupted(trace, ranks, follows),
         report=report,
     )

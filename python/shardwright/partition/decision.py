@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PartitionError
+from shardwright.partition.kept import KeptState
 from shardwright.partition.tree import ModelTree, TensorEntry, tensor_bytes
 from shardwright.tensor_parallel.module import named_shardings
 
@@ -69,6 +70,7 @@ class Decision:
         attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
         temporaries: Those of them that each forward sets before anything reads them.
         joins: Why modules were kept together.
+        kept: What modules keep from one microbatch to the next, which come to it in their order.
         one_at_a_time: Why microbatches must run one after another, instead of overlapping; empty if they need not.
         report: What the partitioner said about costs and crossings, for people and tools.
     """
@@ -82,6 +84,7 @@ class Decision:
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     temporaries: tuple[str, ...] = ()
     joins: tuple[JoinReason, ...] = ()
+    kept: tuple[KeptState, ...] = ()
     one_at_a_time: tuple[str, ...] = ()
     report: Mapping[str, Any] = field(default_factory=dict)
 
@@ -95,6 +98,7 @@ class Decision:
         attributes: Mapping[str, Iterable[int]] | None = None,
         temporaries: Iterable[str] = (),
         joins: tuple[JoinReason, ...] = (),
+        kept: tuple[KeptState, ...] = (),
         one_at_a_time: Iterable[str] = (),
         report: Mapping[str, Any] | None = None,
     ) -> Decision:
@@ -130,6 +134,7 @@ class Decision:
             attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
             temporaries=tuple(sorted(temporaries)),
             joins=joins,
+            kept=kept,
             one_at_a_time=tuple(one_at_a_time),
             report=dict(report or {}),
         )
@@ -191,6 +196,7 @@ class Decision:
                     JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
                     for join in data["joins"]
                 ),
+                kept=tuple(KeptState(names=tuple(state["names"]), users=state["users"]) for state in data["kept"]),
                 one_at_a_time=tuple(data["one_at_a_time"]),
                 report=data["report"],
             )

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from shardwright.partition.shared_state import SharedState, contents_of, copied, restore_container, restore_dict
+from shardwright.contents import contents_of, copied, restore_container, restore_dict
+from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
 
 

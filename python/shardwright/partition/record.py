@@ -9,6 +9,7 @@ import torch
 
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow
+from shardwright.partition.kept import KeptState
 from shardwright.partition.measure import Measurement
 
 
@@ -49,6 +50,7 @@ class Trace:
             that set it.
         temporaries: Those of them that were set before anything read them.
         flows: State that one execution of a module leaves for another, past arguments and results.
+        kept: What modules keep from one microbatch to the next.
         measurement: How long everything took, in order, where that was measured; `ModuleRecord.own_seconds` are its
             sums.
         measured_memory: Whether `ModuleRecord.own_activation_bytes` was measured and not estimated.
@@ -62,6 +64,7 @@ class Trace:
     attributes: Mapping[tuple[str, str], tuple[str, ...]]
     temporaries: frozenset[tuple[str, str]]
     flows: tuple[Flow, ...]
+    kept: tuple[KeptState, ...]
     measurement: Measurement | None
     measured_memory: bool
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import logging
 import types
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardwright.contents import FOREIGN, INTERNAL, contents_of, copied, items_of, restore_container
 from shardwright.partition.tree import ModelTree
 from shardwright.patches import replaced
 
-_CONTAINERS = (list, dict, set, deque)
-#: What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
-INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", "__dict__", "__class__"}
-_NO_STATE = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, logging.Logger)
-#: Objects of these packages are not the model's own.
-_FOREIGN = frozenset(
-    {"builtins", "torch", "shardwright", "logging", "threading", "numpy", "functools", "weakref", "collections", "re"}
-)
 _DEEPEST = 4
 #: The flag of classes whose attributes cannot be set, such as those of C code.
 _IMMUTABLE = 1 << 8
@@ -144,7 +135,7 @@ class SharedState:
             cell.attributes.add(attribute)
         if variable is not None:
             cell.variables.add(variable)
-        for item in [value for _, value in _items(contents)] if isinstance(contents, dict) else list(contents):
+        for item in [value for _, value in items_of(contents)] if isinstance(contents, dict) else list(contents):
             if isinstance(item, torch.Tensor):
                 self._tensors.setdefault(id(item), (item, []))[1].append(cell)
             else:
@@ -242,52 +233,8 @@ def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.A
     )
 
 
-def contents_of(value: Any) -> Any:
-    """The container itself, the dict of an object's attributes, or None for what has no state to share."""
-    if type(value) in _CONTAINERS or isinstance(value, dict):
-        return value
-    if isinstance(value, _NO_STATE) or type(value).__module__.partition(".")[0] in _FOREIGN:
-        return None
-    attributes = getattr(value, "__dict__", None)
-    return attributes if type(attributes) is dict else None
-
-
-def copied(contents: Any) -> Any:
-    """The same items in a container of its own."""
-    return dict(_items(contents)) if isinstance(contents, dict) else type(contents)(contents)
-
-
 def _flat(contents: Any) -> list[Any]:
-    return [part for item in _items(contents) for part in item] if isinstance(contents, dict) else list(contents)
-
-
-def _items(contents: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """The items as they are; a subclass may make values when it is asked for them."""
-    return list(dict.items(contents))
-
-
-def restore_container(container: Any, contents: Any) -> None:
-    """Give a list, dict, set or deque its contents back, without touching one that has not changed."""
-    if isinstance(container, dict):
-        restore_dict(container, contents)
-    elif isinstance(container, set):
-        if container != contents:
-            container.clear()
-            container.update(contents)
-    elif len(container) != len(contents) or any(a is not b for a, b in zip(container, contents, strict=True)):
-        container.clear()
-        container.extend(contents)
-
-
-def restore_dict(found: dict[Any, Any], wanted: dict[Any, Any]) -> None:
-    """Give a dict its items back, in their order."""
-    if [key for key, _ in _items(found)] != list(wanted):
-        found.clear()
-        found.update(wanted)
-        return
-    for key, value in _items(found):
-        if value is not wanted[key]:
-            found[key] = wanted[key]
+    return [part for item in items_of(contents) for part in item] if isinstance(contents, dict) else list(contents)
 
 
 def _variables_of(kind: type) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
@@ -307,7 +254,7 @@ def _variables_of(kind: type) -> Iterator[tuple[str, tuple[dict[str, Any], str]]
 def _variables_in(
     function: types.FunctionType, seen: set[types.CodeType], depth: int
 ) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    if function.__code__ in seen or depth > _DEEPEST or (function.__module__ or "").partition(".")[0] in _FOREIGN:
+    if function.__code__ in seen or depth > _DEEPEST or (function.__module__ or "").partition(".")[0] in FOREIGN:
         return
     variables = function.__globals__
     codes = [function.__code__]

@@ -317,6 +317,8 @@ class _Recording:
     def finish(self) -> None:
         for user, writer in self._foreign.shared():
             self.audit.join(user, writer, "uses a tensor that the other writes to, which no module has as a buffer")
+        for users in self._foreign.changed():
+            self.audit.keep((), users)
         self._joins = self.audit.joins()
 
     def is_large(self) -> bool:
@@ -350,6 +352,7 @@ class _Recording:
             attributes=self.audit.attributes(),
             temporaries=self.audit.temporaries(),
             flows=self.audit.flows(),
+            kept=self.audit.kept(),
             measurement=measurement,
             measured_memory=measured_memory,
         )

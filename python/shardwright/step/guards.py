@@ -53,6 +53,8 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     elsewhere.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         elsewhere.refuse_making(module, name, value)
+    else:
+        elsewhere.is_set(module, name)
     _divided.original["__setattr__"](module, name, value)
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright.errors import DepartureError, ShardwrightError, StepAborted
+from shardwright.errors import DepartureError, RemoteError, ShardwrightError, StateOrderError, StepAborted
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
+from shardwright.execution.stays import all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
 from shardwright.step.deferred import deferring_large
@@ -20,6 +21,9 @@ from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
 from shardwright.values import decode_from, encode
+
+#: A step departs once, and gets stricter three times; ranks that noticed different things first may need one more.
+_MOST_RUNS = 6
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -29,16 +33,30 @@ if TYPE_CHECKING:
 def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one step on this rank: as the root, as a peer of the root, or alone.
 
-    In static mode a step in which a module departs from what it did before is run again, as in dynamic mode.
+    A step is run again, on all ranks, if a module departed in it from what static mode expected, then as in dynamic
+    mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
-    try:
-        return _run_once(runtime, step, args, kwargs, predicts=True)
-    except DepartureError as error:
-        if runtime.cfg.on_departure == "error":
-            raise
-        runtime.logger.warning("step %d (%s) is run again: %s", runtime.step, step.name, error)
-    runtime.departures += 1
+    # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
+    predicts = not runtime.state_order.one_at_a_time
+    for _ in range(_MOST_RUNS - 1):
+        try:
+            return _run_once(runtime, step, args, kwargs, predicts=predicts)
+        except DepartureError as error:
+            if runtime.cfg.on_departure == "error":
+                raise
+            runtime.departures += 1
+            _say_again(runtime, step, error)
+        except StateOrderError as error:
+            runtime.state_order.tighten(runtime, error)
+            _say_again(runtime, step, error)
+        predicts = False
     return _run_once(runtime, step, args, kwargs, predicts=False)
+
+
+def _say_again(runtime: Runtime, step: StepFunction[..., Any], error: RemoteError) -> None:
+    order = "; from now on microbatches run one after another" if runtime.state_order.one_at_a_time else ""
+    where = f"rank {error.rank}: {error.message}"
+    runtime.logger.warning("step %d (%s) is run again%s: %s", runtime.step, step.name, order, where)
 
 
 def _run_once(
@@ -57,6 +75,8 @@ def _run_once(
     ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
     may_depart = predicts and runtime.sites.learns
     transaction = StepTransaction(placements, runtime.workers if ordered else None, attributes=may_depart)
+    for kept in all_kept(runtime):
+        kept.begin_step()
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
     runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
@@ -89,6 +109,9 @@ def _run_once(
     finally:
         runtime.in_step = False
         runtime.leaves.end_step()
+    runtime.state_order.end_step(runtime)
+    for kept in all_kept(runtime):
+        kept.end_step()
     runtime.scheduling.end_step(runtime)
     for placement in placements:
         placement.after_step()
@@ -150,9 +173,8 @@ class _Pipeline:
                 num_microbatches=runtime.num_microbatches,
                 pipeline=runtime.scheduling.text,
                 active_microbatches=runtime.cfg.active_microbatches,
+                one_at_a_time=one_at_a_time(runtime),
             )
-            if any(placement.one_at_a_time for placement in runtime.placements):
-                runtime.server.run_microbatches_one_at_a_time()
             runtime.entered = True
             results = self.supervise()
             runtime.end_tasks()
@@ -176,6 +198,8 @@ class _Pipeline:
         del result
         finish(task)
         close_calls(frame, ServerBackward(task, frame))
+        for kept in all_kept(self.runtime):
+            kept.check(task)
         self.settle_controls(task)
 
     def settle_controls(self, task: RunningTask) -> None:

@@ -183,6 +183,7 @@ fn what_breaks_a_limit_is_refused_at_the_sender_and_leaves_no_gap() {
         function: "x".repeat(257 << 20),
         step: shardwright_core::StepEpoch(0),
         num_microbatches: 1,
+        one_at_a_time: false,
     });
     let found = job[0].0.send(Rank(1), too_long).unwrap_err();
     assert!(

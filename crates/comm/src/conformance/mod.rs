@@ -169,6 +169,7 @@ pub(crate) fn numbered(number: u64) -> Message {
         step: StepEpoch(number),
         function: "train".to_owned(),
         num_microbatches: 1,
+        one_at_a_time: false,
     })
 }
 

@@ -65,6 +65,7 @@ impl Machine {
             Message::StepBegin(begin) => begin.step,
             Message::StepEnd(end) => end.step,
             Message::TaskOrder(order) => order.step,
+            Message::ForwardOver(over) => over.step,
             Message::Abort(_) => {
                 if let Message::Abort(abort) = message {
                     self.on_abort(*abort, now);
@@ -104,6 +105,9 @@ impl Machine {
             Message::Fetch(fetch) => self.on_fetch(from, fetch, now),
             Message::Delivery(delivery) => self.on_delivery(from, *delivery, now),
             Message::TaskOrder(order) => self.on_task_order(from, *order, now),
+            Message::ForwardOver(over) if from == self.root_rank() => {
+                self.on_forward_over(over.microbatch);
+            }
             Message::StepBegin(begin) if from == self.root_rank() && !self.begun => {
                 self.on_step_begin(&begin, now);
             }
@@ -114,6 +118,7 @@ impl Machine {
                 self.end_body = Some(end.body);
             }
             Message::StepBegin(_)
+            | Message::ForwardOver(_)
             | Message::StepEnd(_)
             | Message::Abort(_)
             | Message::Object(_)
@@ -144,6 +149,9 @@ impl Machine {
             );
             self.fail_with(failure, true, now);
             return;
+        }
+        if begin.one_at_a_time {
+            self.one_at_a_time();
         }
         self.begun = true;
         self.take_kept(now);

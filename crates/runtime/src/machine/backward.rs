@@ -49,6 +49,7 @@ impl Machine {
         if !std::mem::replace(&mut task.reached_backward, true) {
             self.progress.forwards_done += 1;
         }
+        self.root_is_past_forward(microbatch);
         if let Some(order) = &mut self.order {
             order.root_reaches_backward(microbatch);
         }

@@ -49,6 +49,7 @@ impl Machine {
                 step,
                 function,
                 num_microbatches: 1,
+                one_at_a_time: false,
                 schedule,
             },
             now,
@@ -59,10 +60,22 @@ impl Machine {
 
     /// Lets the microbatches of the step that runs start one after another from now on, whatever its schedule.
     pub fn one_at_a_time(&mut self) {
+        self.plan.one_at_a_time = true;
         self.plan.schedule = Schedule::Interleaved {
             active: NonZeroU32::MIN,
         };
         self.order = None;
+    }
+
+    /// Whether the microbatches of the step that runs start one after another.
+    pub fn runs_one_at_a_time(&self) -> bool {
+        let limit = match &self.plan.schedule {
+            Schedule::Interleaved { active }
+            | Schedule::Looped { active }
+            | Schedule::ZeroBubble { active } => active.get(),
+            _ => u32::MAX,
+        };
+        self.plan.one_at_a_time || limit == 1 || self.plan.num_microbatches == 1
     }
 
     fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
@@ -78,8 +91,12 @@ impl Machine {
         self.forget_step();
         self.main_blocked = false;
         self.plan = plan;
+        if self.plan.one_at_a_time {
+            self.one_at_a_time();
+        }
         self.begin_order();
         self.begin_peer_order();
+        self.begin_stays();
         self.turns = Turns::of(&self.plan.schedule);
         self.begun = self.is_root();
         self.progress = Progress::default();
@@ -103,6 +120,7 @@ impl Machine {
                 step: self.plan.step,
                 function: self.plan.function.clone(),
                 num_microbatches: self.plan.num_microbatches,
+                one_at_a_time: self.plan.one_at_a_time,
             };
             self.actions.push(Action::Send {
                 to,

@@ -81,6 +81,11 @@ impl Order {
         }
     }
 
+    /// The rank's part of the program.
+    pub(super) fn units(&self) -> &[Unit] {
+        self.list.units()
+    }
+
     /// A request that this rank will serve has arrived: the k-th forward of a microbatch is the rank's k-th stage, and
     /// what comes after its last stage belongs to that one.
     pub(super) fn asked_here(&mut self, request: &Request) {

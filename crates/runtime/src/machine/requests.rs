@@ -326,7 +326,7 @@ impl Machine {
             start: now,
             end: now,
         };
-        let microbatch = request.microbatch;
+        let (microbatch, phase) = (request.microbatch, request.phase);
         request.response = Some(body);
         let waiter = request.waiter;
         if request.unneeded {
@@ -342,6 +342,9 @@ impl Machine {
                 }
             }
             Some(Waiter::Worker(worker)) => self.count_down(worker, microbatch),
+        }
+        if phase == Some(Phase::Forward) {
+            self.end_forwards();
         }
     }
 

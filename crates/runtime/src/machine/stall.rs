@@ -128,6 +128,9 @@ impl Machine {
             );
             match worker.state {
                 WorkerState::AwaitsBackward => text.push_str("its turn to run backward"),
+                WorkerState::AwaitsState { key, open: false } => {
+                    text.push_str(&self.state_wait_text(id, key));
+                }
                 _ => self.write_awaited(&mut text, id),
             }
         }

@@ -7,6 +7,7 @@ use shardwright_wire::Phase;
 
 use super::dispatch::{Start, Subject, Turn};
 use super::requests::resumption;
+use super::stays::StateKey;
 use super::tasks::{CurrentTask, Task};
 use super::{Machine, Stage};
 use crate::failure::{Failure, FailureKind, ServerError};
@@ -46,6 +47,11 @@ pub(super) enum WorkerState {
     },
     /// A root task that has reached its backward.
     AwaitsBackward,
+    /// A task that has come to what a module keeps; `open` once its microbatch may enter.
+    AwaitsState {
+        key: StateKey,
+        open: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -80,20 +86,12 @@ impl Worker {
         path
     }
 
-    fn waits_in_forward(&self) -> bool {
-        matches!(
-            self.state,
-            WorkerState::AwaitsResponses {
-                phase: Phase::Forward,
-                ..
-            }
-        )
-    }
-
     pub(super) fn is_pending(&self) -> bool {
         matches!(
             self.state,
-            WorkerState::AwaitsResponses { .. } | WorkerState::AwaitsBackward
+            WorkerState::AwaitsResponses { .. }
+                | WorkerState::AwaitsBackward
+                | WorkerState::AwaitsState { .. }
         )
     }
 }
@@ -128,7 +126,9 @@ impl Machine {
                 self.busy_workers -= 1;
             }
             WorkerState::Idle => {}
-            WorkerState::AwaitsResponses { .. } | WorkerState::AwaitsBackward => {
+            WorkerState::AwaitsResponses { .. }
+            | WorkerState::AwaitsBackward
+            | WorkerState::AwaitsState { .. } => {
                 slot.task = task;
                 return Err(ServerError::NotExecuting {
                     worker,
@@ -154,18 +154,6 @@ impl Machine {
     /// What a worker that was told to wake finds; at most once per grant.
     pub fn take_grant(&mut self, worker: WorkerId) -> Option<Grant> {
         self.workers.get_mut(worker.0 as usize)?.grant.take()
-    }
-
-    /// Whether an earlier microbatch than a worker's is suspended in a forward on this rank.
-    pub fn earlier_waits(&self, worker: WorkerId) -> bool {
-        let slot = self.workers.get(worker.0 as usize);
-        slot.and_then(|slot| slot.task).is_some_and(|own| {
-            let mut waiting = self.workers.iter().filter(|slot| slot.waits_in_forward());
-            waiting.any(|slot| {
-                slot.task
-                    .is_some_and(|task| task.microbatch < own.microbatch)
-            })
-        })
     }
 
     /// A worker waits for responses: PENDING, unless all are there and nothing that is ready
@@ -201,7 +189,9 @@ impl Machine {
             let worker = &mut self.workers[index];
             match worker.state {
                 WorkerState::Idle => worker.grant = Some(Grant::Closed),
-                WorkerState::AwaitsResponses { .. } | WorkerState::AwaitsBackward => {
+                WorkerState::AwaitsResponses { .. }
+                | WorkerState::AwaitsBackward
+                | WorkerState::AwaitsState { .. } => {
                     worker.grant = Some(Grant::Aborted);
                 }
                 WorkerState::Starting | WorkerState::Executing => {}
@@ -332,6 +322,7 @@ impl Machine {
                 if !task.reached_backward {
                     self.progress.forwards_done += 1;
                 }
+                self.root_is_past_forward(task.microbatch);
             }
             Some(key) if self.serving.contains_key(&key) => {
                 let (requester, id) = key;

@@ -8,7 +8,7 @@ use shardwright_wire::{Body, HeldTensor, Phase, Work};
 use super::Server;
 use crate::bells::wait_on;
 use crate::failure::ServerError;
-use crate::machine::{Expected, NewRequest, Waiting};
+use crate::machine::{Expected, NewRequest, StateKey, Waiting};
 
 impl Server {
     /// Makes a request; see [`Machine::send_request`].
@@ -83,9 +83,40 @@ impl Server {
         state.machine.take_responses(requests)
     }
 
-    /// Whether an earlier microbatch waits; see [`Machine::earlier_waits`].
-    pub fn earlier_waits(&self, worker: WorkerId) -> bool {
-        self.lock().machine.earlier_waits(worker)
+    /// Makes microbatches come to something that modules keep in their order; see [`Machine::keep_in_order`].
+    pub fn keep_in_order(&self, key: StateKey, name: String, stays: Option<u32>) {
+        self.lock().machine.keep_in_order(key, name, stays);
+    }
+
+    /// Tells the peers when a microbatch's forwards are over; see [`Machine::tell_forwards`].
+    pub fn tell_forwards(&self) {
+        self.lock().machine.tell_forwards();
+    }
+
+    /// Enters a stay where that may be done at once; see [`Machine::try_enter_state`].
+    pub fn try_enter_state(&self, worker: WorkerId, key: StateKey) -> Result<bool, ServerError> {
+        self.enter(|machine, now| machine.try_enter_state(worker, key, now))
+    }
+
+    /// Suspends a worker until its microbatch may enter; see [`Machine::enter_state`].
+    pub fn enter_state(&self, worker: WorkerId, key: StateKey) -> Result<(), ServerError> {
+        let mut state = self.lock();
+        if state.machine.enter_state(worker, key, self.now())? == Waiting::Suspended {
+            self.resumed(state, worker).map(drop)
+        } else {
+            drop(self.settle_for(state, Some(worker)));
+            Ok(())
+        }
+    }
+
+    /// Ends a stay; see [`Machine::leave_state`].
+    pub fn leave_state(&self, worker: WorkerId, key: StateKey) -> Result<(), ServerError> {
+        self.lock().machine.leave_state(worker, key)
+    }
+
+    /// How many stays each microbatch of the step had; see [`Machine::stays`].
+    pub fn stays(&self) -> Vec<(StateKey, Option<u32>)> {
+        self.lock().machine.stays()
     }
 
     /// The answers to requests, if they are all there.

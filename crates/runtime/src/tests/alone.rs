@@ -42,6 +42,7 @@ pub(super) fn begin(step: u64) -> Message {
         step: StepEpoch(step),
         function: "train_step".to_owned(),
         num_microbatches: 1,
+        one_at_a_time: false,
     })
 }
 

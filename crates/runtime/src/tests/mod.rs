@@ -16,6 +16,7 @@ mod script;
 mod sending;
 mod simulated_worker;
 mod simulation;
+mod stays;
 mod steps;
 mod usage;
 mod waits;

@@ -31,6 +31,7 @@ pub(super) fn peer_under(schedule: Schedule) -> Machine {
         step: StepEpoch(1),
         function: "train_step".to_owned(),
         num_microbatches: 2,
+        one_at_a_time: false,
     };
     peer.deliver(Rank(0), Message::StepBegin(begin), at(0));
     peer

@@ -1,5 +1,4 @@
-//! Ranks as threads in one process: a main thread each, and real worker threads that run
-//! scripted tasks, as Python would.
+//! Ranks as threads in one process: main threads, and worker threads that run scripted tasks, as Python would.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -68,7 +67,7 @@ pub(super) fn context() -> TaskContext {
     }
 }
 
-/// A request of the first call in a microbatch.
+/// A first call in a microbatch.
 pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) -> NewRequest {
     NewRequest {
         model: ModelId(0),
@@ -131,6 +130,7 @@ pub(super) fn plan(step: u64, function: &str, num_microbatches: u32) -> StepPlan
         step: StepEpoch(step),
         function: function.to_owned(),
         num_microbatches,
+        one_at_a_time: false,
         schedule: Schedule::Interleaved {
             active: NonZeroU32::new(4).expect("four is not zero"),
         },

@@ -184,6 +184,7 @@ impl Simulation {
             step: StepEpoch(step),
             function,
             num_microbatches,
+            one_at_a_time: false,
             schedule,
         };
         let now = self.now;

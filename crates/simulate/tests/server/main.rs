@@ -109,6 +109,7 @@ impl<'a> Servers<'a> {
                 step: StepEpoch(1),
                 function: "train_step".to_owned(),
                 num_microbatches: self.costs.len() as u32,
+                one_at_a_time: false,
                 schedule: self.schedule.clone(),
             };
             let machine = &mut self.machines[rank];

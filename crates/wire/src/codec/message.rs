@@ -15,8 +15,8 @@ use super::writer::{Writer, bounded};
 use super::{CodecError, Limits};
 use crate::buffer::Buffer;
 use crate::message::{
-    Abort, Body, Delivery, Message, ObjectMessage, Outcome, Place, Request, Response, StepBegin,
-    StepEnd,
+    Abort, Body, Delivery, ForwardOver, Message, ObjectMessage, Outcome, Place, Request, Response,
+    StepBegin, StepEnd,
 };
 use crate::tensor::{TensorMeta, TensorPart};
 
@@ -157,6 +157,7 @@ impl Encoder<'_> {
                 writer.u64(begin.step.0);
                 writer.text(&begin.function);
                 writer.u32(begin.num_microbatches);
+                writer.bool(begin.one_at_a_time);
                 Ok(())
             }
             Message::StepEnd(end) => {
@@ -196,6 +197,12 @@ impl Encoder<'_> {
             Message::TaskOrder(order) => {
                 writer.u8(9);
                 write_order(writer, order);
+                Ok(())
+            }
+            Message::ForwardOver(over) => {
+                writer.u8(10);
+                writer.u64(over.step.0);
+                writer.u32(over.microbatch.0);
                 Ok(())
             }
         }
@@ -296,6 +303,7 @@ impl Decoder<'_> {
                 step: StepEpoch(reader.u64()?),
                 function: reader.text()?,
                 num_microbatches: reader.u32()?,
+                one_at_a_time: reader.bool()?,
             }),
             3 => Message::StepEnd(Box::new(StepEnd {
                 step: StepEpoch(reader.u64()?),
@@ -319,6 +327,10 @@ impl Decoder<'_> {
                 body: self.body(reader)?,
             })),
             9 => Message::TaskOrder(Box::new(read_order(reader)?)),
+            10 => Message::ForwardOver(ForwardOver {
+                step: StepEpoch(reader.u64()?),
+                microbatch: MicrobatchId(reader.u32()?),
+            }),
             found => {
                 return Err(CodecError::Tag {
                     what: "message",

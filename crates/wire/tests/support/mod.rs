@@ -7,9 +7,10 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
 use shardwright_wire::{
-    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, NoMemory,
-    ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd,
-    TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
+    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor, Message,
+    NoMemory, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin,
+    StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart,
+    Value, Work,
 };
 
 fn values(tensors: u32) -> BoxedStrategy<Value> {
@@ -209,13 +210,20 @@ pub(crate) fn messages() -> impl Strategy<Value = Message> {
                 outcome,
             }))
         }),
-        (any::<(u64, u32)>(), ".{0,9}").prop_map(|((step, num_microbatches), function)| {
-            Message::StepBegin(StepBegin {
-                step: StepEpoch(step),
-                function,
-                num_microbatches,
-            })
-        }),
+        (any::<(u64, u32, bool)>(), ".{0,9}").prop_map(
+            |((step, num_microbatches, one_at_a_time), function)| {
+                Message::StepBegin(StepBegin {
+                    step: StepEpoch(step),
+                    function,
+                    num_microbatches,
+                    one_at_a_time,
+                })
+            }
+        ),
+        any::<(u64, u32)>().prop_map(|(step, microbatch)| Message::ForwardOver(ForwardOver {
+            step: StepEpoch(step),
+            microbatch: MicrobatchId(microbatch),
+        })),
         (any::<u64>(), bodies()).prop_map(|(step, body)| Message::StepEnd(Box::new(StepEnd {
             step: StepEpoch(step),
             body

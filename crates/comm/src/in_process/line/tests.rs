@@ -26,6 +26,7 @@ fn packed(number: u64) -> Vec<u8> {
         step: StepEpoch(number),
         function: "train".to_owned(),
         num_microbatches: 1,
+        one_at_a_time: false,
     });
     pack(number, &encode(&message, &Limits::default()).unwrap())
 }

@@ -1,0 +1,291 @@
+"""What modules keep: remembered to be put back, and watched for changes that no trace saw."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardwright.contents import INTERNAL, contents_of, copied, restore_container
+from shardwright.frames.remote import is_remote
+
+if TYPE_CHECKING:
+    from shardwright.execution.task import RunningTask
+
+#: An object, and the name of one of its attributes.
+Attribute = tuple[Any, str]
+
+_MISSING = object()
+_DEEPEST = 4
+#: Containers with more items are not looked through at every task.
+MOST_ITEMS = 256
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str] | None:
+    """The path of the module that holds an attribute with this full name, and its name there."""
+    path, _, attribute = name.rpartition(".")
+    return (path, attribute) if path in modules else None
+
+
+def _items(contents: Any) -> list[Any]:
+    """What is in a container, keys included."""
+    if isinstance(contents, dict):
+        return [part for item in dict.items(contents) for part in item]
+    return list(contents)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, _SIMPLE) and one == other)
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    return len(some) == len(others) and all(map(_is_same, some, others))
+
+
+def reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[Any]:
+    """A value and what can be reached from it: tensors, containers, objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, (nn.Parameter, nn.Module, *_SIMPLE)) or id(value) in seen or depth > _DEEPEST:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from reached(item, depth + 1, seen)
+    elif (contents := contents_of(value)) is not None:
+        yield value
+        for item in _items(contents):
+            yield from reached(item, depth + 1, seen)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if is_remote(tensor) or tensor.is_inference() else tensor._version
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was in an attribute: the value, what it contains, and the versions of its tensors."""
+
+    values: list[Any]
+    versions: list[int]
+
+    def is_like(self, other: Seen) -> bool:
+        """Whether nothing has changed between the two."""
+        return self.versions == other.versions and _are_same(self.values, other.values)
+
+
+def seen_of(place: Attribute) -> Seen:
+    """What is in an attribute now."""
+    value = value_of(*place)
+    values, versions = [value], []
+    for part in reached(value):
+        if isinstance(part, torch.Tensor):
+            versions.append(_version(part))
+        else:
+            values += _items(contents_of(part))
+    return Seen(values, versions)
+
+
+def value_of(holder: Any, name: str) -> Any:
+    """What an object holds under a name."""
+    if isinstance(holder, nn.Module) and name in holder._buffers:
+        return holder._buffers[name]
+    return vars(holder).get(name, _MISSING)
+
+
+class Snapshot:
+    """What some modules keep, with copies of tensors, to be put back; buffers that they hold are put back elsewhere."""
+
+    def __init__(self, modules: Iterable[nn.Module], variables: Iterable[Attribute]) -> None:
+        """Remember it."""
+        self._attributes = [
+            (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
+            for module in modules
+        ]
+        self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
+        self._contents: list[tuple[Any, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        seen: set[int] = set()
+        values = [value for _, own in self._attributes for value in own.values()]
+        for value in (*values, *(value for _, _, value in self._variables)):
+            for part in reached(value, 0, seen):
+                if isinstance(part, torch.Tensor):
+                    if part.layout is torch.strided:
+                        self._tensors.append((part, _version(part), part.detach().clone()))
+                else:
+                    contents = contents_of(part)
+                    self._contents.append((contents, copied(contents)))
+
+    def restore(self) -> None:
+        """Put it back."""
+        for attributes, own in self._attributes:
+            for name in attributes.keys() - own.keys() - INTERNAL:
+                del attributes[name]
+            attributes.update(own)
+        for variables, name, value in self._variables:
+            if value is _MISSING:
+                variables.pop(name, None)
+            else:
+                variables[name] = value
+        for contents, before in self._contents:
+            restore_container(contents, before)
+        with torch.no_grad():
+            for tensor, version, copy in self._tensors:
+                if _version(tensor) != version or tensor.is_inference():
+                    tensor.detach().copy_(copy)
+
+
+_PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
+
+
+@functools.cache
+def _goes_past_setattr(kind: type) -> bool:
+    """Whether code of a module's class, less torch's own, may set attributes without ``nn.Module.__setattr__``."""
+    codes = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] != "torch":
+            functions = [getattr(value, "__func__", value) for value in vars(base).values()]
+            codes += [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
+    for code in codes:  # grows
+        if not _PAST_SETATTR.isdisjoint(code.co_names):
+            return True
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return False
+
+
+class Watch:
+    """Notices changes of what modules hold and no forward is known to change.
+
+    Tensors by their versions, attributes as they are set, small containers and objects by what is in them.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], settled: set[str], nameless: set[str]) -> None:
+        """Find out what there is to watch.
+
+        Args:
+            modules: The modules that run here, by path.
+            settled: Full names of attributes and buffers that forwards are known to change.
+            nameless: Paths of modules that are known to change tensors which are no buffers.
+        """
+        self._modules = {module: path for path, module in modules.items()}
+        self._settled = settled
+        self._nameless = nameless
+        self.is_stale = False
+        self._set: list[tuple[nn.Module, str, Any]] = []
+        self._tensors: list[tuple[nn.Module, str, torch.Tensor, int]] = []
+        self._cells: list[tuple[nn.Module, str, Any, Any]] = []
+        #: Attributes of modules whose code may set them past ``__setattr__``.
+        self._places: list[tuple[nn.Module, str, Any]] = []
+        self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
+        self._find()
+
+    def _find(self) -> None:
+        self.is_stale = False
+        self._inside = {}
+        self._tensors, self._cells, self._places = [], [], []
+        known: set[int] = set()
+        for module, path in self._modules.items():
+            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            for name, value in [*module._buffers.items(), *values]:
+                if self._is_settled(path, name):
+                    known.update(id(part) for part in reached(value))
+        for module, path in self._modules.items():
+            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            if _goes_past_setattr(type(module)):
+                self._places += [(module, name, value) for name, value in values if not self._is_settled(path, name)]
+            for name, value in [*module._buffers.items(), *values]:
+                if self._is_settled(path, name):
+                    continue
+                for part in reached(value, 0, known):
+                    self._add(module, name, part, path in self._nameless and name not in module._buffers)
+
+    def _is_settled(self, path: str, name: str) -> bool:
+        return (f"{path}.{name}" if path else name) in self._settled
+
+    def _add(self, module: nn.Module, name: str, part: Any, may_change: bool) -> None:
+        if isinstance(part, torch.Tensor):
+            if not may_change and type(part) is torch.Tensor:
+                self._tensors.append((module, name, part, _version(part)))
+        elif len(contents := contents_of(part)) <= MOST_ITEMS:
+            self._cells.append((module, name, contents, copied(contents)))
+
+    def begin_step(self) -> None:
+        """Whatever the script has changed between steps is how it is now."""
+        if self.is_stale:
+            self._find()
+        elif self._tensors or self._cells or self._places:
+            self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
+            self._tensors = [(module, name, tensor, _version(tensor)) for module, name, tensor, _ in self._tensors]
+            self._cells = [(module, name, cell, copied(cell)) for module, name, cell, _ in self._cells]
+            self._inside = {}
+
+    def end_step(self) -> None:
+        """Forget what was set."""
+        self._set.clear()
+
+    def is_set(self, task: RunningTask, module: nn.Module, name: str) -> None:
+        """A task is about to set an attribute."""
+        path = self._modules.get(module)
+        if path is not None and name not in INTERNAL and not self._is_settled(path, name):
+            place = (module, name, value_of(module, name))
+            task.sets.append(place)
+            self._set.append(place)
+
+    def written(self, task: RunningTask, within: nn.Module | None) -> str | None:
+        """What a task has changed, in words; None if nothing.
+
+        Args:
+            task: The task.
+            within: The module that it ran; None for all that is here.
+        """
+        tensors, cells, places = (self._tensors, self._cells, self._places) if within is None else self._of(within)
+        for module, name, before in [*task.sets, *places] if places else task.sets:
+            if module in self._modules and not _is_same(value_of(module, name), before):
+                return f"attribute {self.name_of(module, name)}"
+        for module, name, tensor, version in tensors:
+            if _version(tensor) != version:
+                return f"tensor {self.name_of(module, name)}"
+        for module, name, cell, before in cells:
+            if not _are_same(_items(cell), _items(before)):
+                return f"what {self.name_of(module, name)} holds"
+        return None
+
+    def _of(self, within: nn.Module) -> tuple[list[Any], list[Any], list[Any]]:
+        found = self._inside.get(within)
+        if found is None:
+            if not self._tensors and not self._cells and not self._places:
+                return [], [], []
+            inside = set(within.modules())
+            found = self._inside[within] = (
+                [entry for entry in self._tensors if entry[0] in inside],
+                [entry for entry in self._cells if entry[0] in inside],
+                [entry for entry in self._places if entry[0] in inside],
+            )
+        return found
+
+    def path_of(self, module: nn.Module) -> str:
+        """The path of a module that runs here."""
+        return self._modules[module]
+
+    def name_of(self, module: nn.Module, name: str) -> str:
+        """The full name of an attribute, quoted."""
+        path = self._modules[module]
+        return repr(f"{path}.{name}" if path else name)
+
+    def restore(self) -> None:
+        """Put back what was set, and what containers held."""
+        for module, name, before in [*reversed(self._set), *self._places]:
+            values = module._buffers if name in module._buffers else vars(module)
+            if before is _MISSING:
+                values.pop(name, None)
+            else:
+                values[name] = before
+        for _, _, cell, before in self._cells:
+            restore_container(cell, before)

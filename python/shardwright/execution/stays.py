@@ -1,0 +1,364 @@
+"""Modules that keep something: microbatches come to them in their order, and never two at once (EX-15)."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shardwright.errors import FrameError, StateOrderError, StateWriteError
+from shardwright.execution.context import suspended
+from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
+from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import current_frame
+from shardwright.frames.cut import engine_watchers
+from shardwright.frames.guards import divided_modules
+from shardwright.frames.remote import is_remote
+
+if TYPE_CHECKING:
+    from shardwright.partition.decision import Decision
+    from shardwright.partition.kept import KeptState
+    from shardwright.runtime import Runtime
+
+
+class StateOrder:
+    """How strictly microbatches are kept in order: as strictly as the steps so far have shown to be needed.
+
+    First a microbatch is past a module once it has been there as often as in the trace. If one comes back after that,
+    the step is run again, and a microbatch is past once all its forwards are over; that step shows how often they come,
+    which is counted on again. If that is wrong once more, it is not counted on any more. And where no order of forwards
+    helps, microbatches run one after another.
+    """
+
+    def __init__(self) -> None:
+        """Rely on the trace."""
+        self.one_at_a_time = False
+        self._learns = self._has_learnt = self._by_forwards = False
+
+    def tighten(self, runtime: Runtime, error: StateOrderError) -> None:
+        """A step broke the law, and is about to be run again."""
+        follows_program = runtime.scheduling.is_program
+        if isinstance(error, StateWriteError) or self._by_forwards or follows_program:
+            self.one_at_a_time = True
+            return
+        self._by_forwards = True
+        self._learns = not self._has_learnt
+        for kept in all_kept(runtime):
+            kept.count_on(None)
+
+    def end_step(self, runtime: Runtime) -> None:
+        """A step has succeeded: how often its microbatches came is what will be expected of the next ones."""
+        if not self._learns:
+            return
+        self._learns, self._has_learnt, self._by_forwards = False, True, False
+        counts = {(model, state): count for model, state, count in runtime.server.stays()}
+        for kept in all_kept(runtime):
+            kept.count_on(counts)
+
+
+class KeptHere:
+    """What modules of a model keep that run on this rank."""
+
+    def __init__(self, runtime: Runtime, model_id: int, modules: Mapping[str, nn.Module], decision: Decision) -> None:
+        """Let microbatches in one after another from now on.
+
+        Args:
+            runtime: This rank.
+            model_id: The model.
+            modules: Its modules, by path.
+            decision: What they keep, and which run here.
+        """
+        self._runtime = runtime
+        self._model_id = model_id
+        self._states: dict[int, KeptState] = {}
+        #: The modules in which microbatches must not meet.
+        self.gated: set[nn.Module] = set()
+        here = {path for path in modules if _runs_on(decision, path, runtime.pp_rank)}
+        numbers: dict[nn.Module, list[int]] = {}
+        uncounted: set[int] = set()
+        for number, state in enumerate(decision.kept):
+            users = [path for path in state.users if path in here]
+            if runtime.is_root and len(users) < len(state.users):
+                runtime.server.tell_forwards()
+            if not users:
+                continue
+            self._states[number] = state
+            for path in users:
+                module = _entered(path, modules, here)
+                if module is not modules[path]:
+                    uncounted.add(number)
+                listed = numbers.setdefault(module, [])
+                if number not in listed:
+                    listed.append(number)
+        self.count_on(
+            {(model_id, n): sum(state.users.values()) for n, state in self._states.items() if n not in uncounted}
+        )
+        for module, listed in numbers.items():
+            self.gated.add(module)
+            _intercept(self, module, listed)
+        known = [name for state in decision.kept for name in state.names]
+        self._attributes = [found for name in known if (found := attribute_of(name, modules)) and found[0] in here]
+        nameless = {path for state in decision.kept if not state.names for path in state.users if path in here}
+        settled = {*known, *decision.attributes}
+        holders = {path for path, _ in self._attributes} | nameless
+        using = {path for state in self._states.values() for path in state.users if path in here}
+        self._kept_by = [modules[path] for path in sorted(holders | using)]
+        self._places = [(modules[path], name) for path, name in self._attributes]
+        found = {
+            number: [attribute_of(name, modules) for name in state.names] for number, state in self._states.items()
+        }
+        self._places_of = {
+            number: [(modules[place[0]], place[1]) for place in places if place is not None and place[0] in here]
+            for number, places in found.items()
+        }
+        self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
+        self._watch = Watch({path: modules[path] for path in here}, settled, nameless)
+        self._snapshot: Snapshot | None = None
+        #: By state, the microbatch that has entered last.
+        self._newest: dict[int, int] = {}
+        if self._states:
+            engine_watchers.add(self)
+
+    def count_on(self, counts: Mapping[tuple[int, int], int | None] | None) -> None:
+        """Expect so many stays of each microbatch; None waits until its forwards are over."""
+        for number, state in self._states.items():
+            count = None if counts is None else counts.get((self._model_id, number))
+            self._runtime.server.keep_in_order(self._model_id, number, name=_described(state), stays=count)
+
+    def begin_step(self) -> None:
+        """Remember what the step may have to put back, and what modules hold that nobody is known to change."""
+        self._watch.begin_step()
+        self._snapshot = Snapshot(self._kept_by, self._variables) if self._kept_by or self._variables else None
+
+    def end_step(self) -> None:
+        """The step has succeeded."""
+        self._snapshot = None
+        self._newest.clear()
+        self._watch.end_step()
+
+    def rollback(self) -> None:
+        """Put back what the step has changed."""
+        if self._snapshot is not None:
+            self._snapshot.restore()
+        self._watch.restore()
+        self.end_step()
+
+    def is_set(self, module: nn.Module, name: str) -> None:
+        """An attribute of a module that runs here is about to be set."""
+        task = running_task() or self._runtime.workers.current
+        if task is None or not self._runtime.in_step:
+            self._watch.is_stale = True
+        elif (module, name) in self._places and in_backward():
+            self._refuse(task, f"{self._watch.name_of(module, name)} was set in a backward")
+        else:
+            self._watch.is_set(task, module, name)
+
+    def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
+        """Raise :class:`StateWriteError` if a task has changed what nobody was known to change.
+
+        Args:
+            task: The task, which is about to end.
+            module: What it ran; None for the step function.
+        """
+        written = self._watch.written(task, module)
+        if written is not None:
+            # Calls that are predicted may have come to it in another order within the microbatch too.
+            when = "in a backward" if task.phase == "backward" else "though no trace saw that"
+            self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
+
+    def seen(self) -> list[Seen] | None:
+        """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
+        task = running_task() or self._runtime.workers.current
+        if task is None or task.runtime is not self._runtime:
+            return None
+        return [seen_of(place) for place in self._places]
+
+    def check_backward(self, before: list[Seen]) -> None:
+        """Raise :class:`StateWriteError` if a backward has changed what forwards use."""
+        for place, seen in zip(self._places, before, strict=True):
+            if not seen.is_like(seen_of(place)):
+                task = running_task() or self._runtime.workers.current
+                assert task is not None, "it was there before the call"
+                self._refuse(task, f"{self._watch.name_of(*place)} was changed in a backward")
+
+    def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
+        if self._runtime.server.runs_one_at_a_time() and not always:
+            return
+        runtime = self._runtime
+        message = f"{what}: only microbatches that run one after another find it as in one process"
+        raise StateWriteError(
+            runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
+        )
+
+    def stay(
+        self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Run a module once no other microbatch goes first."""
+        runtime, model = self._runtime, self._model_id
+        task = running_task()
+        if in_backward():
+            current = task or runtime.workers.current
+            if current is not None and runtime.in_step:
+                self._refuse(current, f"module {self._watch.path_of(module)!r} was computed again in a backward")
+            return call(*args, **kwargs)
+        if task is None or task.runtime is not runtime:
+            return call(*args, **kwargs)
+        server, worker = runtime.server, task.worker
+        for state in states:
+            if not server.try_enter_state(worker, model, state):
+                with suspended():
+                    server.enter_state(worker, model, state)
+            if self._newest.get(state) != task.microbatch:
+                self._newest[state] = task.microbatch
+                self._check_graphs(task, state)
+        task.ordered = True
+        task.inside.append(module)
+        try:
+            return self._run(module, call, args, kwargs)
+        finally:
+            task.inside.pop()
+            for state in states:
+                server.leave_state(worker, model, state)
+
+    def _check_graphs(self, task: RunningTask, state: int) -> None:
+        """Raise :class:`StateWriteError` if a microbatch finds a tensor with the graph of an earlier one."""
+        for module, name in self._places_of[state]:
+            for part in reached(value_of(module, name)):
+                if not isinstance(part, torch.Tensor) or not part.requires_grad:
+                    continue
+                if is_remote(part) or part.grad_fn is not None:
+                    self._refuse(
+                        task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
+                    )
+
+    def _run(self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a module; inside a checkpoint that was left to the modules in it, checkpointed: it is computed twice."""
+        frame = current_frame()
+        if frame is None or not frame.checkpointing or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        if module in divided_modules:
+            raise FrameError(
+                f"module {self._watch.path_of(module)!r} keeps something, has parts on other ranks, and is called "
+                "inside a checkpoint: one process would compute it again in the backward, and change what it keeps "
+                "once more. Checkpoint modules that lie whole on a rank instead, or place it on one rank with "
+                "smp.set_partition"
+            )
+        depth, frame.checkpointing = frame.checkpointing, 0
+        try:
+            return checkpoint(MethodType(_calling(call), module), *args, use_reentrant=False, **kwargs)
+        finally:
+            frame.checkpointing = depth
+
+
+def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda _, *args, **kwargs: call(*args, **kwargs)
+
+
+def in_backward() -> bool:
+    """Whether torch's autograd engine runs the code that asks."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _runs_on(decision: Decision, path: str, pp_rank: int) -> bool:
+    follows = decision.follows.get(path)
+    return decision.modules[path] == pp_rank if follows is None else pp_rank in follows
+
+
+def _described(state: KeptState) -> str:
+    if state.names:
+        rest = f" and {len(state.names) - 1} more" if len(state.names) > 1 else ""
+        return f"{state.names[0]!r}{rest}"
+    return f"a tensor that module {min(state.users)!r} keeps"
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    yield ""
+    parts = path.split(".") if path else []
+    for end in range(1, len(parts) + 1):
+        yield ".".join(parts[:end])
+
+
+def _entered(path: str, modules: Mapping[str, nn.Module], here: Container[str]) -> nn.Module:
+    """The module whose calls can be intercepted: the outermost around it that is compiled or scripted, or itself."""
+    for prefix in _prefixes(path):
+        module = modules[prefix] if prefix in here else None
+        if module is not None and (
+            isinstance(module, torch.jit.ScriptModule)
+            or module._compiled_call_impl is not None
+            or "_orig_mod" in module._modules
+        ):
+            return module
+    return modules[path]
+
+
+def _variable(name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
+    path, _, variable = name.rpartition(".")
+    home = sys.modules.get(path)
+    return None if path in modules or home is None else (home, variable)
+
+
+def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
+    """Make every way into a module a stay, hooks included."""
+    compiled = module._compiled_call_impl
+
+    def called(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        call = own._call_impl if compiled is None else compiled
+        return kept.stay(states, own, call, args, kwargs)
+
+    module._compiled_call_impl = MethodType(called, module)
+    if isinstance(module, torch.jit.ScriptModule) or compiled is not None:
+        return
+    # With the module as argument where it can be, so that a deep copy of the module runs the copy.
+    own_forward = module.__dict__.get("forward")
+    bound = own_forward is None or getattr(own_forward, "__self__", None) is module
+    forward: Any = own_forward if not bound else getattr(own_forward, "__func__", type(module).forward)
+
+    @functools.wraps(forward)
+    def forwarded(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        task = running_task()
+        given = (own, *args) if bound else args
+        if task is None or own in task.inside or in_backward():
+            return forward(*given, **kwargs)
+        return kept.stay(states, own, forward, given, kwargs)
+
+    module.forward = MethodType(forwarded, module)
+
+
+def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
+    """The error of a task, or what it comes from: a later microbatch wrote to what an earlier one's backward needs.
+
+    One process has run that backward by then. Where it fails with microbatches one after another too, it is the
+    script's own error.
+    """
+    runtime = task.runtime
+    if not isinstance(error, RuntimeError) or "modified by an inplace operation" not in str(error):
+        return error
+    if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime)):
+        return error
+    message = f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
+    return StateWriteError(
+        runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
+    )
+
+
+def all_kept(runtime: Runtime) -> Iterable[KeptHere]:
+    """What modules of all models keep here."""
+    return [placement.kept for placement in runtime.placements if placement.kept is not None]
+
+
+def one_at_a_time(runtime: Runtime) -> bool:
+    """Whether microbatches have to run one after another, as far as is known."""
+    return runtime.state_order.one_at_a_time or any(one.one_at_a_time for one in runtime.placements)
+
+
+def rollback(runtime: Runtime) -> None:
+    """Put back what modules keep, as it was before the step."""
+    for kept in all_kept(runtime):
+        kept.rollback()

@@ -1,0 +1,54 @@
+"""What modules keep from one microbatch to the next, as a trace saw it: who uses it, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwright.partition.tree import ModelTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptState:
+    """Something that modules keep, and that forwards change.
+
+    Microbatches come to its users in their order, and never two at once (EX-15).
+
+    Attributes:
+        names: Full names of the buffers and attributes that hold it, and ``module.variable`` of global variables.
+        users: The paths of the modules that read or write it, with how often each runs in a forward.
+    """
+
+    names: tuple[str, ...]
+    users: Mapping[str, int]
+
+
+def merged(
+    found: Iterable[tuple[Iterable[str], Iterable[str]]], executions: Mapping[str, int]
+) -> tuple[KeptState, ...]:
+    """State with the same users is one.
+
+    Args:
+        found: Names of each state, with the paths of its users.
+        executions: How often each module ran in the forward.
+    """
+    names: dict[frozenset[str], set[str]] = {}
+    for held, users in found:
+        running = frozenset(path for path in users if executions.get(path))
+        if running:
+            names.setdefault(running, set()).update(held)
+    states = [
+        KeptState(names=tuple(sorted(held)), users={path: executions[path] for path in sorted(users)})
+        for users, held in names.items()
+    ]
+    return tuple(sorted(states, key=lambda state: state.names))
+
+
+def without_trace(tree: ModelTree) -> tuple[KeptState, ...]:
+    """Without a trace any buffer may change: those who hold it are taken to use it once."""
+
+    def found() -> Iterator[tuple[Iterable[str], Iterable[str]]]:
+        for entry in tree.buffers:
+            yield entry.names, entry.holders
+
+    return merged(found(), {entry.path: 1 for entry in tree.modules})

@@ -1,0 +1,242 @@
+"""The order of microbatches at what modules keep: loops, several visits, branches, backwards, containers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.frames.job import Job, in_process_ranks
+from tests.state.keepers import AverageInTwoOperations, Keeper, PythonAverage, PythonCounter
+from tests.state.running import MODES, SIZES, check
+
+SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[Job]:
+    with in_process_ranks():
+        made = Job(3)
+        yield made
+        made.close()
+
+
+class DataDependentLoop(nn.Module):
+    """A child that is called as often as data says, and then a batch normalisation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.child = nn.Linear(width, width)
+        nn.init.normal_(self.child.weight, std=0.7 / width**0.5)
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * (1 + 40 * (x[0, 0] > 0))
+        calls = 0
+        while x.abs().mean() > 0.3 and calls < 12:
+            x, calls = self.child(x), calls + 1
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", [0, 1, 2])
+def test_a_module_behind_a_loop_that_depends_on_data(job: Job, norm: int, mode: str, size: str) -> None:
+    torch.manual_seed(3)
+    model = DataDependentLoop(SIZES[size][1])
+    check(job, model, {"child": 1, "norm": norm}, MODES[mode], size)
+
+
+class KeeperInLoop(nn.Module):
+    """A module that keeps something, called as often as data says."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.keeper = AverageInTwoOperations(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(1 + int(x[0, 0].abs() * 3) % 3):
+            x = self.keeper(x)
+        return x
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_module_that_is_called_as_often_as_data_says(job: Job, schedule: str, mode: str) -> None:
+    torch.manual_seed(3)
+    check(job, KeeperInLoop(SIZES["large"][1]), {"keeper": 1}, {**MODES[mode], "pipeline": schedule}, "large")
+
+
+class Visits(nn.Module):
+    """Modules of several ranks that keep something, some of them visited twice, one around others."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = AverageInTwoOperations(width)
+        self.twice = PythonAverage(width)
+        self.outer = Outer(width)
+        self.last = PythonCounter(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.twice(self.first(x))
+        x = self.outer(x)
+        return self.last(self.twice(x))
+
+
+class Outer(nn.Module):
+    """A module that keeps something around a child that does so too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before = nn.Linear(width, width)
+        self.inner = AverageInTwoOperations(width)
+        self.register_buffer("level", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(self.before(x))
+        with torch.no_grad():
+            self.level.mul_(0.5)
+            self.level.add_(x.abs().mean())
+        return x / self.level.clone()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("schedule", "active"), [("simple", 4), *((name, active) for name in SCHEDULES[1:] for active in (1, 2, 4))]
+)
+def test_modules_that_are_visited_twice_and_lie_in_one_another(job: Job, active: int, schedule: str, mode: str) -> None:
+    torch.manual_seed(3)
+    ranks = {"first": 1, "twice": 2, "outer": 0, "last": 1}
+    settings = {**MODES[mode], "pipeline": schedule, "active_microbatches": active}
+    check(job, Visits(SIZES["large"][1]), ranks, settings, "large")
+
+
+class Late(Keeper):
+    """Writes in a branch that is first taken after some steps."""
+
+    def keep(self, width: int) -> None:
+        self.threshold = 60.0
+        self.late = 0.0
+        self.past: list[float] = []
+        self.register_buffer("average", torch.zeros(width))
+
+    def write(self, x: torch.Tensor) -> None:
+        """What the branch does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(x)
+        if float(x.detach().abs().max()) > self.threshold:
+            self.write(y.detach())
+        return y * (1 + self.late) + self.average + sum(self.past)
+
+
+class LateNumber(Late):
+    """A number."""
+
+    def write(self, x: torch.Tensor) -> None:
+        self.late = 0.5 * self.late + float(x.mean())
+
+
+class LateList(Late):
+    """A list."""
+
+    def write(self, x: torch.Tensor) -> None:
+        self.past.append(float(x.mean()))
+
+
+class LateBuffer(Late):
+    """A buffer."""
+
+    def write(self, x: torch.Tensor) -> None:
+        self.average.mul_(0.5)
+        self.average.add_(x.mean(0))
+
+
+class Scaled(nn.Module):
+    """The first microbatch of the third step is larger than all others."""
+
+    def __init__(self, width: int, keeper: type[Late]) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.keeper = keeper(width)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 1000.0 if float(x[0, 0]) > 1.0 else 1.0
+        return self.last(self.keeper(self.first(x) * scale))
+
+
+@pytest.mark.parametrize("keeper", [LateNumber, LateList, LateBuffer])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_write_that_no_trace_saw_is_noticed(job: Job, rank: int, mode: str, keeper: type[Late]) -> None:
+    torch.manual_seed(8)
+    check(job, Scaled(SIZES["large"][1], keeper), {"first": 2, "keeper": rank}, MODES[mode], "large", steps=5)
+
+
+class GradientKeeper(Keeper):
+    """A hook in the backward writes what the next forward reads."""
+
+    def keep(self, width: int) -> None:
+        self.level = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(x) * self.level
+        if y.requires_grad:
+            y.register_hook(self.note)
+        return y
+
+    def note(self, gradient: torch.Tensor) -> None:
+        self.level = 0.5 * self.level + float(gradient.abs().sum())
+
+
+class GradientBuffer(GradientKeeper):
+    """The same with a buffer."""
+
+    def keep(self, width: int) -> None:
+        self.register_buffer("level", torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(x) * self.level.clone()
+        if y.requires_grad:
+            y.register_hook(self.note)
+        return y
+
+    def note(self, gradient: torch.Tensor) -> None:
+        self.level.mul_(0.5).add_(gradient.abs().sum())
+
+
+class Recomputed(Keeper):
+    """A batch normalisation that is computed again in the backward."""
+
+    def keep(self, width: int) -> None:
+        self.norm = nn.BatchNorm1d(width, momentum=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda z: self.norm(self.scaled(z)), x, use_reentrant=False)
+
+
+class Chain(nn.Module):
+    """A module that keeps something, between two layers."""
+
+    def __init__(self, width: int, keeper: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.keeper = keeper(width)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.keeper(self.first(x)))
+
+
+@pytest.mark.parametrize("keeper", [GradientKeeper, GradientBuffer, Recomputed])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("places", [{"first": 1, "keeper": 0, "last": 1}, {"first": 0, "keeper": 1, "last": 2}])
+def test_what_a_backward_writes_is_there_for_the_next_forward(
+    job: Job, places: dict[str, int], size: str, mode: str, keeper: Any
+) -> None:
+    torch.manual_seed(5)
+    check(job, Chain(SIZES[size][1], keeper), places, MODES[mode], size)
