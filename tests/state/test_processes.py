@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import outputs_of_ranks
+from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).parent / "keepers_program.py"
 
