@@ -9,7 +9,7 @@ from typing import Any
 import shardwright as smp
 import torch
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
+from shardwright.runtime import Runtime, current_runtime
 from torch import nn
 
 from tests.frames.job import Job
@@ -33,14 +33,21 @@ def losses(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
 
-def alone(original: nn.Module, batches: list[torch.Tensor], backward: bool = True) -> Found:
-    """What plain torch finds, one microbatch after another."""
+def called(model: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor, calls: int) -> torch.Tensor:
+    """What a microbatch gives whose model is called so many times."""
+    for _ in range(calls):
+        part = model(part)
+    return part
+
+
+def alone(original: nn.Module, batches: list[torch.Tensor], calls: int = 1) -> Found:
+    """What plain torch finds, one microbatch after another; each calls the model so many times."""
     model, found = copy.deepcopy(original), []
     for batch in batches:
         model.zero_grad()
         outputs = []
         for part in batch.chunk(MICROBATCHES):
-            output = model(part)
+            output = called(model, part, calls)
             outputs.append(output.detach().clone())
             losses(output).backward()
         gradients = {f"{name}.grad": p.grad / MICROBATCHES for name, p in model.named_parameters()}
@@ -49,7 +56,7 @@ def alone(original: nn.Module, batches: list[torch.Tensor], backward: bool = Tru
 
 
 def stepped(
-    original: nn.Module, batches: list[torch.Tensor], place: Callable[[nn.Module], None]
+    original: nn.Module, batches: list[torch.Tensor], place: Callable[[nn.Module], None], calls: int = 1
 ) -> tuple[Found, dict[str, Any]]:
     """What this rank finds of the divided model: gradients and state of its own part, and outputs."""
     module = copy.deepcopy(original)
@@ -58,7 +65,7 @@ def stepped(
 
     @smp.step
     def train(part: torch.Tensor) -> torch.Tensor:
-        output = model(part)
+        output = called(model, part, calls)
         model.backward(losses(output))
         return output
 
@@ -72,7 +79,7 @@ def stepped(
             if not is_sentinel(p) and p.grad is not None
         }
         found.append({"outputs": outputs, **gradients, **kept(module)})
-    return found, {name: smp.stats()[name] for name in ("departures",)}
+    return found, {"steps": current_runtime().step}
 
 
 def places_of(original: nn.Module, ranks: dict[str, int]) -> Callable[[nn.Module], None]:
@@ -92,16 +99,17 @@ def check(
     settings: dict[str, Any],
     size: str = "small",
     steps: int = STEPS,
+    calls: int = 1,
 ) -> list[dict[str, Any]]:
     """Compare a model over ranks with the same model in one process, after every step."""
     torch.manual_seed(11)
     rows, width = SIZES[size]
     model = model.double()
     batches = [torch.randn(rows * MICROBATCHES, width, dtype=torch.float64) for _ in range(steps)]
-    expected = alone(model, batches)
+    expected = alone(model, batches, calls)
 
     def main(runtime: Runtime) -> tuple[Found, dict[str, Any]]:
-        return stepped(model, batches, places_of(model, ranks))
+        return stepped(model, batches, places_of(model, ranks), calls)
 
     given = {"auto_partition": False, "default_partition": 0, "microbatches": MICROBATCHES, **settings}
     results = job.run(main, given)

@@ -1,6 +1,7 @@
 """The order of microbatches at what modules keep: loops, several visits, branches, backwards, containers."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.frames.job import Job, in_process_ranks
 from tests.state.keepers import AverageInTwoOperations, Keeper, PythonAverage, PythonCounter
-from tests.state.running import MODES, SIZES, check
+from tests.state.running import MODES, SIZES, STEPS, check
 
 SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
 
@@ -111,6 +112,65 @@ def test_modules_that_are_visited_twice_and_lie_in_one_another(job: Job, active:
     ranks = {"first": 1, "twice": 2, "outer": 0, "last": 1}
     settings = {**MODES[mode], "pipeline": schedule, "active_microbatches": active}
     check(job, Visits(SIZES["large"][1]), ranks, settings, "large")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_step_function_that_calls_its_model_twice_is_run_again_once(job: Job, schedule: str, mode: str) -> None:
+    torch.manual_seed(3)
+    settings = {**MODES[mode], "pipeline": schedule}
+    model = Chain(SIZES["large"][1], AverageInTwoOperations)
+    before = job.runtimes[0].step
+    check(job, model, {"first": 1, "keeper": 0, "last": 2}, settings, "large", calls=2)
+    # The first step shows how often microbatches come; no later one is run again for that.
+    assert job.runtimes[0].step - before == STEPS + 1
+    assert not job.runtimes[0].state_order.one_at_a_time
+
+
+class Around(nn.Module):
+    """Keeps something around children that may be elsewhere."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        self.calls = 0
+        self.register_buffer("average", torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        before = self.average * 0.5
+        x = self.second(torch.tanh(self.first(x)))
+        self.average = before + x.detach().mean(0)
+        return x / self.calls + self.average
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [{"first": 1, "second": 2}, {"first": 1}, {"second": 1}])
+def test_what_is_kept_around_calls_of_other_ranks(job: Job, ranks: dict[str, int], mode: str, size: str) -> None:
+    torch.manual_seed(3)
+    check(job, Around(SIZES[size][1]), ranks, MODES[mode], size)
+
+
+LISTED = [(m, phase) for phase in ("forward", "backward") for m in range(4)]
+PROGRAM = """shardwright program 1
+rank 0: 0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
+rank 1: 1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3
+rank 2: 2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3
+"""
+
+
+@pytest.mark.parametrize("kind", ["list", "program"])
+@pytest.mark.parametrize("model", [Around, lambda width: Chain(width, AverageInTwoOperations)])
+def test_under_a_list_and_under_a_program(job: Job, model: Any, kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    file = tmp_path / "schedule.txt"
+    file.write_text(PROGRAM)
+    pipeline = LISTED if kind == "list" else str(file)
+    made = model(SIZES["large"][1])
+    ranks = {"first": 1, "second": 2} if isinstance(made, Around) else {"first": 1, "keeper": 2}
+    check(job, made, ranks, {"pipeline": pipeline}, "large")
 
 
 class Late(Keeper):

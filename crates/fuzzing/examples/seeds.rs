@@ -115,6 +115,13 @@ fn task_order(step: StepEpoch) -> Message {
     }))
 }
 
+fn forward_over(step: StepEpoch) -> Message {
+    Message::ForwardOver(ForwardOver {
+        step,
+        microbatch: MicrobatchId(2),
+    })
+}
+
 fn messages() -> Vec<Message> {
     let report = ErrorReport {
         rank: Rank(3),
@@ -187,10 +194,7 @@ fn messages() -> Vec<Message> {
             num_microbatches: 4,
             one_at_a_time: false,
         }),
-        Message::ForwardOver(ForwardOver {
-            step,
-            microbatch: MicrobatchId(2),
-        }),
+        forward_over(step),
         Message::StepEnd(Box::new(StepEnd { step, body: body() })),
         Message::Abort(Box::new(Abort {
             step,

@@ -294,8 +294,7 @@ class Placement:
         """Let microbatches come in their order to what modules keep here."""
         modules = dict(zip(self._names, self._modules, strict=True))
         self.kept = KeptHere(self.runtime, self.model_id, modules, decision)
-        users = {path for state in decision.kept for path in state.users}
-        self._spans_state = any(modules[path] in divided_modules for path in users)
+        self._spans_state = any(decision.is_divided(path) for state in decision.kept for path in state.users)
         for name, module in modules.items():
             if decision.modules[name] == self.runtime.pp_rank or name in decision.follows:
                 elsewhere.watch(module, self.kept)

@@ -167,6 +167,12 @@ class Decision:
         """Paths of the modules that run on `rank`."""
         return (path for path, owner in self.modules.items() if owner == rank)
 
+    def is_divided(self, path: str) -> bool:
+        """Whether a module has parts on several ranks."""
+        prefix = f"{path}." if path else ""
+        inside = (name for name in self.modules if name == path or name.startswith(prefix))
+        return len({self.modules[name] for name in inside if name not in self.follows}) > 1
+
     def to_json(self) -> str:
         """The whole decision as JSON text; `from_json` reads it back."""
         return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)})
