@@ -85,6 +85,7 @@ impl<'a> Job<'a> {
                 schedule: Schedule::Interleaved {
                     active: NonZeroU32::new(num_microbatches).expect("there is one"),
                 },
+                one_at_a_time: false,
             };
             let machine = &mut job.machines[rank];
             machine.begin_step(plan, NOW).expect("no step is under way");
