@@ -493,12 +493,15 @@ class Server:
         num_microbatches: SupportsIndex,
         pipeline: str,
         active_microbatches: SupportsIndex,
+        one_at_a_time: bool = False,
     ) -> None:
         """
         Enter a step with this rank's pipeline. The root tells its peers; they compare.
 
         `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
         and then have at most `active_microbatches` in flight.
+
+        `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
         """
     def check_abort(self, /, step: SupportsIndex, needed: SupportsGetItem[int, SupportsIndex] = ...) -> None:
         """
@@ -519,10 +522,6 @@ class Server:
         """
         What this rank does, or another was last heard to do: one line, for any thread.
         """
-    def earlier_waits(self, /, worker: SupportsIndex) -> bool:
-        """
-        Whether an earlier microbatch than a worker's is suspended in a forward on this rank.
-        """
     def end_step(self, /, spec: Spec, parts: TensorParts) -> None:
         """
         End the step on the root's peers, which get this value.
@@ -530,6 +529,10 @@ class Server:
     def ends_with_forward(self, /, worker: SupportsIndex) -> None:
         """
         Say that no gradient will come back to the forward that a worker serves.
+        """
+    def enter_state(self, /, worker: SupportsIndex, model: SupportsIndex, state: SupportsIndex) -> None:
+        """
+        Wait until no other microbatch goes first, and enter.
         """
     def enters_collective(self, /, worker: SupportsIndex, name: str) -> None:
         """
@@ -558,9 +561,21 @@ class Server:
         """
         Have a tensor sent that another rank holds: one of its answer to a request of this rank. An id to wait for.
         """
+    def keep_in_order(
+        self, /, model: SupportsIndex, state: SupportsIndex, *, name: str, stays: SupportsIndex | None
+    ) -> None:
+        """
+        From now on, let microbatches come in their order to something that modules of a model keep.
+
+        `stays` is how often a microbatch enters the modules that use it; None where that is not known.
+        """
     def keep_trace(self, on: bool, /) -> None:
         """
         Keep records of what runs, waits and travels from now on, or keep none.
+        """
+    def leave_state(self, /, worker: SupportsIndex, model: SupportsIndex, state: SupportsIndex) -> None:
+        """
+        Leave a module that uses the state.
         """
     def leave_step(self, /) -> None:
         """
@@ -585,6 +600,10 @@ class Server:
     def run_microbatches_one_at_a_time(self, /) -> None:
         """
         From now on until the step ends, start a microbatch only when the one before it has ended.
+        """
+    def runs_one_at_a_time(self, /) -> bool:
+        """
+        Whether the microbatches of the step start one after another.
         """
     def send_request(
         self,
@@ -639,6 +658,11 @@ class Server:
         """
         Counters: of the newest step (`step`), since the start (`total`), and of the present.
         """
+    def stays(self, /) -> list[tuple[int, int, int | None]]:
+        """
+        How often each microbatch of the newest step entered the modules that use a state: model, state, and the number,
+        None where it was not the same for all.
+        """
     def supervise(self, /) -> Event:
         """
         Wait for the main thread's next event.
@@ -658,6 +682,14 @@ class Server:
         The records of what ran, waited and travelled since the last call.
 
         Times are nanoseconds since the Unix epoch, so that ranks of one host share a clock.
+        """
+    def tell_forwards(self, /) -> None:
+        """
+        On the root: tell the peers from now on when all forwards of a microbatch have been executed.
+        """
+    def try_enter_state(self, /, worker: SupportsIndex, model: SupportsIndex, state: SupportsIndex) -> bool:
+        """
+        Enter a module that uses the state, if no other microbatch goes first; whether the task is in it now.
         """
     def unwind(self, /, timeout: SupportsFloat | SupportsIndex) -> bool:
         """
