@@ -27,7 +27,7 @@ def main(mode: str) -> None:
     checked, wrong = 0, []
     for size, (rows, width) in SIZES.items():
         torch.manual_seed(5)  # the same models on all ranks
-        models = [(keeper.__name__, Chain(width, keeper), ranks) for keeper in KEEPERS for ranks in PLACES.values()]
+        models = [(keeper.__name__, Chain(width, [keeper]), ranks) for keeper in KEEPERS for ranks in PLACES.values()]
         models += [("loop", DataDependentLoop(width), {"child": 1, "norm": rank}) for rank in (0, 1)]
         for name, model, ranks in models:
             model = model.double()

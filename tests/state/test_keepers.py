@@ -1,6 +1,6 @@
 """Modules that keep something find the microbatches in the order of plain PyTorch, wherever they run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,24 +8,29 @@ import torch
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks
-from tests.state.keepers import KEEPERS
-from tests.state.running import MODES, SIZES, check
+from tests.state.keepers import KEEPERS, BufferCounter
+from tests.state.running import MODES, SIZES, STEPS, check
 
-#: The module on its caller's rank, fed by another rank's result, and on another rank.
-PLACES = {"here": {"first": 1, "keeper": 0, "last": 1}, "away": {"first": 0, "keeper": 1, "last": 0}}
+#: The modules on their caller's rank, fed by another rank's result, and on another rank.
+PLACES = {"here": {"first": 1, "keepers": 0, "last": 1}, "away": {"first": 0, "keepers": 1, "last": 0}}
+OTHERS = [keeper for keeper in KEEPERS if keeper is not BufferCounter]
+GROUPS = {"first half": OTHERS[::2], "second half": OTHERS[1::2]}
 
 
 class Chain(nn.Module):
-    """A module that keeps something, between two layers."""
+    """Modules that keep something, called one by one between two layers."""
 
-    def __init__(self, width: int, keeper: Callable[[int], nn.Module]) -> None:
+    def __init__(self, width: int, keepers: Sequence[Callable[[int], nn.Module]]) -> None:
         super().__init__()
         self.first = nn.Linear(width, width)
-        self.keeper = keeper(width)
+        self.keepers = nn.ModuleList([keeper(width) for keeper in keepers])
         self.last = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.keeper(self.first(x)))
+        x = self.first(x)
+        for keeper in self.keepers:
+            x = keeper(x)
+        return self.last(x)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +44,25 @@ def job() -> Iterator[Job]:
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("keeper", KEEPERS)
-def test_a_module_that_keeps_something_is_exact(
-    job: Job, keeper: Callable[[int], nn.Module], mode: str, size: str, places: str
-) -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_modules_that_keep_something_are_exact_at_once(job: Job, group: str, mode: str, size: str, places: str) -> None:
     torch.manual_seed(5)
     settings: dict[str, Any] = {"active_microbatches": 4, **MODES[mode]}
-    check(job, Chain(SIZES[size][1], keeper), PLACES[places], settings, size)
+    before = job.runtimes[0].step
+    check(job, Chain(SIZES[size][1], GROUPS[group]), PLACES[places], settings, size)
+    assert job.runtimes[0].step - before == STEPS, "no step was run again"
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_backward_has_saved_and_a_later_microbatch_writes(job: Job, mode: str, places: str) -> None:
+    torch.manual_seed(5)
+    check(job, Chain(SIZES["large"][1], [BufferCounter]), PLACES[places], MODES[mode], "large")
+    assert all(runtime.state_order.one_at_a_time for runtime in job.runtimes)
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("keeper", OTHERS)
+def test_each_alone_is_exact(job: Job, keeper: Callable[[int], nn.Module], places: str) -> None:
+    torch.manual_seed(5)
+    check(job, Chain(SIZES["large"][1], [keeper]), PLACES[places], MODES["fast"], "large")
