@@ -74,13 +74,18 @@ pub(crate) fn refine(
         &free,
         request.num_devices,
     );
+    // What holds no parameters goes where its parent goes, so its bytes count there.
+    let mut memory = vec![0.0; tree.len()];
+    for &node in &tree.breadth_first {
+        memory[decides(node).index()] += costs.memory[node.index()];
+    }
     let mut search = Search::new(
         &line,
         &units,
         measured.schedule()?,
         measured.num_microbatches,
         request.num_devices,
-        &costs.memory,
+        &memory,
         &undivided,
         holding(request, tree),
     );
