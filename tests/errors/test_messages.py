@@ -139,6 +139,21 @@ def module_that_gives_something_else() -> None:
     )
 
 
+def microbatches_out_of_order() -> None:
+    raise errors.StateOrderError(
+        *(1, "node-1", "layers.5", 2, "forward", "StateOrderError"),
+        "microbatch 2 came to the state of 'layers.5' after microbatch 3, which it goes before in one process",
+    )
+
+
+def write_that_no_trace_saw() -> None:
+    raise errors.StateWriteError(
+        *(1, "node-1", "layers.5", 2, "backward", "StateWriteError"),
+        "the buffer 'layers.5.scale' was changed in a backward: only microbatches that run one after another find it as "
+        "in one process",
+    )
+
+
 def rank_that_is_gone() -> None:
     raise errors.PeerLostError(2, "node-1", None, None, None, "PeerLost", "its process ended")
 
@@ -198,6 +213,8 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.RemoteError: (failure_elsewhere,),
     errors.PeerLostError: (rank_that_is_gone,),
     errors.DepartureError: (module_that_gives_something_else,),
+    errors.StateOrderError: (microbatches_out_of_order,),
+    errors.StateWriteError: (write_that_no_trace_saw,),
 }
 
 
