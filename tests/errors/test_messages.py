@@ -149,8 +149,8 @@ def microbatches_out_of_order() -> None:
 def write_that_no_trace_saw() -> None:
     raise errors.StateWriteError(
         *(1, "node-1", "layers.5", 2, "backward", "StateWriteError"),
-        "the buffer 'layers.5.scale' was changed in a backward: only microbatches that run one after another find it as "
-        "in one process",
+        "the buffer 'layers.5.scale' was changed in a backward: only microbatches that run one after another find it "
+        "as in one process",
     )
 
 
