@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -145,7 +144,6 @@ class Snapshot:
 _PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
 
 
-@functools.cache
 def _goes_past_setattr(kind: type) -> bool:
     """Whether code of a module's class, less torch's own, may set attributes without ``nn.Module.__setattr__``."""
     codes = []
@@ -191,6 +189,7 @@ class Watch:
         self._inside = {}
         self._tensors, self._cells, self._places = [], [], []
         known: set[int] = set()
+        kinds: dict[type, bool] = {}
         for module, path in self._modules.items():
             values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
             for name, value in [*module._buffers.items(), *values]:
@@ -198,7 +197,10 @@ class Watch:
                     known.update(id(part) for part in reached(value))
         for module, path in self._modules.items():
             values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
-            if _goes_past_setattr(type(module)):
+            kind = type(module)
+            if kind not in kinds:
+                kinds[kind] = _goes_past_setattr(kind)
+            if kinds[kind]:
                 self._places += [(module, name, value) for name, value in values if not self._is_settled(path, name)]
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):

@@ -111,12 +111,10 @@ class KeptHere:
         using = {path for state in self._states.values() for path in state.users if path in here}
         self._kept_by = [modules[path] for path in sorted(holders | using)]
         self._places = [(modules[path], name) for path, name in self._attributes]
-        found = {
-            number: [attribute_of(name, modules) for name in state.names] for number, state in self._states.items()
-        }
+        full_names = (f"{path}.{name}" if path else name for path, name in self._attributes)
+        held = dict(zip(full_names, self._places, strict=True))
         self._places_of = {
-            number: [(modules[place[0]], place[1]) for place in places if place is not None and place[0] in here]
-            for number, places in found.items()
+            number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
         self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless)
