@@ -122,8 +122,8 @@ fn forward_over(step: StepEpoch) -> Message {
     })
 }
 
-fn messages() -> Vec<Message> {
-    let report = ErrorReport {
+fn report() -> ErrorReport {
+    ErrorReport {
         rank: Rank(3),
         host: "node-a".to_owned(),
         module: Some("layers.3".to_owned()),
@@ -132,7 +132,11 @@ fn messages() -> Vec<Message> {
         kind: "ValueError".to_owned(),
         message: "no luck".to_owned(),
         traceback: "Traceback (most recent call last): ...".to_owned(),
-    };
+    }
+}
+
+fn messages() -> Vec<Message> {
+    let report = report();
     let module = ModuleId(7);
     let works = [
         Work::Forward {
