@@ -169,6 +169,8 @@ class DistributedModel(DividedTensors, Saving):
         refuse_transforms("the model was called")
         if not self.placement.partitioned:
             self.placement.partition(call)
+        else:
+            self.placement.deliver_again()
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the wrapped module; its own methods (``generate``, say) divide the model first if need be."""

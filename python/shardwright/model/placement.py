@@ -99,6 +99,8 @@ class Placement:
         self.sharded.name_modules()
         self.replicas = Replicas(self, model._options)
         self._synchronises = self._spans_state = False
+        #: A root's decision until all peers have taken it over, and the step in which it was sent last.
+        self._undelivered: tuple[str, int] | None = None
         #: What modules keep that run here; None before the model is placed over ranks.
         self.kept: KeptHere | None = None
         if runtime.pp_size > 1:
@@ -176,10 +178,20 @@ class Placement:
     def _channel(self) -> str:
         return f"partition of model {self.model_id}"
 
+    def deliver_again(self) -> None:
+        """Send the decision once more if the step in which it was sent failed before all peers had taken it over."""
+        if self._undelivered is not None and self._undelivered[1] != self.runtime.step:
+            self._send_to_peers(self._undelivered[0])
+
+    def delivered(self) -> None:
+        """All peers have answered."""
+        self._undelivered = None
+
     def _send_to_peers(self, text: str) -> None:
         """Send the decision on the way that requests will take too, so that it arrives before them."""
         task = running_task()
         assert task is not None, "a model is divided inside a step"
+        self._undelivered = text, self.runtime.step
         for rank in self.runtime.pp_ranks[1:]:
             self.runtime.pending_controls.append(self._send_control(task, rank, "partition", text))
 
@@ -213,6 +225,8 @@ class Placement:
         self.runtime.server.respond(request, *encode(None))
 
     def _serve_partition(self, request: Any) -> None:
+        if self.partitioned:
+            return  # a failed step's decision came here, though not to all
         try:
             self.apply(decode(request.spec, request.parts))
         except BaseException:

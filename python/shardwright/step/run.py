@@ -208,6 +208,8 @@ class _Pipeline:
         if requests:
             with self.runtime.progress.phase("waiting for the other ranks to take the partition over"):
                 self.runtime.server.wait(task.worker, requests, "forward")
+            for placement in self.runtime.placements:
+                placement.delivered()
 
     def supervise(self) -> list[Any]:
         """The main thread's part: start workers, serve control requests, until the step has ended everywhere."""
