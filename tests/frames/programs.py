@@ -28,8 +28,9 @@ from tests.frames.program import Outcome, Program, difference, joins_of, run_div
 
 #: Programs that once went wrong, one to a line.
 FOUND = Path(__file__).with_name("found.jsonl")
-#: The largest share of programs that may be refused.
-MOST_REFUSED = 0.08
+#: The largest share of programs that may be refused. Most of them hang hooks on what another rank gave; since modules
+#: that keep something are no longer joined with all that runs between their uses, more of what is given comes from there.
+MOST_REFUSED = 0.1
 #: The smallest share of programs in which each needed feature must occur.
 LEAST_SHARE = 0.15
 _REFUSALS = (FrameError, PartitionError, NotOwnedError, UnsupportedValueError)
