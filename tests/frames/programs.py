@@ -28,8 +28,8 @@ from tests.frames.program import Outcome, Program, difference, joins_of, run_div
 
 #: Programs that once went wrong, one to a line.
 FOUND = Path(__file__).with_name("found.jsonl")
-#: The largest share of programs that may be refused. Most of them hang hooks on what another rank gave; since modules
-#: that keep something are no longer joined with all that runs between their uses, more of what is given comes from there.
+#: The largest share of programs that may be refused. Most of those hang hooks on what another rank gave; since modules
+#: that keep something are no longer joined with what runs between their uses, more is given by other ranks.
 MOST_REFUSED = 0.1
 #: The smallest share of programs in which each needed feature must occur.
 LEAST_SHARE = 0.15
