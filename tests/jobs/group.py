@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .forked import Forked
-from .job import torchrun_environment
-from .ports import next_port
+from .ranks import forked_ranks
 
 _POLL_SECONDS = 0.02
 
@@ -41,17 +38,9 @@ class Group:
             folder: Where they run.
             environment: What each finds in its environment besides the launcher's variables.
         """
-        port, base, command = next_port(), {**os.environ, **(environment or {})}, list(command)
-        self._ranks = [
-            Forked(
-                command,
-                {**base, **torchrun_environment(rank, ranks, port)},
-                folder=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            for rank in range(ranks)
-        ]
+        self._ranks = forked_ranks(
+            command, ranks, folder=folder, environment=environment, stdout=output, stderr=subprocess.STDOUT
+        )
         self.grace = 10.0
         #: The first exit code that was not 0, and when it was seen.
         self._failed: tuple[int, float] | None = None

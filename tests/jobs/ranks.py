@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from .forked import Forked
 from .job import torchrun_environment
@@ -19,6 +20,22 @@ class Ended(NamedTuple):
     code: int | None
     out: str
     err: str
+
+
+def forked_ranks(
+    command: Iterable[str | Path],
+    ranks: int,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    stdout: int | IO[Any] = subprocess.PIPE,
+    stderr: int | IO[Any] = subprocess.PIPE,
+) -> list[Forked]:
+    """Start the ranks of a job, with what torchrun sets; for 0 ranks one process that no launcher started."""
+    port, command = next_port(), list(command)
+    base = {**os.environ, **(environment or {})}
+    launched = [torchrun_environment(rank, ranks, port) for rank in range(ranks)] or [{}]
+    return [Forked(command, {**base, **own}, folder=folder, stdout=stdout, stderr=stderr) for own in launched]
 
 
 def run_ranks(
@@ -37,10 +54,7 @@ def run_ranks(
         folder: Where they run.
         environment: What each finds in its environment besides the launcher's variables.
     """
-    port = next_port()
-    base = {**os.environ, **(environment or {})}
-    launched = [torchrun_environment(rank, ranks, port) for rank in range(ranks)] or [{}]
-    processes = [Forked(command, {**base, **own}, folder=folder) for own in launched]
+    processes = forked_ranks(command, ranks, folder=folder, environment=environment)
     try:
         with ThreadPoolExecutor(
             len(processes)

@@ -189,11 +189,7 @@ class KeptHere:
     def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
         if self._runtime.server.runs_one_at_a_time() and not always:
             return
-        runtime = self._runtime
-        message = f"{what}: only microbatches that run one after another find it as in one process"
-        raise StateWriteError(
-            runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
-        )
+        raise _state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
     def stay(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -340,10 +336,14 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
         return error
     if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime)):
         return error
-    message = f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
-    return StateWriteError(
-        runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase, "StateWriteError", message
+    return _state_write(
+        task, f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
     )
+
+
+def _state_write(task: RunningTask, message: str) -> StateWriteError:
+    place = (task.runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
+    return StateWriteError(*place, "StateWriteError", message)
 
 
 def all_kept(runtime: Runtime) -> Iterable[KeptHere]:
