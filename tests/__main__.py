@@ -13,6 +13,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,36 +96,41 @@ def parity(module: str, *arguments: str) -> Callable[[], Part]:
     def run() -> Part:
         began = time.monotonic()
         command = [sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        # Its progress would be drawn over that of the Python tests.
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         cases, failed = 0, 1
         if done.stdout:
             counts = json.loads(done.stdout.splitlines()[-1])
             cases, failed = counts["cases"], counts["failed"]
         if done.returncode:
-            print(done.stdout, file=sys.stderr)
+            print(done.stderr, done.stdout, sep="\n", file=sys.stderr)
             failed = max(failed, 1)
         return Part(module.removeprefix("tests."), "parity_cases", cases - failed, failed, time.monotonic() - began)
 
     return run
 
 
+#: Lanes of parts: the lanes side by side, the parts of each in turn. Ranks wait for one another half of the time.
 QUICK = (
-    rust,
-    python("not gpu and not slow"),
-    parity("tests.parity", "--pairwise"),
-    parity("tests.parity_tp", "--pairwise"),
+    (python("not gpu and not slow"),),
+    (rust, parity("tests.parity", "--pairwise"), parity("tests.parity_tp", "--pairwise")),
 )
-ALL = (rust, python("not gpu"), parity("tests.parity"), parity("tests.parity_tp"))
+ALL = ((python("not gpu"),), (rust, parity("tests.parity"), parity("tests.parity_tp")))
 
 
-def run_parts(parts: Sequence[Callable[[], Part]]) -> int:
-    """Run parts in turn, print a table of them, and the counts as a JSON object; the exit status."""
+def run_parts(lanes: Sequence[Sequence[Callable[[], Part]]]) -> int:
+    """Run parts, print a table of them, and the counts as a JSON object; the exit status."""
     began = time.monotonic()
-    done = []
-    for part in parts:
-        done.append(part())
-        last = done[-1]
-        print(f"{last.name}: {last.passed} passed, {last.failed} failed in {last.seconds:.0f} s", file=sys.stderr)
+
+    def run_lane(parts: Sequence[Callable[[], Part]]) -> list[Part]:
+        found = []
+        for part in parts:
+            found.append(last := part())
+            print(f"{last.name}: {last.passed} passed, {last.failed} failed in {last.seconds:.0f} s", file=sys.stderr)
+        return found
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        done = [part for found in pool.map(run_lane, lanes) for part in found]
     table = Table("part", "passed", "failed", "seconds")
     for each in done:
         table.add_row(each.name, str(each.passed), str(each.failed), f"{each.seconds:.0f}")

@@ -6,11 +6,19 @@ import sys
 
 import pytest
 
+from tests.covering import mark_slow
+
 # Shells start background jobs with SIGINT ignored, which children inherit; tests need it as a terminal leaves it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: How long the process may take to end once everything is told.
 _ENDING_SECONDS = 60.0
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are marked slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Choose the cases of tests that have too many for `make test`."""
+    mark_slow(items)
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ from torch import nn
 from tests.execution.call_trees import Caller, Tree, Use, difference, draw, try_seeds
 from tests.frames.job import Job, in_process_ranks
 
-SEEDS = range(80)
+SEEDS = range(50)
 
 
 @pytest.fixture(scope="module")

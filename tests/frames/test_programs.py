@@ -9,8 +9,8 @@ from tests.frames.log import NEEDED
 from tests.frames.programs import FOUND, LEAST_SHARE, Summary, jobs, run_plain, stored, try_program, try_seeds
 
 #: A few hundred are tried with every change, the others with all tests.
-SEEDS = range(500)
-MORE_SEEDS = range(500, 2000)
+SEEDS = range(300)
+MORE_SEEDS = range(300, 2000)
 
 
 def try_programs(seeds: range, config: pytest.Config) -> None:

@@ -2,7 +2,8 @@
 
 A rank that starts as a process of its own imports torch for seconds before it does anything. Forked here it runs at
 once, and is otherwise what ``python script.py`` or ``python -m module`` would be: its own ``__main__``, ``sys.argv``,
-environment, standard streams, exit code, exit handlers and end of the interpreter.
+environment, standard streams, exit code and exit handlers. Only the end of the interpreter is cut short: taking apart
+all that was imported costs a rank half a second, and is left to the tests that start processes of their own.
 
 Run as ``python -m tests.jobs.fork_server PATH``: it listens at that path until its standard input ends. A connection
 is a process: the request comes over it with three descriptors, and the process id and the exit code go back.
@@ -10,6 +11,7 @@ is a process: the request comes over it with three descriptors, and the process 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -134,7 +136,46 @@ def run(request: dict[str, Any]) -> None:
             main.__file__ = program
         sys.argv = [main.__file__, *arguments]
         code = compile(Path(main.__file__).read_bytes(), main.__file__, "exec")
-    exec(code, main.__dict__)
+    try:
+        exec(code, main.__dict__)
+    except BaseException as error:
+        _Ending.code = _code_of(error)
+        raise
+
+
+class _Ending:
+    """How a process ends: a child early, with this exit code or signal."""
+
+    early = False
+    code = 0
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code that the interpreter gives for what a script raised; negative for a signal."""
+    match error:
+        case SystemExit(code=None):
+            return 0
+        case SystemExit(code=int(code)):
+            return code & 0xFF
+        case KeyboardInterrupt():
+            return -signal.SIGINT
+        case _:
+            return 1
+
+
+def _end() -> None:
+    """The last exit handler, registered before all others: threads are through, and only modules are left."""
+    if not _Ending.early:
+        return
+    sys.modules["__main__"].__dict__.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    if _Ending.code < 0:
+        signal.signal(-_Ending.code, signal.SIG_DFL)
+        os.kill(os.getpid(), -_Ending.code)
+    os._exit(_Ending.code)
 
 
 def _specification(module: str) -> importlib.machinery.ModuleSpec:
@@ -148,6 +189,7 @@ def _specification(module: str) -> importlib.machinery.ModuleSpec:
 
 def main() -> None:
     """Import, serve, and in a child run what it was asked to."""
+    atexit.register(_end)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{sys.argv[1]}.new")
         listener.listen(1 << 10)  # whoever asks while everything is being imported, waits
@@ -161,6 +203,7 @@ def main() -> None:
         gc.freeze()  # collections in a child leave the pages of what was imported shared
         request = ForkServer(listener).serve()
     if request is not None:
+        _Ending.early = True
         run(request)
 
 

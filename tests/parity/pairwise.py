@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from tests.covering import covering
+
 from .cases import Case
 
 C = TypeVar("C", bound=Case)
@@ -33,11 +35,4 @@ def pairs(case: C, settings: Callable[[C], Iterable[Hashable]]) -> set[Pair]:
 
 def pairwise(cases: Sequence[C], settings: Callable[[C], Iterable[Hashable]] = factors) -> list[C]:
     """The fewest cases, chosen greedily, that cover what all of them do; in their order."""
-    covers = {case: pairs(case, settings) for case in cases}
-    left = set().union(*covers.values())
-    chosen: set[C] = set()
-    while left:
-        best = max(cases, key=lambda case: len(covers[case] & left))
-        chosen.add(best)
-        left -= covers[best]
-    return [case for case in cases if case in chosen]
+    return covering(cases, lambda case: pairs(case, settings))

@@ -41,6 +41,7 @@ def job() -> Iterator[Job]:
         made.close()
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", MODES)
@@ -53,6 +54,7 @@ def test_modules_that_keep_something_are_exact_at_once(job: Job, group: str, mod
     assert job.runtimes[0].step - before == STEPS, "no step was run again"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_backward_has_saved_and_a_later_microbatch_writes(job: Job, mode: str, places: str) -> None:

@@ -41,6 +41,7 @@ class DataDependentLoop(nn.Module):
         return self.norm(x)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", [0, 1, 2])
@@ -63,6 +64,7 @@ class KeeperInLoop(nn.Module):
         return x
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_module_that_is_called_as_often_as_data_says(job: Job, schedule: str, mode: str) -> None:
@@ -103,6 +105,7 @@ class Outer(nn.Module):
         return x / self.level.clone()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("schedule", "active"), [("simple", 4), *((name, active) for name in SCHEDULES[1:] for active in (1, 2, 4))]
@@ -114,6 +117,7 @@ def test_modules_that_are_visited_twice_and_lie_in_one_another(job: Job, active:
     check(job, Visits(SIZES["large"][1]), ranks, settings, "large")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_step_function_that_calls_its_model_twice_is_run_again_once(job: Job, schedule: str, mode: str) -> None:
@@ -145,6 +149,7 @@ class Around(nn.Module):
         return x / self.calls + self.average
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [{"first": 1, "second": 2}, {"first": 1}, {"second": 1}])
@@ -228,6 +233,7 @@ class Scaled(nn.Module):
         return self.last(self.keeper(self.first(x) * scale))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("keeper", [LateNumber, LateList, LateBuffer])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rank", [0, 1])
@@ -291,6 +297,7 @@ class Chain(nn.Module):
         return self.last(self.keeper(self.first(x)))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("keeper", [GradientKeeper, GradientBuffer, Recomputed])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", SIZES)

@@ -7,7 +7,7 @@ import pytest
 from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
-BACK_ENDS = [("process_group", 1), ("process_group", 2), ("messages", 4)]
+BACK_ENDS = [("process_group", 1), pytest.param("process_group", 2, marks=pytest.mark.slow), ("messages", 4)]
 PARTS = ("embeddings", "parallel linears", "vocabulary", "custom")
 
 

@@ -11,7 +11,11 @@ PROGRAM = Path(__file__).with_name("saved.py")
 
 @pytest.mark.parametrize(
     ("ranks", "pipeline", "optimize", "prescaled"),
-    [(2, 1, "speed", False), (4, 2, "speed", False), (4, 2, "memory", True), (4, 1, "memory", True)],
+    [
+        (2, 1, "speed", False),
+        (4, 2, "memory", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(4, 2, "speed", False), (4, 1, "memory", True)]),
+    ],
 )
 def test_a_job_with_distributed_modules_is_one_process(
     ranks: int, pipeline: int, optimize: str, prescaled: bool

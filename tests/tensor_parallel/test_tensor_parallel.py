@@ -1,26 +1,32 @@
 """Tensor parallelism over ranks with different inputs is exact, and counts what it sends."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.jobs.ranks import outputs_of_ranks
 
 PROGRAM = Path(__file__).with_name("program.py")
-BACK_ENDS = [("process_group", 1), ("process_group", 2), ("messages", 4)]
-EVERY_BACK_END = [*BACK_ENDS, ("process_group", 4), ("messages", 2)]
+ONE, TWO, FOUR = (("process_group", ranks) for ranks in (1, 2, 4))
+MESSAGES_2, MESSAGES_4 = (("messages", ranks) for ranks in (2, 4))
 PARTS = ("gradients", "primitives", "counting", "refused", "layers")
 LAYERS = ("transformers", "layer rules", "counting layers")
 
 
-@pytest.mark.parametrize(("back_end", "ranks"), BACK_ENDS)
+def slow(*cases: tuple[str, int]) -> list[Any]:
+    """These cases, in the slow tests only."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+@pytest.mark.parametrize(("back_end", "ranks"), [*slow(ONE, TWO), MESSAGES_4])
 def test_transformer_modules_are_exact(back_end: str, ranks: int) -> None:
     parts = LAYERS if ranks > 1 else LAYERS[:2]
     for output in outputs_of_ranks(PROGRAM, back_end, *parts, ranks=ranks):
         assert output.split("\n") == [*(f"{part} hold" for part in parts), ""]
 
 
-@pytest.mark.parametrize(("back_end", "ranks"), BACK_ENDS)
+@pytest.mark.parametrize(("back_end", "ranks"), [ONE, TWO, *slow(MESSAGES_4)])
 def test_the_language_model_is_exact(back_end: str, ranks: int) -> None:
     outputs = outputs_of_ranks(PROGRAM, back_end, "language model", ranks=ranks)
     for output in outputs:
@@ -29,7 +35,7 @@ def test_the_language_model_is_exact(back_end: str, ranks: int) -> None:
     assert len(set(outputs)) == 1
 
 
-@pytest.mark.parametrize(("back_end", "ranks"), EVERY_BACK_END)
+@pytest.mark.parametrize(("back_end", "ranks"), [ONE, FOUR, MESSAGES_2, *slow(TWO, MESSAGES_4)])
 def test_primitives_and_layers_are_exact(back_end: str, ranks: int) -> None:
     parts = PARTS if ranks > 1 else ("layers",)
     outputs = outputs_of_ranks(PROGRAM, back_end, *parts, ranks=ranks)
