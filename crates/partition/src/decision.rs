@@ -218,6 +218,8 @@ fn module_places(
     below: &[Below],
 ) -> Vec<ModulePlace> {
     let rank = |module: usize| places[tree.node_of[module].index()][0];
+    // A container runs nowhere, so nothing is divided by where it is said to be.
+    let anywhere = |module: usize| follows[module] || tree.containers[tree.node_of[module].index()];
     let place = |(number, module): (usize, &crate::ModuleInput)| ModulePlace {
         name: module.name.clone(),
         class_name: module.class_name.clone(),
@@ -225,7 +227,7 @@ fn module_places(
         whole: below[number]
             .modules
             .iter()
-            .all(|&inner| follows[inner] || rank(inner) == rank(number)),
+            .all(|&inner| anywhere(inner) || rank(inner) == rank(number)),
         follows_caller: follows[number],
         node: tree.node_of[number],
     };
