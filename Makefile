@@ -11,6 +11,8 @@ EXTENSION := python/shardwright/_core.abi3.so
 OPTIMISED := target/optimised
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock rust-toolchain.toml
 LOCK := requirements/development.txt
+# Rust tools that the commands below need.
+TOOLS := .cache/tools/bin
 BENCH_VENV := $(CURDIR)/.cache/bench-communication
 
 # The extension is built against the environment's own Python and without libpython; tests and lints are built the same
@@ -53,7 +55,7 @@ train: setup ## train the example: RANKS=2 processes, pipeline degree PP=2, ARGS
 	@tools/train.sh $(RANKS) $(PP) $(ARGS)
 
 test: setup ## every test a change must pass, in minutes: Rust, Python, a choice of parity with one process
-	@$(PYTHON) -m tests
+	@$(PYTHON) -m tests $(ARGS)
 
 test-all: setup ## all tests, with whole parity tables and other versions of torch; ARGS="--repeat 20 tests/failures" instead
 	@$(PYTHON) -m tests --all $(ARGS)
@@ -86,23 +88,26 @@ zoo-schedules: setup ## train half of the zoo under every schedule; ARGS="..." c
 t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper's tables
 	@$(PYTHON) -m tests.t5_11b
 
-lint: setup .cache/tools/bin/cargo-deny ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
+lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary
 	tools/stub.sh --check
-	.cache/tools/bin/cargo-deny --log-level error check bans licenses sources
+	$(TOOLS)/cargo-deny --log-level error check bans licenses sources
 	$(PYTHON) tools/file_lengths.py
 
-.cache/tools/bin/cargo-deny:
-	@tools/cargo_deny.sh $(CURDIR)/.cache/tools
+$(TOOLS)/cargo-deny:
+	@tools/cargo_tool.sh .cache/tools cargo-deny 0.20.2 --no-default-features
 
-.cache/tools/bin/cargo-fuzz:
-	@tools/cargo_fuzz.sh $(CURDIR)/.cache/tools
+$(TOOLS)/cargo-fuzz:
+	@tools/cargo_tool.sh .cache/tools cargo-fuzz 0.13.2
 
-fuzz: .cache/tools/bin/cargo-fuzz ## let the fuzzer try what reads from sockets; ARGS="--seconds 60" for each target
+$(TOOLS)/pyo3-introspection:
+	@tools/cargo_tool.sh .cache/tools pyo3-introspection 0.30.1
+
+fuzz: $(TOOLS)/cargo-fuzz ## let the fuzzer try what reads from sockets; ARGS="--seconds 60" for each target
 	@PATH="$(CURDIR)/.cache/tools/bin:$$PATH" python3 tools/fuzz.py $(ARGS)
 
 format: setup ## format Rust and Python
@@ -172,7 +177,7 @@ wheel: setup ## build the wheel, install it into an empty environment and train 
 docs: setup ## run the examples of the documentation and check its links
 	$(PYTHON) -m pytest --quiet tests/docs
 
-stub: setup ## write the extension's stub from its signatures
+stub: setup $(TOOLS)/pyo3-introspection ## write the extension's stub from its signatures
 	@tools/stub.sh
 
 lock: $(VENV)/.complete ## write the pinned requirements anew, keeping versions that still fit

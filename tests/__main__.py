@@ -115,7 +115,11 @@ QUICK = (
     (python("not gpu and not slow"),),
     (rust, parity("tests.parity", "--pairwise"), parity("tests.parity_tp", "--pairwise")),
 )
-ALL = ((python("not gpu"),), (rust, parity("tests.parity"), parity("tests.parity_tp")))
+WHOLE_PARITY = (
+    (python("not gpu and not slow"), parity("tests.parity_tp")),
+    (rust, parity("tests.parity")),
+)
+ALL = ((python("not gpu"), parity("tests.parity_tp")), (rust, parity("tests.parity")))
 
 
 def run_parts(lanes: Sequence[Sequence[Callable[[], Part]]]) -> int:
@@ -162,13 +166,14 @@ def main() -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
     parser.add_argument("--all", action="store_true", help="slow tests and whole parity tables too")
+    parser.add_argument("--whole-parity", action="store_true", help="whole parity tables, and no slow tests")
     parser.add_argument("--repeat", type=int, metavar="TIMES", help="run the tests named so often instead")
     parser.add_argument("tests", nargs="*", help="files, folders or tests to repeat; all by default")
     given = parser.parse_args()
     fork_server()  # one for all parts
     if given.repeat:
         return repeat(given.repeat, given.tests)
-    return run_parts(ALL if given.all else QUICK)
+    return run_parts(ALL if given.all else WHOLE_PARITY if given.whole_parity else QUICK)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
-# Writes python/shardwright/_core.pyi from the extension's own signatures; with --check, compares it instead.
+# Writes python/shardwright/_core.pyi from the signatures that the extension carries; with --check, compares it instead.
 # usage: tools/stub.sh [--check]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stub=python/shardwright/_core.pyi
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-# A target folder of its own: the signatures are compiled in for this purpose only.
-.venv/bin/maturin generate-stubs --quiet --out "$made" --features pyo3/experimental-inspect \
-    --profile dev --target-dir target/stub >&2
+.cache/tools/bin/pyo3-introspection python/shardwright/_core.abi3.so _core "$made"
 made_stub=$(find "$made" -name '*.pyi')
 .venv/bin/ruff check --quiet --fix --select I,UP037 --stdin-filename "$stub" - <"$made_stub" |
     .venv/bin/ruff format --quiet --stdin-filename "$stub" - >"$made/formatted"
