@@ -7,6 +7,7 @@ too slow for one device.
 from shardwright import model, nn
 from shardwright._core import __version__
 from shardwright.communication import comm_stats
+from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
     ConfigError,
@@ -85,6 +86,7 @@ __all__ = [
     "DepartureError",
     "DistributedModel",
     "DistributedOptimizer",
+    "DistributedSampler",
     "FrameError",
     "JobStartError",
     "NotOwnedError",

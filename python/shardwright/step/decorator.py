@@ -20,6 +20,8 @@ class StepFunction(Generic[P, R]):
     Attributes:
         name: The qualified name by which ranks compare what they call.
         detach_outputs: Whether returned tensors lose their graph.
+        calls: How often it was called.
+        warned_of_batches: Whether this rank has said that its batch is not that of the first rank of its pipeline.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class StepFunction(Generic[P, R]):
         self.function = function
         self.splitter = Splitter(function, non_split_inputs, input_split_axes or {})
         self.detach_outputs = detach_outputs
+        self.calls = 0
+        self.warned_of_batches = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run one step; returns the function's result with every tensor replaced by a :class:`StepOutput`.
@@ -44,6 +48,7 @@ class StepFunction(Generic[P, R]):
             StepMismatchError: Ranks called different step functions.
             ConfigError: The batch cannot be split into microbatches.
         """
+        self.calls += 1
         return run_step(current_runtime(), self, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:

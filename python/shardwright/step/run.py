@@ -16,6 +16,7 @@ from shardwright.execution.serve import root_frame
 from shardwright.execution.stays import all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
+from shardwright.step.batches import Fingerprints, fingerprints, is_compared, warn_of_others
 from shardwright.step.deferred import deferring_large
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
@@ -157,11 +158,15 @@ class _Pipeline:
         self.step = step
         self.parts: list[Arguments | None] = []
         self.results: list[Any] = []
+        #: Of the batch that this rank was given, in steps in which ranks compare batches.
+        self.batch: Fingerprints | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         runtime = self.runtime
         runtime.scheduling.begin_step(runtime)
         state = StepState.capture()
+        if is_compared(self.step.calls):
+            self.batch = fingerprints(self.step.splitter.named(args, kwargs))
         try:
             if runtime.is_root:
                 self.parts = list(self.step.splitter.split(args, kwargs, runtime.num_microbatches))
@@ -224,11 +229,13 @@ class _Pipeline:
                 runtime.report_wait()
             elif event.kind == "root_done":
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
-                runtime.server.end_step(*encode(sent))
+                runtime.server.end_step(*encode((sent, self.batch)))
                 return self.results
             elif event.kind == "step_end":
-                results = decode_from(runtime, runtime.pp_ranks[0], *event.body)
+                results, batch = decode_from(runtime, runtime.pp_ranks[0], *event.body)
                 assert isinstance(results, list), "the root sends one result per microbatch"
+                if self.batch is not None and batch is not None:
+                    warn_of_others(runtime, self.step, self.batch, batch)
                 return results
             elif event.kind == "aborted_locally":
                 error = runtime.workers.error

@@ -50,12 +50,9 @@ class Splitter:
         """
         if num_microbatches == 1 and not _has_slicer((args, kwargs)):
             return [(args, kwargs)]
-        names = self._names.get(len(args))
-        if names is None:
-            names = self._names[len(args)] = self._positional_names(len(args))
         sizes: dict[str, int] = {}
         columns: list[Sequence[Any]] = []
-        for name, value in (*zip(names, args, strict=True), *kwargs.items()):
+        for name, value in self.named(args, kwargs):
             if name in self._whole or isinstance(value, torch.nn.Module):
                 columns.append([value] * num_microbatches)
             else:
@@ -67,6 +64,13 @@ class Splitter:
             return [(row, {}) for row in rows]
         count = len(args)
         return [(row[:count], dict(zip(kwargs, row[count:], strict=True))) for row in rows]
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The arguments of a call with their names."""
+        names = self._names.get(len(args))
+        if names is None:
+            names = self._names[len(args)] = self._positional_names(len(args))
+        return [*zip(names, args, strict=True), *kwargs.items()]
 
     def _positional_names(self, count: int) -> list[str]:
         """The names of so many positional arguments; the last one's repeats for ``*args``."""

@@ -1,0 +1,70 @@
+"""Whether the ranks of a pipeline were given the same batch, of which only the first rank's is trained on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+    from shardwright.step.decorator import StepFunction
+
+#: By the argument's name, a checksum of its tensors.
+Fingerprints = dict[str, int]
+
+#: Batches are compared in so many first calls of a step function, and in one of so many later.
+_FIRST_CALLS = 3
+_LATER_CALLS = 100
+#: How many values of a tensor are looked at, evenly spread.
+_VALUES = 1024
+
+
+def is_compared(call: int) -> bool:
+    """Whether ranks compare batches in a call of a step function, by its number from 1."""
+    return call <= _FIRST_CALLS or call % _LATER_CALLS == 0
+
+
+def fingerprints(arguments: Iterable[tuple[str, Any]]) -> Fingerprints:
+    """Checksums of shapes, dtypes and some values of the tensors in arguments; arguments without any are left out."""
+    found: Fingerprints = {}
+    for name, value in arguments:
+        tensors = [] if isinstance(value, torch.nn.Module) else [leaf for leaf in tree_leaves(value) if _is_plain(leaf)]
+        for tensor in tensors:
+            found[name] = _checksum(tensor, found.get(name, 0))
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) is torch.Tensor and value.layout == torch.strided and value.device.type != "meta"
+
+
+def _checksum(tensor: torch.Tensor, start: int) -> int:
+    described = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), start)
+    if tensor.numel() == 0:
+        return described
+    with torch.no_grad(), torch.inference_mode(False):
+        flat = tensor.detach().reshape(-1)[:: max(tensor.numel() // _VALUES, 1)]
+        values = flat.cpu().resolve_conj().resolve_neg().contiguous()
+        return zlib.crc32(values.view(torch.uint8).numpy().tobytes(), described)
+
+
+def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerprints, roots: Fingerprints) -> None:
+    """Warn, once, of arguments that are another batch here than on the first rank of the pipeline."""
+    others = [name for name, checksum in ours.items() if roots.get(name, checksum) != checksum]
+    if not others or step.warned_of_batches:
+        return
+    step.warned_of_batches = True
+    runtime.logger.warning(
+        "step %d (%s): %s differs on rank %d from that on rank %d, the first of its pipeline, whose batch alone is "
+        "trained on. Ranks of a pipeline have to be given the same batch, or None: divide data by smp.dp_rank() of "
+        "smp.dp_size(), as smp.DistributedSampler does, and not by processes; seed every rank alike",
+        runtime.step,
+        step.name,
+        " and ".join(others),
+        runtime.rank,
+        runtime.pp_ranks[0],
+    )
