@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwright import _core, logs
+from shardwright.errors import ConfigError
 from shardwright.values import decode_from, encode
 
 if TYPE_CHECKING:
@@ -116,6 +117,19 @@ class Scheduling:
         self.is_program = text.startswith("shardwright program")
         self.splits_backward = _core.splits_backward(text)
 
+    def check(self, function: str, num_microbatches: int) -> None:
+        """Whether the schedule has steps of so many microbatches.
+
+        Raises:
+            ConfigError: It names those of steps of another number.
+        """
+        if num_microbatches != self.cfg.microbatches and (self.is_program or self.text.startswith("list")):
+            kind = "a program" if self.is_program else "a list"
+            raise ConfigError(
+                f'smp.step: {function} has microbatches={num_microbatches}, but "pipeline" is {kind} for steps of '
+                f"{self.cfg.microbatches}; give the schedule by name, or leave the argument out"
+            )
+
     def begin_step(self, runtime: Runtime) -> None:
         """Before a step, while there is no choice: the ranks tell the root their times, and the root tells them.
 
@@ -132,7 +146,7 @@ class Scheduling:
             decision = decide(
                 runtime.step,
                 ranks,
-                microbatches=runtime.num_microbatches,
+                microbatches=self.cfg.microbatches,
                 active_microbatches=self.cfg.active_microbatches,
             )
             told = None if decision is None else decision.to_dict()
@@ -152,7 +166,7 @@ class Scheduling:
 
     def end_step(self, runtime: Runtime) -> None:
         """After a step that ended well."""
-        if not self._on_trial:
+        if not self._on_trial or runtime.num_microbatches != self.cfg.microbatches:
             return
         total, newest = (usage.figures() for usage in runtime.usage())
         if total["steps"] == self._counted:  # it divided a model

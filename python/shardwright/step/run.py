@@ -37,6 +37,8 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     A step is run again, on all ranks, if a module departed in it from what static mode expected, then as in dynamic
     mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
+    runtime.num_microbatches = step.num_microbatches(runtime)
+    runtime.scheduling.check(step.name, runtime.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
     predicts = not runtime.state_order.one_at_a_time
     for _ in range(_MOST_RUNS - 1):

@@ -68,6 +68,7 @@ class Comparison:
         self.verified = verified
         self.bench = bench
         self.runtime = runtime
+        self.num_microbatches = verified.step.num_microbatches(runtime)
         self.ranks: list[Overview] = [bench.ask(rank, "overview") for rank in range(runtime.launch.world_size)]
         self.reference = Reference(verified.models, modules, verified.prefixes, runtime.device)
         self.reference.draw_as_the_ranks()
@@ -125,12 +126,12 @@ class Comparison:
         """Run every replica's step in this process; compare results on the way, which may be large."""
         expected, gradients = [], []
         for replica in self.replicas:
-            one = self.run(replica, self.runtime.num_microbatches, recorded=True)
+            one = self.run(replica, self.num_microbatches, recorded=True)
             self._compare_results(replica, one)
             self._compare_buffers(replica, one)
             one.results, one.losses = [], {}
             expected.append(one)
-            gradients.append(self.reference.take_gradients(self.runtime.num_microbatches))
+            gradients.append(self.reference.take_gradients(self.num_microbatches))
         return expected, mean_over_replicas(gradients)
 
     def run(self, replica: Replica, num_microbatches: int, *, recorded: bool) -> Expected:
@@ -243,7 +244,7 @@ class Comparison:
         }
         departure, notes = self._departure(sides, errors, untied, allowed)
         notes += self._hook_note()
-        if whole_batch and self.runtime.num_microbatches > 1:
+        if whole_batch and self.num_microbatches > 1:
             notes += whole_batch_note(
                 self, gradients, {key[0] for one in expected for key in one.record.calls}, allowed
             )

@@ -77,7 +77,7 @@ def whole_batch_note(
     sources = sorted({source for drew in comparison.reference.flow.drew.values() for source in drew})
     if sources not in ([], ["torch"]):
         return [f"the whole batch was not compared with its microbatches, since {' and '.join(sources)} was drawn from"]
-    count = comparison.runtime.num_microbatches
+    count = comparison.num_microbatches
     by_parts = _run(comparison, count, _Watching())[0] if sources else gradients
     whole, _ = _run(comparison, 1, _Watching() if sources else None)
     name, error = _worst(by_parts, whole)
