@@ -82,7 +82,8 @@ class Splitter:
             if size % num_microbatches:
                 raise ConfigError(
                     f"smp.step: {path} of {self._name} has {size} samples, which {num_microbatches} microbatches do not"
-                    " divide evenly; drop the last batch (drop_last=True), change `microbatches`, or name the argument "
+                    " divide evenly; drop the last batch (drop_last=True), change `microbatches`, decorate with "
+                    "@smp.step(microbatches=1) to evaluate batches of any size, or name the argument "
                     "in non_split_inputs to pass it whole"
                 )
         if len(sizes) > 1 and len(set(sizes.values())) > 1:
