@@ -4,10 +4,11 @@
 mod support;
 
 use proptest::prelude::*;
-use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode};
+use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode, encode_placed};
 use shardwright_wire::{
     Beat, Body, Buffer, CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Limits,
-    Message, NoMemory, ObjectMessage, TensorMeta, TensorPart, Value,
+    Message, NoMemory, ObjectMessage, Placed, SharedMemory, SharedPlace, TensorMeta, TensorPart,
+    Value,
 };
 use support::messages;
 
@@ -39,6 +40,16 @@ fn tensor(dtype: &str, shape: &[u64], strides: &[u64], bytes: usize) -> TensorPa
     )
 }
 
+fn any_place() -> impl Strategy<Value = Option<SharedPlace>> {
+    let memory = prop::sample::select(vec![SharedMemory::Host, SharedMemory::Device]);
+    let place = (memory, any::<u32>(), any::<u64>());
+    prop::option::of(place.prop_map(|(memory, slot, offset)| SharedPlace {
+        memory,
+        slot,
+        offset,
+    }))
+}
+
 proptest! {
     #[test]
     fn every_message_comes_back_equal(message in messages()) {
@@ -48,6 +59,21 @@ proptest! {
         // NaN is not equal to itself, but its bits are.
         prop_assert_eq!(encode(&back, &limits).unwrap(), frame);
         prop_assert_eq!(format!("{back:?}"), format!("{message:?}"));
+    }
+
+    #[test]
+    fn every_place_comes_back_equal(message in messages(), places in proptest::collection::vec(any_place(), 1..9)) {
+        let limits = Limits::default();
+        let mut given = Vec::new();
+        let mut place = |buffer: &Buffer| {
+            let shared = places[given.len() % places.len()];
+            given.push(Placed { bytes: buffer.len(), shared });
+            shared
+        };
+        let frame = encode_placed(&message, &limits, &mut place).unwrap();
+        let tensor_bytes = frame.num_bytes() - frame.head.len() as u64;
+        let incoming = decode_control(&frame.head[HEADER_BYTES..], tensor_bytes, &limits).unwrap();
+        prop_assert_eq!(incoming.placed(), given);
     }
 
     #[test]
