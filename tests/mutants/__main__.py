@@ -21,6 +21,8 @@ from .faults import FAULTS, Fault
 
 #: Of cargo, where a fault does not even compile, which shows nothing.
 _NOT_COMPILED = "could not compile"
+#: Where proptest writes the cases that it finds; those of a planted fault are nobody's.
+_FOUND_CASES = (":(glob)crates/**/*.proptest-regressions", ":(glob)crates/**/proptest-regressions/**")
 
 
 def clean(faults: Sequence[Fault]) -> None:
@@ -31,7 +33,11 @@ def clean(faults: Sequence[Fault]) -> None:
     """
     files = sorted({fault.file for fault in faults})
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", *files], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        ["git", "status", "--porcelain", "--", *files, *_FOUND_CASES],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     ).stdout
     if changed:
         raise SystemExit(f"mutants: commit these files first, faults are planted in them:\n{changed}")
@@ -51,6 +57,8 @@ def planted(fault: Fault) -> Iterator[None]:
         yield
     finally:
         file.write_text(text)
+        subprocess.run(["git", "restore", "--", _FOUND_CASES[0]], cwd=ROOT, check=True)
+        subprocess.run(["git", "clean", "--quiet", "-d", "--force", "--", *_FOUND_CASES], cwd=ROOT, check=True)
 
 
 def fails(*command: str) -> bool:
