@@ -14,7 +14,7 @@ from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
-from shardwright.execution.exchange import rebuild_results, sharing_of
+from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.results import Response, let_go, origins_of
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
@@ -301,6 +301,8 @@ def _receive(
     frame = response.frame
     if returned.get("open"):
         frame.calls.append(call)
+    if "written" in returned:
+        call.inputs = past_views(call.inputs, given, {index for index, _ in returned["written"]})
     tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
     result, additions = build(response.runtime, call.rank, result_spec, tensors)
     if additions is not None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from shardwright.errors import FrameError
 from shardwright.execution.layout import layouts_of, restride
 from shardwright.execution.recipes import Recipe, follow, recipe_of, replayable_base
-from shardwright.frames import Frame, Slot, cut
+from shardwright.frames import Frame, Slot, cut, owning_edge
 from shardwright.frames.remote import RemoteTensor, is_remote, when_here
 from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
@@ -268,6 +268,26 @@ def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None
                     returned.watch_arguments.append(other)
                 returned.watch.append(place)
         others.append((False, place, memory, extent))
+
+
+def past_views(
+    inputs: list[tuple[GradientEdge, int]], given: list[torch.Tensor], written: set[int]
+) -> list[tuple[GradientEdge, int]]:
+    """Where the gradients of a call's arguments go, once it is known which of them the module writes to.
+
+    That of a written view goes straight to what it is a view of, as torch has it, and passes the hooks on the view by.
+    To be asked before the write is made here.
+    """
+    past = []
+    for edge, index in inputs:
+        tensor = given[index]
+        if index in written and tensor._is_view():
+            with torch.enable_grad():
+                again = tensor._view_func(tensor._base)  # type: ignore[attr-defined]
+            past.append((owning_edge(again), index))
+        else:
+            past.append((edge, index))
+    return past
 
 
 def rebuild_results(
