@@ -1,4 +1,4 @@
-"""Hooks on a view that a module on another rank writes to: torch's own gradient passes the view by, and so must ours."""
+"""Hooks on a view that a module on another rank writes to: its gradient passes the view by, as torch has it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def hooked(given: str, on: str) -> Callable[[Part, torch.Tensor], Any]:
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("given", ["base", "view", "part"])
 @pytest.mark.parametrize("on", ["base", "view", "part"])
-def test_hook_on_a_tensor_whose_memory_a_module_writes_to(
-    on: str, given: str, write: str, size: tuple[int, int]
-) -> None:
+def test_hook_on_a_tensor_that_a_module_writes_to(on: str, given: str, write: str, size: tuple[int, int]) -> None:
     assert_exact(Part(hooked(given, on), child=Part(WRITES[write])), data(*size))
 
 
