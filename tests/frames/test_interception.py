@@ -9,6 +9,7 @@ import torch
 from shardwright.errors import FrameError
 from shardwright.execution.intercept import refuse_compiled
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.frames.comparing import Part, assert_exact, data, run_divided, times_weight, weighted_sum
 from tests.frames.loopback import LoopbackJob, guarded
@@ -17,6 +18,49 @@ from tests.frames.loopback import LoopbackJob, guarded
 def test_calling_forward_itself_is_caught() -> None:
     compared = assert_exact(Part(lambda m, x: m.child.forward(x * m.weight), child=Part(times_weight)), data())
     assert compared.job.server.kinds == ["forward", "backward"]
+
+
+class Called(Part):
+    """A module with a ``__call__`` of its own."""
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return super().__call__(x * 2) + 1
+
+
+class CalledPastHooks(Part):
+    """One whose ``__call__`` runs no hooks."""
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return self.forward(x * 2) + 1
+
+
+def hooked(kind: type[Part]) -> Part:
+    child = kind(lambda part, x: x * part.weight.sum())
+    child.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    child.register_forward_hook(lambda module, args, result: result * 2)
+    child.register_full_backward_hook(lambda module, given, gradients: (given[0] * 3,))  # type: ignore[operator, index]
+    return child
+
+
+@pytest.mark.parametrize("size", [(2, 3), (40, 160)])
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("way", ["forward", "__call__"])
+@pytest.mark.parametrize("kind", [Part, Called, CalledPastHooks])
+def test_a_call_runs_hooks_and_forward_does_not(
+    kind: type[Part], way: str, checkpointed: bool, size: tuple[int, int]
+) -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        call, x = getattr(root.child, way), x * root.weight.sum()
+        return checkpoint(call, x, use_reentrant=False) if checkpointed else call(x)
+
+    assert_exact(Part(body, child=hooked(kind)), data(*size))
+
+
+def test_a_run_of_layers_runs_their_own_calls() -> None:
+    layers = nn.Sequential(*(hooked(kind) for kind in (Part, Called, CalledPastHooks, Called)))
+    owners = {"layers.1": 1, "layers.2": 1}
+    model = Part(lambda m, x: m.layers(x * m.weight), layers=layers)
+    assert_exact(model, data(), owners=lambda name: owners.get(name, 0))
 
 
 def test_calling_a_childs_child_is_caught() -> None:

@@ -14,7 +14,7 @@ from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
-from shardwright.execution.exchange import rebuild_results, sharing_of
+from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.results import Response, let_go, origins_of
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
@@ -58,22 +58,20 @@ _OF_TENSORS_ELSEWHERE = {"open", "hooked", "kept_results", "kept_arguments", "or
 Link = tuple[RemoteModule, tuple[int, int] | None]
 
 
-def call_remote(
-    target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], children: tuple[int, int] | None = None
-) -> Any:
+def call_remote(target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, hooks: bool = True) -> Any:
     """Have a module run forward on the rank that owns it (the paper, 4.1), and wait for its result.
 
     Args:
         target: The module.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        children: For an ``nn.Sequential``, the range of consecutive children to run.
+        hooks: Whether its hooks run too; False where the script calls ``forward`` itself.
 
     Raises:
         FrameError: The call stands where its backward could not be exact.
         UnsupportedValueError: An argument is of a type that cannot cross ranks.
     """
-    return _call([(target, children)], args, kwargs)[0]
+    return _call([(target, None)], args, kwargs, hooks=hooks)[0]
 
 
 def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
@@ -95,7 +93,9 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
     return _call(links, (value,), {})
 
 
-def _call(links: Sequence[Link], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, int]:
+def _call(
+    links: Sequence[Link], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, hooks: bool = True
+) -> tuple[Any, int]:
     (target, children), *following = links
     task, frame = running_task(), current_frame()
     _check_place(target, task, frame)
@@ -114,12 +114,14 @@ def _call(links: Sequence[Link], args: tuple[Any, ...], kwargs: Mapping[str, Any
     )
     seed = reproducible.place()
     extras["seed"] = target.seed_at(seed)
+    if not hooks:
+        extras["hooks"] = False
     wanted = collector.outgoing()
     if wanted is not None:
         extras["collector"] = wanted
     state = TaskState.capture()
     asked = tuple((link.module_id, range) for link, range in links)
-    under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0)
+    under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0, hooks)
     site = runtime.sites.of((task.module, number, target.model_id, asked, under))
     observed = state.inference_mode or wanted is not None or runtime.watch_requests is not None
     description = _core.Description(spec, parts) if runtime.sites.learns and not observed else None
@@ -301,6 +303,8 @@ def _receive(
     frame = response.frame
     if returned.get("open"):
         frame.calls.append(call)
+    if "written" in returned:
+        call.inputs = past_views(call.inputs, given, {index for index, _ in returned["written"]})
     tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
     result, additions = build(response.runtime, call.rank, result_spec, tensors)
     if additions is not None:

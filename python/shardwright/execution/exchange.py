@@ -7,28 +7,21 @@ order in which :func:`shardwright._core.flatten` meets them, each once; a respon
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from shardwright.errors import FrameError
 from shardwright.execution.layout import layouts_of, restride
-from shardwright.frames import Frame, Slot, cut
+from shardwright.execution.recipes import Recipe, follow, recipe_of, replayable_base
+from shardwright.frames import Frame, Slot, cut, owning_edge
 from shardwright.frames.remote import RemoteTensor, is_remote, when_here
 from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
-
-#: How a result is found at the requester instead of sent: the kind, the number it refers to, sizes, strides, offset,
-#: whether it was made in grad mode, and whether it requires a gradient.
-Recipe = tuple[str, int, list[int], list[int], int, bool, bool]
-
-_creation_of: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_meta
-_Creation: Any = torch._C._autograd.CreationMeta
 
 
 def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -194,16 +187,16 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
     for place, tensor in enumerate(returned.tensors):
         argument = numbers.get(id(tensor))
         if argument is not None:
-            returned.recipes[place] = ("argument", argument, [], [], 0, True, tensor.requires_grad)
+            returned.recipes[place] = ("argument", argument, [], [], 0, False, False, True, tensor.requires_grad)
             continue
-        base = _replayable_base(tensor, replay)
+        base = replayable_base(tensor, replay)
         if base is None:
             continue
         argument = numbers.get(id(base))
         if argument is not None and argument not in arguments.relaid:
-            returned.recipes[place] = _recipe("view of argument", argument, tensor, base)
+            returned.recipes[place] = recipe_of("view of argument", argument, tensor, base)
         elif argument is None and base is not tensor and id(base) in places and is_dense(base):
-            returned.recipes[place] = _recipe("view of result", places[id(base)], tensor, base)
+            returned.recipes[place] = recipe_of("view of result", places[id(base)], tensor, base)
     _find_shared(frame, returned, arguments)
     returned.needs = [
         tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
@@ -230,20 +223,6 @@ def _stands_alone(frame: Frame, result: torch.Tensor, arguments: Arguments) -> b
     return all(group_of(memory_id(tensor)) != own for tensor in arguments.tensors)
 
 
-def _replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
-    """What a tensor is a view of, if the requester can make it again by the base's strides."""
-    base = tensor._base if tensor._is_view() else None
-    if base is None or tensor.dtype != base.dtype or (tensor.requires_grad and not replay):
-        return None
-    return None if _creation_of(tensor) in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
-
-
-def _recipe(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) -> Recipe:
-    offset = int(tensor.storage_offset()) - int(base.storage_offset())
-    grad_mode = bool(_creation_of(tensor) != _Creation.NO_GRAD_MODE)
-    return kind, number, list(tensor.shape), list(tensor.stride()), offset, grad_mode, tensor.requires_grad
-
-
 def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> None:
     """Send what several results are views of, so that they can be made as views of it again."""
     known = arguments.keys() | {id(tensor) for tensor in returned.tensors}
@@ -251,7 +230,7 @@ def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> N
     views: Counter[int] = Counter()
     elements: Counter[int] = Counter()
     for tensor in returned.tensors:
-        base = _replayable_base(tensor, replay)
+        base = replayable_base(tensor, replay)
         if base is not None and id(base) not in known and is_dense(base):
             bases[id(base)] = base
             views[id(base)] += 1
@@ -291,6 +270,26 @@ def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None
         others.append((False, place, memory, extent))
 
 
+def past_views(
+    inputs: list[tuple[GradientEdge, int]], given: list[torch.Tensor], written: set[int]
+) -> list[tuple[GradientEdge, int]]:
+    """Where the gradients of a call's arguments go, once it is known which of them the module writes to.
+
+    That of a written view goes straight to what it is a view of, as torch has it, and passes the hooks on the view by.
+    To be asked before the write is made here.
+    """
+    past = []
+    for edge, index in inputs:
+        tensor = given[index]
+        if index in written and tensor._is_view():
+            with torch.enable_grad():
+                again = tensor._view_func(tensor._base)  # type: ignore[attr-defined]
+            past.append((owning_edge(again), index))
+        else:
+            past.append((edge, index))
+    return past
+
+
 def rebuild_results(
     frame: Frame,
     module: str,
@@ -318,13 +317,9 @@ def rebuild_results(
             slots.append((slot, place))
     for index, place in returned.get("written", ()):
         _write_back(frame, given[index], tensors[place], needs[place])
-    for place, (kind, number, shape, strides, offset, grad_mode, needs_gradient) in recipes.items():
-        if kind == "argument":
-            tensors[place] = given[number]
-        else:
-            base = given[number] if kind == "view of argument" else tensors[number]
-            with torch.set_grad_enabled(grad_mode):
-                tensors[place] = base.as_strided(shape, strides, base.storage_offset() + offset)
+    for place, recipe in recipes.items():
+        tensors[place] = follow(recipe, given, tensors)
+        needs_gradient = recipe[-1]
         if tensors[place].requires_grad != needs_gradient:
             raise FrameError(
                 f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "

@@ -18,7 +18,7 @@ def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Mod
     """Turn every way of calling a module into a request to the rank that owns it.
 
     Both the compiled call and ``forward`` are replaced, so that subclasses' own ``__call__`` and direct calls of
-    ``forward`` are caught too.
+    ``forward`` are caught too. Those run no hooks, here as there.
 
     Args:
         module: The module on this rank; only its shell is left here.
@@ -26,14 +26,19 @@ def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Mod
         check: Raises if the module's parameters were swapped since it was given up.
     """
 
-    @functools.wraps(module.forward)
-    def remote(*args: Any, **kwargs: Any) -> Any:
-        check(module)
-        return call_remote(target, args, kwargs)
+    forward = module.forward
 
-    remote._torchdynamo_disable = True  # type: ignore[attr-defined]
-    module._compiled_call_impl = remote
-    module.forward = remote
+    def remote(*, hooks: bool) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            check(module)
+            return call_remote(target, args, kwargs, hooks=hooks)
+
+        call._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return call
+
+    module._compiled_call_impl = remote(hooks=True)
+    module.forward = remote(hooks=False)
 
 
 def refuse_compiled(name: str, module: nn.Module) -> None:

@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +227,7 @@ def _forward(
     state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
     with state.applied(), as_carried(extras):
         with in_frame(frame), collector.executing(extras.get("collector")) as additions:
-            result = _execute(frame.executed, request, args, kwargs)
+            result = _execute(frame.executed, request, args, kwargs, hooks=extras.get("hooks", True))
         frame.settle()
         arguments.check_containers()
         added = additions()
@@ -286,27 +287,30 @@ def _executed(module: nn.Module, request: Any) -> list[nn.Module]:
     return [child for child in list(module._modules.values())[start:end] if child is not None]
 
 
-def _execute(modules: list[nn.Module], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _execute(
+    modules: list[nn.Module], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, hooks: bool
+) -> Any:
     value = None
     for module in modules:
-        value = _execute_one(module, request, args, kwargs)
+        run: Callable[..., Any] = module
+        if not hooks:
+            run = module.forward
+        elif request.range is None:
+            run = MethodType(nn.Module.__call__, module)  # a `__call__` of its class has been run by the caller
+        if request.checkpointing:
+            run = partial(checkpoint, MethodType(_without_own_checkpoint, module), run, use_reentrant=False)
+        value = run(*args, **kwargs)
         args, kwargs = (value,), {}
     return value
 
 
-def _execute_one(module: nn.Module, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not request.checkpointing:
-        return module(*args, **kwargs)
-    return checkpoint(MethodType(_without_own_checkpoint, module), *args, use_reentrant=False, **kwargs)
-
-
-def _without_own_checkpoint(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _without_own_checkpoint(module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a layer of ``transformers`` without its own checkpoint, which would have it computed three times."""
     if not getattr(module, "gradient_checkpointing", False):
-        return module(*args, **kwargs)
+        return run(*args, **kwargs)
     setattr(module, "gradient_checkpointing", False)  # noqa: B010
     try:
-        return module(*args, **kwargs)
+        return run(*args, **kwargs)
     finally:
         setattr(module, "gradient_checkpointing", True)  # noqa: B010
 

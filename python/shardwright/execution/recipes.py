@@ -1,0 +1,46 @@
+"""Results that the requester finds among what it has: how the executing rank says so, and how they are made there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: How a result is found at the requester instead of sent: the kind, the number it refers to, sizes, strides, offset,
+#: whether it is read conjugated and whether negated beside that, whether it was made in grad mode, and whether it
+#: requires a gradient.
+Recipe = tuple[str, int, list[int], list[int], int, bool, bool, bool, bool]
+
+_creation_of: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_meta
+_Creation: Any = torch._C._autograd.CreationMeta
+
+
+def replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
+    """What a tensor is a view of, if the requester can make it again by the base's strides."""
+    base = tensor._base if tensor._is_view() else None
+    if base is None or tensor.dtype != base.dtype or (tensor.requires_grad and not replay):
+        return None
+    return None if _creation_of(tensor) in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
+
+
+def recipe_of(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) -> Recipe:
+    """Say how a tensor is found as a view of its base, which is the given tensor or result of that number."""
+    offset = int(tensor.storage_offset()) - int(base.storage_offset())
+    grad_mode = bool(_creation_of(tensor) != _Creation.NO_GRAD_MODE)
+    conjugated, negated = tensor.is_conj() != base.is_conj(), tensor.is_neg() != base.is_neg()
+    layout = list(tensor.shape), list(tensor.stride()), offset
+    return kind, number, *layout, conjugated, negated, grad_mode, tensor.requires_grad
+
+
+def follow(recipe: Recipe, given: list[torch.Tensor], results: list[torch.Tensor]) -> torch.Tensor:
+    """Find a result among the arguments, or make it as a view of an argument or of another result."""
+    kind, number, shape, strides, offset, conjugated, negated, grad_mode, _ = recipe
+    if kind == "argument":
+        return given[number]
+    base = given[number] if kind == "view of argument" else results[number]
+    with torch.set_grad_enabled(grad_mode):
+        view = base.as_strided(shape, strides, base.storage_offset() + offset)
+        if conjugated:
+            view = view.conj()
+        return torch._neg_view(view) if negated else view
