@@ -123,6 +123,23 @@ def _inference(one: torch.Tensor, other: torch.Tensor) -> Any:
         return one, other.detach() * 3
 
 
+def _sparse(one: torch.Tensor, other: torch.Tensor) -> Any:
+    half = (other.detach() / 2).to_sparse()
+    twice = torch.sparse_coo_tensor(half._indices().repeat(1, 2), half._values().repeat(2), half.shape)
+    one = one.to_sparse()
+    return {"one": one, "same": one, "twice": twice}
+
+
+def _of_sparse(value: Any) -> Any:
+    assert value["same"] is value["one"]
+    assert value["one"].is_coalesced()
+    assert not value["twice"].is_coalesced()
+    assert value["twice"]._nnz() == 2 * value["one"]._nnz()
+    return value["one"].to_dense() + value["same"].to_dense(), torch.sparse.mm(
+        value["twice"], value["one"].to_dense().t()
+    ).mean()
+
+
 #: By kind, what makes a value of two tensors, and what takes it apart.
 KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "dataclass": (Plain, lambda value: (value.one, value.other * value.kept * value.made)),
@@ -142,6 +159,7 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "constants": (_constants, _of_constants),
     "array": (_array, _of_array),
     "packed sequence": (_packed, _of_packed),
+    "sparse": (_sparse, _of_sparse),
     "inference": (_inference, lambda value: (value[0], value[1].clone())),
 }
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import shardwright as smp
 import torch
-from shardwright.errors import RemoteError
+from shardwright.errors import FrameError, RemoteError, UnsupportedValueError
 from shardwright.runtime import Runtime
 from torch import nn
 
@@ -118,3 +118,65 @@ class Changing(nn.Module):
 def test_a_value_that_a_module_elsewhere_changes_is_refused(job: Job, kind: str) -> None:
     with pytest.raises(RemoteError, match=rf"FrameError: module 'child' changed a {kind} that it was given"):
         check(job, Changing(kind), {"child": 1}, {}, steps=1)
+
+
+class SparseUse(nn.Module):
+    """A module elsewhere is given a sparse tensor, or returns one, and it is written to."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use = use
+        self.child = SparseChild(use)
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x.detach().to_sparse()
+        if self.use == "uncoalesced":
+            given = torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.int64), self.weight, x.shape)
+        result = self.child(x, given)
+        if self.use == "itself":
+            assert result["given"] is given
+            return result["rest"] * self.weight
+        if self.use == "caller":
+            given.mul_(2)
+        if self.use == "result":
+            result.mul_(2)
+        return result.to_dense() * self.weight
+
+
+class SparseChild(nn.Module):
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use = use
+        self.weight = nn.Parameter(torch.ones(3))
+        self.kept: Any = None
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> Any:
+        if self.use == "child":
+            given.mul_(2)
+        if self.use == "values":
+            given._values().mul_(2)
+        if self.use == "caller":
+            self.kept = given
+        if self.use == "itself":
+            return {"given": given, "rest": x * self.weight}
+        return (x * self.weight).to_sparse()
+
+
+REFUSED_USES = {
+    "child": "was given a sparse tensor by another rank, and it was written to",
+    "values": "was given a sparse tensor by another rank, and it was written to",
+    "caller": "kept a sparse tensor that it was given, and it was written to",
+    "result": "returned a sparse tensor to another rank, and it was written to",
+    "uncoalesced": "is or holds a sparse tensor that requires a gradient and is not coalesced",
+}
+
+
+@pytest.mark.parametrize("use", REFUSED_USES)
+def test_sparse_tensors_that_cannot_be_exact_are_refused(job: Job, use: str) -> None:
+    with pytest.raises((FrameError, RemoteError, UnsupportedValueError), match=REFUSED_USES[use]):
+        check(job, SparseUse(use), {"child": 1}, {}, steps=1)
+
+
+def test_a_sparse_argument_comes_back_as_itself(job: Job) -> None:
+    check(job, SparseUse("itself"), {"child": 1}, {}, steps=1)
