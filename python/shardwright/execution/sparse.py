@@ -58,7 +58,7 @@ def _parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
         return [tensor._indices().clone(), tensor._values().clone()]
     if not tensor.is_coalesced():
         raise UnsupportedValueError(
-            f"{where} is or holds a sparse tensor that requires a gradient and is not coalesced: it cannot cross ranks, "
+            f"{where} is or holds a sparse tensor that requires a gradient and is not coalesced; it cannot cross ranks "
             "because an element may stand in it several times; pass its coalesce()"
         )
     with torch.enable_grad():
