@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -178,3 +181,101 @@ def test_a_name_that_is_not_registered_builds_nothing() -> None:
     spec, tensors = _core.flatten(Opaque(1), sender)
     with pytest.raises(UnsupportedValueError, match="'os:system'"):
         spec.build(tensors, registry)
+
+
+@dataclass
+class WithState:
+    value: int
+
+    def __setstate__(self, state: Any) -> None:
+        raise AssertionError("run by what a message says")
+
+
+@dataclass(eq=False)
+class Layer(torch.nn.Module):
+    width: int
+
+
+class Watched:
+    @property
+    def value(self) -> int:
+        return 0
+
+    @value.setter
+    def value(self, value: int) -> None:
+        raise AssertionError("run by what a message says")
+
+
+@dataclass
+class Shadowed(Watched):
+    other: int = 0
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: WithState(1), "WithState"),
+        (lambda: Layer.__new__(Layer), "Layer"),
+        (lambda: numpy.array([object()]), "elements are more than bytes"),
+        (lambda: numpy.ma.masked_array([1.0]), "MaskedArray"),
+        (lambda: numpy.matrix([1.0]), "matrix"),
+    ],
+)
+def test_a_value_that_is_more_than_its_parts_is_refused(make: Any, text: str) -> None:
+    with pytest.raises(UnsupportedValueError, match=text):
+        around([make()])
+
+
+def test_building_a_dataclass_runs_nothing_of_its_class() -> None:
+    value = Shadowed()
+    vars(value)["value"] = 3
+    assert vars(around(value)) == {"other": 0, "value": 3}
+
+
+def test_a_name_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = types.ModuleType("lazy_module")
+
+    def load(name: str) -> Any:
+        raise AssertionError("run by what a message says")
+
+    lazy.__getattr__ = load  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy_module", lazy)
+    for name in (
+        "lazy_module:Thing",
+        "email.mime.audio:MIMEAudio",
+        "numpy:ndarray.flat.x",
+        "builtins:eval",
+        "os:system",
+    ):
+        assert name.partition(":")[0] != "email.mime.audio" or name.partition(":")[0] not in sys.modules
+        with pytest.raises(UnsupportedValueError, match="which this rank has not registered"):
+            registry.decoders[name]
+    assert "email.mime.audio" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.zeros((0, 3)),
+        numpy.array(2.5),
+        numpy.arange(6).reshape(2, 3)[:, ::2],
+        numpy.arange(3, dtype=">i4"),
+        numpy.array(["2020-01-01"], "datetime64[D]"),
+        numpy.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+        numpy.ones((2, 3), numpy.complex64).T,
+    ],
+    ids=str,
+)
+def test_arrays_come_back_as_they_were(array: Any) -> None:
+    back = around(array)
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert back.flags.writeable
+    array.flags.writeable = False
+    assert not around(array).flags.writeable
+
+
+def test_an_array_that_was_sent_is_that_of_the_moment() -> None:
+    array = numpy.zeros(3)
+    spec, tensors = _core.flatten(array, registry)
+    array.fill(1)
+    assert spec.build(tensors, registry).tolist() == [0, 0, 0]

@@ -16,6 +16,7 @@ from shardwright.execution import reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.results import Response, let_go, origins_of
+from shardwright.execution.sparse import Described, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.huggingface import collector
@@ -106,7 +107,8 @@ def _call(
     number = frame.next_call_number()
     if runtime.watch_requests is not None:
         runtime.watch_requests(target, args, children)
-    spec, given = _arguments(target, args, kwargs)
+    spec, original = _arguments(target, args, kwargs)
+    given, sparse = take_apart(original, f"an argument of module {target.name!r}")
     needs = [tensor.requires_grad for tensor in given]
     parts = pack(given, needs, origins_of(given))
     extras = sharing_of(given) | carried(
@@ -116,6 +118,9 @@ def _call(
     extras["seed"] = target.seed_at(seed)
     if not hooks:
         extras["hooks"] = False
+    if sparse:
+        extras["sparse"] = sparse
+        given = original + given[len(original) :]
     wanted = collector.outgoing()
     if wanted is not None:
         extras["collector"] = wanted
@@ -166,7 +171,7 @@ def _call(
         answers = [(one.spec, one) for one in predicted]
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
     response = Response(task, frame, site, requests, held=held, is_there=predicted is None)
-    value, done = _receive_chain(response, call, [link for link, _ in following], then, answers, given)
+    value, done = _receive_chain(response, call, [link for link, _ in following], then, answers, given, sparse)
     reproducible.pass_calls(seed, sum(link.passes for link, _ in links[:done]))
     return value, done
 
@@ -219,6 +224,7 @@ def _receive_chain(
     then: list[Then],
     answers: list[tuple[Any, Any]],
     given: list[torch.Tensor],
+    sparse: Described,
 ) -> tuple[Any, int]:
     """Take the answers of a chain of calls: that a result went on, or was given up; of the last that ran its result."""
     frame = response.frame
@@ -228,6 +234,8 @@ def _receive_chain(
         is_open = returned.get("open", False)
         if returned.get("ordered"):
             response.in_order()
+        if sparse and done == 1:
+            watch_kept(frame, call.module, sparse, returned, given)
         if call.passed and not is_open:
             frame.calls.append(_ending_before(call))
             call.passed, call.inputs = [], []
@@ -306,6 +314,8 @@ def _receive(
     if "written" in returned:
         call.inputs = past_views(call.inputs, given, {index for index, _ in returned["written"]})
     tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
+    if "sparse" in returned:
+        tensors = received_results(frame, call.module, tensors, returned, given)
     result, additions = build(response.runtime, call.rank, result_spec, tensors)
     if additions is not None:
         collector.incoming(additions)

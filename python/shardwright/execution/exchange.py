@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.graph import GradientEdge, Node
 
 from shardwright.errors import FrameError
+from shardwright.execution.given import first_changed, snapshots
 from shardwright.execution.layout import layouts_of, restride
 from shardwright.execution.recipes import Recipe, follow, recipe_of, replayable_base
 from shardwright.frames import Frame, Slot, cut, owning_edge
-from shardwright.frames.remote import RemoteTensor, is_remote, when_here
+from shardwright.frames.remote import is_remote, when_here
 from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
 
@@ -33,25 +33,6 @@ def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
                 shared.setdefault(memory_id(tensor), []).append(index)
     groups = [group for group in shared.values() if len(group) > 1]
     return layouts_of(tensors) | ({"groups": groups} if groups else {})
-
-
-#: Values of these types hold nothing that could be changed.
-_PLAIN = frozenset((torch.Tensor, nn.Parameter, RemoteTensor, type(None), bool, int, float, str))
-
-
-def _contents(value: Any) -> list[Any] | None:
-    """What a value that can be changed holds; None for any other value."""
-    if type(value) in _PLAIN:
-        return None
-    if isinstance(value, list):
-        return list(value)
-    if isinstance(value, dict):
-        return [part for item in value.items() for part in item]
-    if isinstance(value, set):
-        return sorted(value, key=id)
-    if hasattr(value, "__dict__") and not isinstance(value, torch.Tensor | type):
-        return [part for item in vars(value).items() for part in item]
-    return None
 
 
 class Arguments:
@@ -70,33 +51,16 @@ class Arguments:
         self.kept: list[int] = extras.get("kept", [])
         self._versions = [tensor._version for tensor in tensors]
         self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
-        self._containers = list(self._snapshots(tree))
-
-    @staticmethod
-    def _snapshots(tree: Any) -> list[tuple[Any, list[Any]]]:
-        found: list[tuple[Any, list[Any]]] = []
-        stack = [tree]
-        while stack:
-            value = stack.pop()
-            if isinstance(value, tuple):
-                stack.extend(value)
-                continue
-            contents = _contents(value)
-            if contents is not None:
-                found.append((value, contents))
-                stack.extend(contents)
-        return found
+        self._containers = snapshots(tree)
 
     def check_containers(self) -> None:
         """Raise :class:`FrameError` if a container was changed: that change cannot travel back."""
-        for container, before in self._containers:
-            now = _contents(container)
-            assert now is not None, "it was a container before"
-            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-                raise FrameError(
-                    f"module {self.module!r} changed a {type(container).__name__} that it was given; it runs on "
-                    "another rank than its caller, where that change cannot be seen: return the new value instead"
-                )
+        container = first_changed(self._containers)
+        if container is not None:
+            raise FrameError(
+                f"module {self.module!r} changed a {type(container).__name__} that it was given; it runs on another "
+                "rank than its caller, where that change cannot be seen: return the new value instead"
+            )
 
     def written(self) -> list[int]:
         """The indices of the tensors written in place; refuses what the caller's own tensors could not show."""

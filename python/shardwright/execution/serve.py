@@ -22,6 +22,7 @@ from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
 from shardwright.execution.layout import restride
 from shardwright.execution.results import finish
+from shardwright.execution.sparse import received_arguments, take_apart, watched_in
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.remote import bring_all
@@ -220,7 +221,8 @@ def _forward(
     extras: dict[str, Any],
 ) -> tuple[Any, Any, dict[str, Any], list[_Sent], tuple[Any, dict[str, Any]] | None]:
     given = _cut_arguments(frame, request, name, extras.get("strides", {}))
-    args, kwargs = build(runtime, request.requester, tree_spec, given)
+    whole, watched = received_arguments(frame, name, given, extras.get("sparse", {}))
+    args, kwargs = build(runtime, request.requester, tree_spec, whole)
     arguments = Arguments(name, given, (args, kwargs), extras)
     frame.place = extras["seed"]
     process.seed(frame.place)
@@ -233,9 +235,15 @@ def _forward(
         added = additions()
         spec, results = _core.flatten((result, added), registry, [f"the result of {name}", "collected outputs"])
         results = bring_all(results)
+        for one in watched:
+            one.check(request.microbatch)
+        watched += watched_in(results, f"module {name!r} returned a sparse tensor to another rank")
+        for one in watched:
+            runtime.frames.watch(request.microbatch, one)
+        results, sparse = take_apart(results, f"the result of module {name!r}", whole)
         returned = describe_results(frame, results, arguments)
         lone = None
-        if "then" in extras and added is None and returned.is_plain(len(results)):
+        if "then" in extras and added is None and not sparse and returned.is_plain(len(results)):
             argument_spec, _ = _core.flatten(((result,), {}), registry)
             carried = {key: extras[key] for key in ("settings", "device") if key in extras}
             lone = argument_spec, sharing_of(results) | carried | {"private": True}
@@ -248,7 +256,7 @@ def _forward(
                 frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
             else:
                 returned.dropped.append(place)
-    said = returned.as_value()
+    said = returned.as_value() | ({"sparse": sparse} if sparse else {})
     if lone is not None:  # how results lie is told to the next rank
         said.pop("strides", None)
     return spec, _pack(returned), said, _sent(name, given, returned), lone

@@ -83,7 +83,7 @@ class Watched:
     """A tensor that must not be written to, because the write could not reach everywhere where it should.
 
     It keeps the tensor's version counter, which all its views and aliases share and which outlives it, but neither the
-    tensor nor its memory.
+    tensor nor its memory, of a sparse one excepted.
     """
 
     __slots__ = ("_counter", "_version", "why")
@@ -96,7 +96,8 @@ class Watched:
             with torch.inference_mode(False):
                 empty = _empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self._counter = tensor.detach()
-        self._counter.data = empty
+        if tensor.layout is torch.strided:  # a sparse one cannot give its memory away
+            self._counter.data = empty
         self._version = tensor._version
         self.why = why
 

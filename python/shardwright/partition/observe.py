@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright.dispatch_mode import DispatchMode, write_positions
 from shardwright.partition.tree import ModelTree
+from shardwright.values.arrays import is_array
 from shardwright.values.registry import registry
+from shardwright.values.state import attributes_of
 
 
 @dataclass(eq=False)
@@ -212,10 +214,10 @@ def tensors_in(value: object) -> list[torch.Tensor]:
             while torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # inside vmap or grad
                 leaf = torch._C._functorch.get_unwrapped(leaf)
             found[id(leaf)] = leaf
-        elif hasattr(leaf, "__dataclass_fields__"):
-            for item in tree_leaves(list(vars(leaf).values())):
-                if isinstance(item, torch.Tensor):
-                    found[id(item)] = item
+        elif is_array(leaf):
+            continue  # its bytes travel as a tensor that is made for that
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found.update((id(tensor), tensor) for tensor in tensors_in(attributes_of(leaf)))
         elif (fields := registry.fields_of(leaf)) is not None:
             found.update((id(tensor), tensor) for tensor in tensors_in(fields))
     return list(found.values())

@@ -65,8 +65,31 @@ class DeferredTensor:
 registry.add(DeferredTensor, "shardwright:DeferredTensor", DeferredTensor.fields, DeferredTensor.received)
 
 
+class SparseResult:
+    """Stands for a returned sparse tensor on its way, which arrives as itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Take it apart."""
+        self._fields = tensor._indices(), tensor._values(), list(tensor.shape), tensor.is_coalesced()
+
+    def fields(self) -> tuple[torch.Tensor, torch.Tensor, list[int], bool]:
+        """Indices, values, sizes, and whether it is coalesced."""
+        return self._fields
+
+    @staticmethod
+    def received(fields: tuple[torch.Tensor, torch.Tensor, list[int], bool]) -> torch.Tensor:
+        """The tensor."""
+        indices, values, sizes, coalesced = fields
+        return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=coalesced, check_invariants=True)
+
+
+registry.add(SparseResult, "shardwright:SparseResult", SparseResult.fields, SparseResult.received)
+
+
 def deferring_large(runtime: Runtime, tensor: torch.Tensor) -> Any:
     """The tensor itself, or for a large one what stands for it on the other ranks."""
+    if tensor.is_sparse:
+        return SparseResult(tensor.detach())
     if tensor.numel() * tensor.element_size() <= LARGEST_SENT_BYTES:
         return tensor
     return DeferredTensor.publish(runtime, tensor)

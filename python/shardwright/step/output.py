@@ -13,6 +13,7 @@ import torch
 from shardwright.errors import ShardwrightError
 from shardwright.step.deferred import DeferredTensor
 from shardwright.values import registry
+from shardwright.values.arrays import is_array
 from shardwright.values.state import dict_functions
 
 
@@ -86,9 +87,10 @@ def merge_microbatches(results: list[Any]) -> Any:
         return _like(first, merged)
     if same_type and isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
         items = [merge_microbatches([result[index] for result in results]) for index in range(len(first))]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+        return _sequence_like(first, items)
     if same_type and is_dataclass(first) and not isinstance(first, type):
-        values = {f.name: merge_microbatches([getattr(r, f.name) for r in results]) for f in fields(first)}
+        names = [f.name for f in fields(first) if all(hasattr(result, f.name) for result in results)]
+        values = {name: merge_microbatches([getattr(result, name) for result in results]) for name in names}
         return _with(first, values)
     return first if same_type and all(_equal(result, first) for result in results) else results
 
@@ -102,6 +104,11 @@ def _like(original: dict[Any, Any], items: dict[Any, Any]) -> Any:
     return unflatten({**flatten(original), "items": items})
 
 
+def _sequence_like(original: Any, items: list[Any]) -> Any:
+    """A list or tuple of a class with other items; a named tuple without code of its class, which may look at them."""
+    return original._make(items) if hasattr(original, "_make") else type(original)(items)
+
+
 def _with(original: Any, values: dict[str, Any]) -> Any:
     """A dataclass's object with other values, without its ``__init__``, which may not take them."""
     copied = copy.copy(original)
@@ -112,7 +119,8 @@ def _with(original: Any, values: dict[str, Any]) -> Any:
 
 def _equal(left: Any, right: Any) -> bool:
     try:
-        return bool(left == right)
+        same = left == right
+        return bool(left.shape == right.shape and same.all()) if is_array(left) and is_array(right) else bool(same)
     except (RuntimeError, ValueError):
         return False
 
@@ -133,9 +141,9 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any], *, in_regis
         return _like(value, {key: inner(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
         items = [inner(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return _sequence_like(value, items)
     if is_dataclass(value) and not isinstance(value, type):
-        return _with(value, {f.name: inner(getattr(value, f.name)) for f in fields(value)})
+        return _with(value, {f.name: inner(getattr(value, f.name)) for f in fields(value) if hasattr(value, f.name)})
     entry = registry.encoders.get(type(value)) if in_registered else None
     if entry is not None:
         name, flatten = entry

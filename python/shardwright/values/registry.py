@@ -1,4 +1,4 @@
-"""Which types cross ranks besides the built-in ones: containers and records by themselves, others once registered."""
+"""Which types cross ranks besides the built-in ones: some by themselves, others once registered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardwright.errors import ConfigError, UnsupportedValueError
-from shardwright.values.state import crosses_by_itself, dict_functions
+from shardwright.values.known import functions_without_registration
 
 Flatten = Callable[[Any], Any]
 Unflatten = Callable[[Any], Any]
@@ -77,7 +77,7 @@ class ValueRegistry:
         """The entry of a type that was not registered; None when it may not cross ranks."""
         if kind in self.encoders:
             return self.encoders[kind]
-        functions = _functions_without_registration(kind)
+        functions = functions_without_registration(kind)
         # Another rank could not find a class that this one does not find under its name.
         if functions is None or _type_named(type_name(kind)) is not kind:
             return None
@@ -96,23 +96,19 @@ def type_name(kind: type) -> str:
 
 
 def _type_named(name: str) -> type | None:
+    """A class among the modules already imported.
+
+    The name may come from another rank, so nothing is run to find it: only dictionaries are read, because ``getattr``
+    on a module may import another.
+    """
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part, None)
+        try:
+            found = object.__getattribute__(found, "__dict__").get(part)
+        except AttributeError:
+            return None
     return found if isinstance(found, type) else None
-
-
-def _functions_without_registration(kind: type) -> tuple[Flatten, Unflatten] | None:
-    """Those of outputs of ``transformers``, named tuples, and subclasses of ``dict`` without a state of their own."""
-    outputs = sys.modules.get("transformers.utils.generic")
-    if outputs is not None and issubclass(kind, outputs.ModelOutput):
-        return lambda value: dict(value.items()), lambda fields: kind(**fields)
-    if issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
-        return tuple, kind._make
-    if issubclass(kind, dict) and crosses_by_itself(kind):
-        return dict_functions(kind)
-    return None
 
 
 registry = ValueRegistry()

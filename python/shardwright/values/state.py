@@ -31,9 +31,9 @@ def functions_of(kind: type) -> Functions:
         ConfigError: Its values hold more than attributes and, in a ``dict``, entries.
     """
     if issubclass(kind, Flag):
-        return lambda value: value.value, kind
+        return lambda value: value._value_, kind
     if issubclass(kind, Enum):
-        return lambda value: value.name, lambda name: kind[name]
+        return lambda value: value._name_, lambda name: kind[name]
     base = _made_by(kind)
     if base is dict:
         return dict_functions(kind)
@@ -49,6 +49,31 @@ def functions_of(kind: type) -> Functions:
             "unflatten"
         )
     return _state_of, lambda state: _set_state(object.__new__(kind), state)
+
+
+def state_functions(kind: type) -> Functions:
+    """How objects that are nothing but their attributes are taken apart and built again, past all code of their class.
+
+    Attributes that are not set stay so.
+    """
+
+    def unflatten(attributes: dict[str, Any]) -> Any:
+        value: Any = object.__new__(kind)
+        for name, item in attributes.items():
+            if any(isinstance(vars(base).get(name), types.MemberDescriptorType) for base in kind.__mro__):
+                object.__setattr__(value, name, item)
+            else:  # a property of that name is passed by
+                object.__getattribute__(value, "__dict__")[name] = item
+        return value
+
+    return attributes_of, unflatten
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes that an object has, in its ``__dict__`` and in slots."""
+    state: Any = object.__getstate__(value)
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(attributes or {}), **(slots or {})}
 
 
 def crosses_by_itself(kind: type) -> bool:
