@@ -17,6 +17,7 @@ from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
+from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.frozen import check_frozen_alike
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
@@ -25,13 +26,16 @@ from shardwright.tensor_parallel.replacement import replace
 from shardwright.tensor_parallel.report import announce
 
 
-class DistributedModel(DividedTensors, Saving):
+class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     """Wraps a module for pipeline, tensor and data parallelism; do not wrap it in DistributedDataParallel as well.
 
     With several pipeline ranks the module is divided inside the first call of the first step: traced, split over
     the ranks by cost, and each rank gives up what it does not own. With one, nothing about it changes. With several
     tensor-parallel ranks, modules marked by ``smp.tensor_parallelism`` are replaced here, in place, by distributed ones
     with the same weights: make optimizers afterwards.
+
+    What a script sets on it (``model.flag = True``) it sets on the wrapped module, except for names of its own: those
+    below, and those of its methods.
 
     Attributes:
         module: The wrapped module.
@@ -107,6 +111,7 @@ class DistributedModel(DividedTensors, Saving):
         self._runtime = runtime
         self._passes_on = runtime.pp_size == 1 and type(self).forward is DistributedModel.forward
         self.placement = Placement(runtime, self, module)
+        self._keep_own()
         if runtime.pp_size == 1:
             self.placement.place_whole()
 

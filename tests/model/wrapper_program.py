@@ -1,0 +1,169 @@
+"""What a script does with the wrapper as if it were its module; a rank of one or two: ``wrapper_program.py DEGREE``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import shardwright as smp
+import torch
+from torch import nn
+
+DEGREE = int(sys.argv[1])
+
+
+class Net(nn.Module):
+    """Two layers, on two ranks where there are two; what it computes depends on what it was given."""
+
+    factor: float = 1.0
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.register_buffer("shift", torch.zeros(width))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        shift = self.late if hasattr(self, "late") else self.shift
+        outputs: torch.Tensor = self.second(torch.tanh(self.first(inputs))) * self.factor + shift
+        return outputs * 2 if self.training else outputs
+
+
+def wrapped(width: int = 6) -> tuple[Any, Net]:
+    """A model, and a plain module with the same weights."""
+    torch.manual_seed(3)
+    module, plain = Net(width), Net(width)
+    plain.load_state_dict(module.state_dict())
+    smp.set_partition(module.second, DEGREE - 1)
+    return smp.DistributedModel(module), plain
+
+
+@smp.step
+def train(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    outputs: torch.Tensor = model(inputs)
+    model.backward(outputs.square().mean())
+    return outputs
+
+
+@smp.step
+def evaluate(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+    outputs: torch.Tensor = model(inputs)
+    return outputs
+
+
+def same(model: Any, plain: Net, rows: int = 4) -> None:
+    """Assert that both compute the same, and the same gradients."""
+    inputs = torch.randn(rows, plain.first.in_features, generator=torch.Generator().manual_seed(5))
+    model.zero_grad()
+    plain.zero_grad()
+    torch.testing.assert_close(train(model, inputs).concat(), plain(inputs).detach())
+    for part in inputs.chunk(2):
+        (plain(part).square().mean() / 2).backward()
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in model.local_named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def refused(call: Any, kind: type[Exception], *said: str) -> None:
+    """Assert that a call is refused with these words."""
+    text = "nothing was refused"
+    try:
+        call()
+    except kind as error:
+        text = str(error)
+    for words in said:
+        assert words in text, f"{words!r} is not in {text}"
+
+
+def attributes_reach_the_module() -> None:
+    for width, rows in ((6, 4), (160, 80)):
+        model, plain = wrapped(width)
+        for step in range(3):
+            model.factor = plain.factor = 0.5 + step
+            assert model.factor == model.module.factor == plain.factor
+            assert "factor" not in vars(model)
+            same(model, plain, rows)
+        del model.factor, plain.factor
+        assert model.factor == 1.0
+        model.training = plain.training = False
+        assert not model.module.training
+        same(model, plain, rows)
+        model.train()
+        assert model.training
+        assert model.module.training
+
+
+def tensors_and_modules_reach_the_module() -> None:
+    model, plain = wrapped()
+    model.shift = torch.ones(6)
+    plain.shift = torch.ones(6)
+    model.register_buffer("late", torch.full((6,), 3.0))
+    plain.register_buffer("late", torch.full((6,), 3.0))
+    torch.manual_seed(8)
+    model.first = nn.Linear(6, 6)
+    plain.first.load_state_dict(model.first.state_dict())
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    plain.unused = nn.Parameter(torch.ones(2))
+    model.add_module("more", nn.Identity())
+    assert model.module.more is model.more
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert list(model._modules) == ["module"]
+    same(model, plain)
+    assert list(model.state_dict()) == list(plain.state_dict())
+
+
+def what_is_the_wrapper_s_own_stays_its_own() -> None:
+    model, plain = wrapped()
+    model.average_grads_across_microbatches = True
+    assert "average_grads_across_microbatches" not in vars(model.module)
+    calls: list[str] = []
+    forward = model.forward
+    model.forward = lambda inputs: calls.append("called") or forward(inputs)
+    same(model, plain)
+    assert len(calls) == (2 if smp.pp_rank() == 0 else 0)
+    del model.forward
+    same(model, plain)
+    assert len(calls) == (2 if smp.pp_rank() == 0 else 0)
+    handle = model.register_forward_hook(lambda *_: calls.append("hooked"))
+    same(model, plain)
+    assert calls[2:] == (["hooked"] * 2 if smp.pp_rank() == 0 else [])
+    handle.remove()
+
+
+def a_setting_in_the_step_function_is_refused() -> None:
+    if DEGREE == 1:
+        return
+    model, plain = wrapped()
+    same(model, plain)
+
+    @smp.step
+    def sets(model: Any, inputs: torch.Tensor) -> None:
+        model.factor = 3.0
+        model.backward(model(inputs).sum())
+
+    refused(lambda: sets(model, torch.ones(4, 6)), smp.ShardwrightError, "attribute 'factor'", "outside the step")
+    assert model.factor == 1.0
+    same(model, plain)
+
+
+SCENARIOS = [
+    attributes_reach_the_module,
+    tensors_and_modules_reach_the_module,
+    what_is_the_wrapper_s_own_stays_its_own,
+    a_setting_in_the_step_function_is_refused,
+]
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    smp.init(
+        pipeline_parallel_degree=DEGREE,
+        microbatches=2,
+        auto_partition=False,
+        default_partition=0,
+        reproducible_rng=True,
+    )
+    for scenario in SCENARIOS:
+        scenario()
+        smp.barrier()
+        sys.stdout.write(f"{scenario.__name__}\n")
