@@ -146,11 +146,56 @@ def a_setting_in_the_step_function_is_refused() -> None:
     same(model, plain)
 
 
+def alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Assert that two state dicts have the same names in the same order, with the same values."""
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def a_module_around_it_saves_and_loads() -> None:
+    for divided in (False, True):
+        model, plain = wrapped()
+        if divided:
+            same(model, plain)
+        torch.manual_seed(4)
+        head = nn.BatchNorm1d(6)
+        around: Any = nn.ModuleDict({"net": nn.Sequential(model), "head": head})
+        plainly = nn.ModuleDict({"net": nn.Sequential(plain), "head": head})
+        alike(around.state_dict(), plainly.state_dict())
+        assert around.state_dict()._metadata["head"] == {"version": 2}
+        given: dict[str, Any] = {"here": 1}
+        assert model.state_dict(destination=given, prefix="a.") is given
+        alike(given, {"here": 1, **{f"a.{name}": value for name, value in plain.state_dict().items()}})
+        if divided and DEGREE > 1:
+            refused(lambda model=model: model.state_dict(keep_vars=True), smp.ConfigError, "local_named_parameters")
+        else:
+            assert model.state_dict(keep_vars=True)["first.weight"] is model.first.weight
+
+        changed = {name: value + 1 for name, value in plainly.state_dict().items()}
+        assert not any(around.load_state_dict(changed))
+        alike(around.state_dict(), changed)
+        plainly.load_state_dict(changed)
+        same(model, plain)
+        odd = {name: value for name, value in changed.items() if name != "net.0.second.bias"}
+        odd["net.0.third.bias"] = torch.ones(6)
+        for strict in (True, False):
+            if strict:
+                refused(lambda around=around, odd=odd: around.load_state_dict(odd), RuntimeError, "net.0.second.bias")
+            else:
+                found = around.load_state_dict(odd, strict=False)
+                assert (found.missing_keys, found.unexpected_keys) == (["net.0.second.bias"], ["net.0.third.bias"])
+        wrong = {**changed, "net.0.first.weight": torch.ones(2, 2)}
+        refused(lambda around=around, wrong=wrong: around.load_state_dict(wrong), RuntimeError, "size mismatch")
+        same(model, plain)
+
+
 SCENARIOS = [
     attributes_reach_the_module,
     tensors_and_modules_reach_the_module,
     what_is_the_wrapper_s_own_stays_its_own,
     a_setting_in_the_step_function_is_refused,
+    a_module_around_it_saves_and_loads,
 ]
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         self._runtime = runtime
         self._passes_on = runtime.pp_size == 1 and type(self).forward is DistributedModel.forward
         self.placement = Placement(runtime, self, module)
+        self.register_load_state_dict_post_hook(DistributedModel._forget_children)  # type: ignore[no-untyped-call]
         self._keep_own()
         if runtime.pp_size == 1:
             self.placement.place_whole()
