@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shardwright import _core, logs
 from shardwright.communication import comm_options
-from shardwright.config import Config, load_config
+from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.execution import process
@@ -75,6 +75,9 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         return
     launch = detect(os.environ)
     cfg = load_config(config, keys, os.environ)
+    if launch.rank == 0:
+        for sentence in without_effect(config, keys, os.environ):
+            logs.logger.warning("%s", sentence)
     options = comm_options(cfg, os.environ, launch.local_size)
     cfg.core.check_world(launch.world_size)
     topology = _core.Topology(
