@@ -35,6 +35,7 @@ from shardwright.execution import process
 from shardwright.execution.task import running_task
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
+from shardwright.model import wrapping
 from shardwright.picture import Photographer
 from shardwright.progress import Progress
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
@@ -110,6 +111,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         guards.install()
         loss_scaling.install()
     step_guards.install(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
+    wrapping.install()
     process.keep_device_guard()
     set_default_runtime(runtime)
     atexit.register(shutdown)
@@ -155,6 +157,7 @@ def shutdown() -> None:
     runtime.server.close()
     runtime.workers.join(5.0)
     step_guards.uninstall(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
+    wrapping.uninstall()
     if runtime.pp_size > 1:
         guards.uninstall()
         loss_scaling.uninstall()

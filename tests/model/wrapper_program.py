@@ -7,7 +7,9 @@ from typing import Any
 
 import shardwright as smp
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 DEGREE = int(sys.argv[1])
 
@@ -190,12 +192,48 @@ def a_module_around_it_saves_and_loads() -> None:
         same(model, plain)
 
 
+def other_parallel_wrappers_are_refused_at_once() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for wrapper in (DistributedDataParallel(Net()), nn.Sequential(nn.DataParallel(Net()))):
+            refused(
+                lambda wrapper=wrapper: smp.DistributedModel(wrapper),
+                smp.ConfigError,
+                "DataParallel: its collectives",
+                "Give smp.DistributedModel the plain module",
+            )
+        model, plain = wrapped()
+        for around in (model, nn.ModuleDict({"net": model})):
+            for kind in (DistributedDataParallel, nn.DataParallel):
+                refused(lambda kind=kind, around=around: kind(around), smp.ConfigError, "leave the wrapper out")
+        DistributedDataParallel(Net())
+    finally:
+        dist.destroy_process_group()
+    same(model, plain)
+
+
+def compiling_the_whole_is_refused_at_once() -> None:
+    if DEGREE == 1:
+        return
+    model, plain = wrapped()
+    for call in (
+        lambda: torch.compile(model),
+        lambda: torch.compile(nn.Sequential(model), backend="eager"),
+        lambda: torch.compile(backend="eager")(model),
+        model.compile,
+    ):
+        refused(call, smp.FrameError, "torch.compile of a smp.DistributedModel", "module.compile()")
+    same(model, plain)
+
+
 SCENARIOS = [
     attributes_reach_the_module,
     tensors_and_modules_reach_the_module,
     what_is_the_wrapper_s_own_stays_its_own,
     a_setting_in_the_step_function_is_refused,
     a_module_around_it_saves_and_loads,
+    other_parallel_wrappers_are_refused_at_once,
+    compiling_the_whole_is_refused_at_once,
 ]
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.frozen import check_frozen_alike
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
+from shardwright.model.wrapping import refuse_compiling, refuse_wrapped
 from shardwright.runtime import current_runtime
 from shardwright.tensor_parallel.replacement import replace
 from shardwright.tensor_parallel.report import announce
@@ -74,8 +75,9 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             gradient_as_bucket_view: Keep gradients as views of their buckets.
 
         Raises:
-            ConfigError: An argument has a value that is not allowed, or data-parallel or tensor-parallel ranks have
-                frozen different parameters; then all of them raise it.
+            ConfigError: An argument has a value that is not allowed, or the module is or holds a wrapper of torch that
+                reduces or shards gradients (``DistributedDataParallel``). Or data-parallel or tensor-parallel ranks
+                have frozen different parameters; then all of them raise it.
         """
         super().__init__()
         if trace_device not in ("gpu", "cpu"):
@@ -86,6 +88,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
         if isinstance(module, DistributedModel):
             raise ConfigError("the module is a DistributedModel already")
+        refuse_wrapped(module)
         runtime = current_runtime()
         check_frozen_alike(module, runtime)
         divided = replace(module, runtime)
@@ -157,6 +160,15 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             ShardwrightError: Called outside a step with several pipeline ranks.
         """
         backward(self._runtime, tensors, grad_tensors)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward, as every ``nn.Module`` does.
+
+        Raises:
+            FrameError: There are several pipeline ranks.
+        """
+        refuse_compiling(self)
+        super().compile(*args, **kwargs)
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         """Refuse: a copy could not be a model of this job."""
