@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import sys
+import tempfile
 from typing import Any
 
 import shardwright as smp
 import torch
 import torch.distributed as dist
+import transformers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,10 +34,10 @@ class Net(nn.Module):
         return outputs * 2 if self.training else outputs
 
 
-def wrapped(width: int = 6) -> tuple[Any, Net]:
+def wrapped(width: int = 6, kind: type[Net] = Net) -> tuple[Any, Net]:
     """A model, and a plain module with the same weights."""
     torch.manual_seed(3)
-    module, plain = Net(width), Net(width)
+    module, plain = kind(width), kind(width)
     plain.load_state_dict(module.state_dict())
     smp.set_partition(module.second, DEGREE - 1)
     return smp.DistributedModel(module), plain
@@ -226,6 +230,55 @@ def compiling_the_whole_is_refused_at_once() -> None:
     same(model, plain)
 
 
+class Adapted(Net):
+    """With a method that peft's models have, which writes to one layer after another."""
+
+    def merge_and_unload(self) -> None:
+        for layer in (self.first, self.second):
+            layer.weight.data += 1.0
+
+
+def pickling_and_merging_are_refused_with_advice_that_fits() -> None:
+    saved, whole = "save model.state_dict(), which every rank", "pickling of a smp.DistributedModel"
+    for model, plain in (wrapped(), wrapped(kind=Adapted)):
+        refused(lambda model=model: pickle.dumps(model), smp.ShardwrightError, whole, saved)
+        same(model, plain)
+        refused(lambda model=model: torch.save(model, io.BytesIO()), smp.ShardwrightError, saved)
+        torch.save(model.state_dict(), io.BytesIO())
+        if DEGREE == 1:
+            continue
+        refused(lambda model=model: pickle.dumps(model.module), smp.NotOwnedError, "live on pp_rank", saved)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        if isinstance(plain, Adapted):
+            refused(lambda model=model: model.merge_and_unload(), smp.NotOwnedError, "merge there")
+            alike(model.state_dict(), before)
+            refused(model.module.merge_and_unload, smp.NotOwnedError, "merge there", "'")
+            model.load_state_dict(before)
+        same(model, plain)
+
+
+def a_model_of_transformers_is_saved() -> None:
+    torch.manual_seed(6)
+    settings = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
+    smp.set_partition(net.transformer.h[1], DEGREE - 1)
+    model: Any = smp.DistributedModel(net)
+
+    @smp.step
+    def step(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        model.backward(loss)
+        return loss
+
+    step(model, torch.arange(32).reshape(4, 8) % 16)
+    with tempfile.TemporaryDirectory() as folder:
+        if DEGREE > 1:
+            refused(lambda: model.save_pretrained(folder), smp.NotOwnedError, "state_dict=state", "model.state_dict()")
+        state = model.state_dict()
+        model.module.save_pretrained(folder, state_dict=dict(state))
+        alike(transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float64).state_dict(), state)
+
+
 SCENARIOS = [
     attributes_reach_the_module,
     tensors_and_modules_reach_the_module,
@@ -234,6 +287,8 @@ SCENARIOS = [
     a_module_around_it_saves_and_loads,
     other_parallel_wrappers_are_refused_at_once,
     compiling_the_whole_is_refused_at_once,
+    pickling_and_merging_are_refused_with_advice_that_fits,
+    a_model_of_transformers_is_saved,
 ]
 
 if __name__ == "__main__":

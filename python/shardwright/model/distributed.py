@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import nn
 
 from shardwright.data_parallel.uneven import joined
-from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
@@ -21,6 +21,7 @@ from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.frozen import check_frozen_alike
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
+from shardwright.model.whole import CURES, MERGES
 from shardwright.model.wrapping import refuse_compiling, refuse_wrapped
 from shardwright.runtime import current_runtime
 from shardwright.tensor_parallel.replacement import replace
@@ -178,6 +179,13 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             "copy.deepcopy it before smp.DistributedModel wraps it, or load model.state_dict() into a second one"
         )
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse: what is pickled, or copied, could not be a model of this job."""
+        raise ShardwrightError(
+            "pickling of a smp.DistributedModel (torch.save(model) does it) cannot work: it belongs to a job of "
+            f"running ranks; {CURES['pickling']}"
+        )
+
     def _enter(self, call: Callable[[], Any]) -> None:
         if running_task() is None:
             raise ShardwrightError(
@@ -196,6 +204,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             return super().__getattr__(name)
         except AttributeError:
             value = getattr(super().__getattr__("module"), name)
+        if name in MERGES and self.placement.ownership is not None:
+            raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {CURES[name]}")
         if self._runtime.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
             return value
         if running_task() is None or not hasattr(type(self.module), name):
