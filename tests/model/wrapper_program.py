@@ -279,6 +279,23 @@ def a_model_of_transformers_is_saved() -> None:
         alike(transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float64).state_dict(), state)
 
 
+def an_optimizer_that_is_not_wrapped_does_not_save_a_part() -> None:
+    model, plain = wrapped()
+    optimizer, alone = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, plain))
+    assert len(optimizer.state_dict()["param_groups"][0]["params"]) == 4
+    same(model, plain)
+    optimizer.step()
+    alone.step()
+    if DEGREE > 1:
+        said = ("AdamW.state_dict()", "2 of its 4 parameters", "smp.DistributedOptimizer(optimizer)")
+        refused(optimizer.state_dict, smp.NotOwnedError, *said)
+    optimizer = smp.DistributedOptimizer(optimizer)
+    found, wanted = optimizer.state_dict()["state"], alone.state_dict()["state"]
+    for index, values in wanted.items():
+        alike(found[index], values)
+    same(model, plain)
+
+
 SCENARIOS = [
     attributes_reach_the_module,
     tensors_and_modules_reach_the_module,
@@ -288,6 +305,7 @@ SCENARIOS = [
     other_parallel_wrappers_are_refused_at_once,
     compiling_the_whole_is_refused_at_once,
     pickling_and_merging_are_refused_with_advice_that_fits,
+    an_optimizer_that_is_not_wrapped_does_not_save_a_part,
     a_model_of_transformers_is_saved,
 ]
 
