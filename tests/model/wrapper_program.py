@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import sys
 import tempfile
@@ -296,6 +297,19 @@ def an_optimizer_that_is_not_wrapped_does_not_save_a_part() -> None:
     same(model, plain)
 
 
+def the_norm_of_all_gradients_is_had_without_clipping() -> None:
+    for width, rows in ((6, 4), (160, 80)):
+        model, plain = wrapped(width)
+        same(model, plain, rows)
+        before = {name: parameter.grad.clone() for name, parameter in model.local_named_parameters()}
+        found = smp.clip_grad_norm_(model, math.inf)
+        torch.testing.assert_close(found, nn.utils.get_total_norm([each.grad for each in plain.parameters()]))
+        alike({name: parameter.grad for name, parameter in model.local_named_parameters()}, before)
+        by_hand = sum(each.grad.norm() ** 2 for each in model.local_parameters())
+        squares = smp.allgather(float(by_hand), smp.PP_GROUP)
+        torch.testing.assert_close(torch.tensor(math.sqrt(sum(squares))), found)
+
+
 SCENARIOS = [
     attributes_reach_the_module,
     tensors_and_modules_reach_the_module,
@@ -306,6 +320,7 @@ SCENARIOS = [
     compiling_the_whole_is_refused_at_once,
     pickling_and_merging_are_refused_with_advice_that_fits,
     an_optimizer_that_is_not_wrapped_does_not_save_a_part,
+    the_norm_of_all_gradients_is_had_without_clipping,
     a_model_of_transformers_is_saved,
 ]
 
