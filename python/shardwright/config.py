@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,6 +83,36 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     Raises:
         ConfigError: Names the key, its value, and what is allowed.
     """
+    given = _merged(config, keys, environ)
+    path = _read_program(given)
+    try:
+        found = Config(_core.Config.parse(json.dumps(given)))
+    except ConfigError as error:
+        if path is None or "program" not in str(error):
+            raise
+        raise ConfigError(f"{error} (it was read from the file {path!r})") from None
+    if found.fast_mode and not found.static_mode:
+        raise ConfigError(
+            'the configuration key "fast_mode" is true, but static_mode is false, without which it does nothing; set '
+            '"static_mode": True too, or leave out "fast_mode"'
+        )
+    return found
+
+
+def without_effect(
+    config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Of keys that were given, each that asks for what is not built, as a sentence; arguments as of `load_config`."""
+    given = _merged(config, keys, environ)
+    if given.get("checkpoint_attentions"):
+        yield (
+            'the configuration key "checkpoint_attentions" is true, but checkpointing of attention is not built yet: '
+            "layers keep all that their backward needs"
+        )
+
+
+def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What was given, the environment's over the script's."""
     given = _given("config", {} if config is None else config)
     for name, value in _given("keyword arguments", keys).items():
         if name in given and given[name] != value:
@@ -95,14 +125,7 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     if any(alias in overriding for alias in _ALIASES):
         for alias in _ALIASES:  # two names of one key: either overrides both
             given.pop(alias, None)
-    given |= overriding
-    path = _read_program(given)
-    try:
-        return Config(_core.Config.parse(json.dumps(given)))
-    except ConfigError as error:
-        if path is None or "program" not in str(error):
-            raise
-        raise ConfigError(f"{error} (it was read from the file {path!r})") from None
+    return given | overriding
 
 
 def _read_program(given: dict[str, Any]) -> str | None:

@@ -28,13 +28,14 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from shardwright import _core, logs
 from shardwright.communication import comm_options
-from shardwright.config import load_config
+from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.execution import process
 from shardwright.execution.task import running_task
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
+from shardwright.model import wrapping
 from shardwright.picture import Photographer
 from shardwright.progress import Progress
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
@@ -58,7 +59,8 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     """Make this process a rank of the job; the first call in a script.
 
     Finds out how the process was launched (torchrun, Open MPI's mpirun, srun, or as one plain process), connects
-    the ranks, and makes them agree on version and configuration.
+    the ranks, and makes them agree on version and configuration. Called again with what comes to the same configuration
+    (a notebook's cell that is run twice), it does nothing.
 
     Args:
         config: Configuration keys and values; the environment variable ``SM_HP_MP_PARAMETERS`` overrides it.
@@ -67,11 +69,16 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     Raises:
         ConfigError: A key is unknown, or its value is not allowed.
         JobStartError: The ranks could not find, trust or agree with each other.
+        ShardwrightError: It was called already, with another configuration or before this process was forked.
     """
-    if find_runtime() is not None:
-        raise ShardwrightError("smp.init was called already; call smp.shutdown() first to start anew")
+    if (running := find_runtime()) is not None:
+        _check_same_start(running, load_config(config, keys, os.environ))
+        return
     launch = detect(os.environ)
     cfg = load_config(config, keys, os.environ)
+    if launch.rank == 0:
+        for sentence in without_effect(config, keys, os.environ):
+            logs.logger.warning("%s", sentence)
     options = comm_options(cfg, os.environ, launch.local_size)
     cfg.core.check_world(launch.world_size)
     topology = _core.Topology(
@@ -104,6 +111,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         guards.install()
         loss_scaling.install()
     step_guards.install(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
+    wrapping.install()
     process.keep_device_guard()
     set_default_runtime(runtime)
     atexit.register(shutdown)
@@ -111,6 +119,22 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         runtime.photographer = Photographer(runtime)
         runtime.photographer.start()
         _watch_the_end_of_the_script(runtime)
+
+
+def _check_same_start(running: Runtime, cfg: Config) -> None:
+    """Raise if a second ``smp.init`` asks for something else than what runs."""
+    if os.getpid() != running.pid:
+        raise ShardwrightError(
+            f"smp.init was called already, in process {running.pid}, of which this one is a fork: it is no rank of "
+            "the job"
+        )
+    before, after = running.cfg.to_dict(), cfg.to_dict()
+    differing = [f"{key} is {after[key]!r} and was {before[key]!r}" for key in after if after[key] != before[key]]
+    if differing:
+        raise ShardwrightError(
+            f"smp.init was called already, with another configuration: {', '.join(differing)}; call "
+            "smp.shutdown() first, on every rank, to start anew"
+        )
 
 
 def is_initialized() -> bool:
@@ -133,6 +157,7 @@ def shutdown() -> None:
     runtime.server.close()
     runtime.workers.join(5.0)
     step_guards.uninstall(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
+    wrapping.uninstall()
     if runtime.pp_size > 1:
         guards.uninstall()
         loss_scaling.uninstall()

@@ -4,7 +4,7 @@ import json
 import pickle
 
 import pytest
-from shardwright.config import Config, load_config
+from shardwright.config import Config, load_config, without_effect
 from shardwright.errors import ConfigError
 
 
@@ -105,3 +105,18 @@ def test_the_scripts_dict_is_left_alone() -> None:
     given = {"partitions": 2, "seed": 1}
     load_config(given, {"microbatches": 2}, environment(pipeline_parallel_degree=3))
     assert given == {"partitions": 2, "seed": 1}
+
+
+def test_fast_mode_without_static_mode_is_refused() -> None:
+    assert '"static_mode": True' in refused({"fast_mode": True})
+    assert '"static_mode": True' in refused({"fast_mode": True}, environment(static_mode=False))
+    assert load_config({"fast_mode": True, "static_mode": True}, {}, {}).fast_mode
+    assert not load_config({"fast_mode": False}, {}, {}).fast_mode
+
+
+def test_a_given_key_without_effect_is_named() -> None:
+    (said,) = without_effect({}, {"checkpoint_attentions": True}, {})
+    assert said.startswith('the configuration key "checkpoint_attentions" is true')
+    assert list(without_effect({}, {}, environment(checkpoint_attentions=True))) == [said]
+    assert not list(without_effect(None, {}, {}))
+    assert not list(without_effect(None, {"checkpoint_attentions": False}, {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 from shardwright.errors import ConfigError, JobStartError
+from shardwright.runtime import current_runtime
 
 from tests.jobs.job import END_SECONDS, Job
 from tests.jobs.ports import next_port
@@ -159,3 +161,31 @@ def test_a_world_that_the_degrees_do_not_divide(monkeypatch: pytest.MonkeyPatch)
 
 def test_several_replicas_without_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ddp" in refused(monkeypatch, ranks_of(4), pipeline_parallel_degree=2)
+
+
+def test_a_second_start_with_the_same_configuration_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    smp.init({"microbatches": 2})
+    try:
+        runtime = current_runtime()
+        smp.init(microbatches=2, pipeline="interleaved")
+        monkeypatch.setenv("SM_HP_MP_PARAMETERS", '{"microbatches": 2}')
+        smp.init()
+        assert current_runtime() is runtime
+        monkeypatch.delenv("SM_HP_MP_PARAMETERS")
+        with pytest.raises(smp.ShardwrightError, match=r"microbatches is 4 and was 2, .*seed is 1 .*shutdown"):
+            smp.init(seed=1, microbatches=4)
+        with pytest.raises(ConfigError, match="microbatch"):
+            smp.init(microbatch=2)
+        assert current_runtime() is runtime
+        child = os.fork()
+        if child == 0:
+            try:
+                smp.init(microbatches=2)
+            except smp.ShardwrightError as error:
+                os._exit(0 if "fork" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        smp.shutdown()

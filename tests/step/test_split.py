@@ -1,7 +1,9 @@
 """How a step function's arguments are split, and its results merged."""
 
+import copy
 from collections import OrderedDict, namedtuple
 
+import numpy as np
 import pytest
 import torch
 from shardwright.errors import ConfigError, ShardwrightError
@@ -104,3 +106,58 @@ def test_shapes_that_differ_by_microbatch_cannot_be_averaged():
     assert output.concat().shape == (5,)
     with pytest.raises(ShardwrightError, match=r"\[\(2,\), \(3,\)\]"):
         output.reduce_mean()
+
+
+def test_the_output_of_one_microbatch_is_used_as_its_tensor():
+    output = StepOutput([torch.tensor(2.5)])
+    assert output.item() == float(output) == 2.5
+    assert f"{output:.2f}" == "2.50"
+    assert sum([output, output]) == output + output == 2 * output == 5.0
+    assert output > 2
+    assert output == 2.5
+    assert not output == 2.0  # noqa: SIM201
+    assert not torch.isnan(output)
+    assert torch.stack([output, output]).tolist() == [2.5, 2.5]
+    assert (torch.ones(1) + output).tolist() == [3.5]
+    assert np.asarray(output) == 2.5
+    many = StepOutput([torch.arange(4.0)])
+    assert many.shape == (4,)
+    assert list(many) == many.tolist() == many[:].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+USES = {
+    "item": lambda output: output.item(),
+    "float": float,
+    "format": lambda output: f"{output:.3f}",
+    "sum": lambda output: sum([output, output]),
+    "add to a tensor": lambda output: torch.zeros(()) + output,
+    "compare": lambda output: output < 1,
+    "equal": lambda output: output == 1.0,
+    "bool": bool,
+    "index": lambda output: output[0],
+    "iterate": list,
+    "length": len,
+    "torch": lambda output: torch.isnan(output),
+    "torch in a list": lambda output: torch.stack([output]),
+    "numpy": lambda output: np.mean(output),
+    "detach": lambda output: output.detach().cpu(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_output_of_several_microbatches_is_no_number_and_says_what_to_write(use):
+    output = StepOutput([torch.tensor(1.0), torch.tensor(3.0)])
+    with pytest.raises((ShardwrightError, AttributeError), match=r"2 microbatches.*\.reduce_mean\(\)"):
+        USES[use](output)
+    assert f"{output}" == "StepOutput(2 microbatches)"
+    assert output == output
+    assert output in [None, output]
+    assert copy.copy(output).reduce_mean() == 2.0
+    assert copy.deepcopy(output).reduce_mean() == 2.0
+
+
+def test_an_output_has_no_backward_and_nothing_that_tensors_do_not_have():
+    with pytest.raises(AttributeError, match=r"model\.backward\(loss\) in the step function"):
+        StepOutput([torch.ones(())]).backward()
+    with pytest.raises(AttributeError, match="'losses'"):
+        _ = StepOutput([torch.ones(())]).losses

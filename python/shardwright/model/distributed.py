@@ -5,33 +5,39 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import nn
 
 from shardwright.data_parallel.uneven import joined
-from shardwright.errors import ConfigError, ShardwrightError
+from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
+from shardwright.model.forwarding import ForwardsAttributes
 from shardwright.model.frozen import check_frozen_alike
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
+from shardwright.model.whole import CURES, MERGES
+from shardwright.model.wrapping import refuse_compiling, refuse_wrapped
 from shardwright.runtime import current_runtime
 from shardwright.tensor_parallel.replacement import replace
 from shardwright.tensor_parallel.report import announce
 
 
-class DistributedModel(DividedTensors, Saving):
+class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     """Wraps a module for pipeline, tensor and data parallelism; do not wrap it in DistributedDataParallel as well.
 
     With several pipeline ranks the module is divided inside the first call of the first step: traced, split over
     the ranks by cost, and each rank gives up what it does not own. With one, nothing about it changes. With several
     tensor-parallel ranks, modules marked by ``smp.tensor_parallelism`` are replaced here, in place, by distributed ones
     with the same weights: make optimizers afterwards.
+
+    What a script sets on it (``model.flag = True``) it sets on the wrapped module, except for names of its own: those
+    below, and those of its methods.
 
     Attributes:
         module: The wrapped module.
@@ -70,8 +76,9 @@ class DistributedModel(DividedTensors, Saving):
             gradient_as_bucket_view: Keep gradients as views of their buckets.
 
         Raises:
-            ConfigError: An argument has a value that is not allowed, or data-parallel or tensor-parallel ranks have
-                frozen different parameters; then all of them raise it.
+            ConfigError: An argument has a value that is not allowed, or the module is or holds a wrapper of torch that
+                reduces or shards gradients (``DistributedDataParallel``). Or data-parallel or tensor-parallel ranks
+                have frozen different parameters; then all of them raise it.
         """
         super().__init__()
         if trace_device not in ("gpu", "cpu"):
@@ -82,6 +89,7 @@ class DistributedModel(DividedTensors, Saving):
             raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
         if isinstance(module, DistributedModel):
             raise ConfigError("the module is a DistributedModel already")
+        refuse_wrapped(module)
         runtime = current_runtime()
         check_frozen_alike(module, runtime)
         divided = replace(module, runtime)
@@ -107,6 +115,8 @@ class DistributedModel(DividedTensors, Saving):
         self._runtime = runtime
         self._passes_on = runtime.pp_size == 1 and type(self).forward is DistributedModel.forward
         self.placement = Placement(runtime, self, module)
+        self.register_load_state_dict_post_hook(DistributedModel._forget_children)  # type: ignore[no-untyped-call]
+        self._keep_own()
         if runtime.pp_size == 1:
             self.placement.place_whole()
 
@@ -152,12 +162,28 @@ class DistributedModel(DividedTensors, Saving):
         """
         backward(self._runtime, tensors, grad_tensors)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward, as every ``nn.Module`` does.
+
+        Raises:
+            FrameError: There are several pipeline ranks.
+        """
+        refuse_compiling(self)
+        super().compile(*args, **kwargs)
+
     def __deepcopy__(self, memo: object) -> NoReturn:
         """Refuse: a copy could not be a model of this job."""
         raise ShardwrightError(
             "copy.deepcopy of a smp.DistributedModel (torch.optim.swa_utils.AveragedModel makes one) cannot work: its "
             "parts live on several ranks. For averaged weights use smp.AveragedModel(model, ...); to copy the module, "
             "copy.deepcopy it before smp.DistributedModel wraps it, or load model.state_dict() into a second one"
+        )
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse: what is pickled, or copied, could not be a model of this job."""
+        raise ShardwrightError(
+            "pickling of a smp.DistributedModel (torch.save(model) does it) cannot work: it belongs to a job of "
+            f"running ranks; {CURES['pickling']}"
         )
 
     def _enter(self, call: Callable[[], Any]) -> None:
@@ -178,6 +204,8 @@ class DistributedModel(DividedTensors, Saving):
             return super().__getattr__(name)
         except AttributeError:
             value = getattr(super().__getattr__("module"), name)
+        if name in MERGES and self.placement.ownership is not None:
+            raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {CURES[name]}")
         if self._runtime.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
             return value
         if running_task() is None or not hasattr(type(self.module), name):

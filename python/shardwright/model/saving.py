@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,14 @@ class Saving(nn.Module):
         """This rank's part of the state dict, marked by the key ``_smp_is_partial``; nothing is sent."""
         return local_state_dict(self.module, self.placement.ownership)
 
-    def state_dict(self, gather_to_rank0: bool = False) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(  # type: ignore[override]
+        self,
+        gather_to_rank0: bool = False,
+        *,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
         """The state dict of the whole model, on the CPU.
 
         Every rank of a model replica (MP_GROUP: the pipeline, and with distributed modules its tensor-parallel ranks)
@@ -44,7 +52,35 @@ class Saving(nn.Module):
 
         Args:
             gather_to_rank0: Give it to the first rank of the replica only, and ``{}`` to the others.
+            destination: A dict to put it into, which is returned; a module around the model gives its own.
+            prefix: What each name begins with.
+            keep_vars: Keep tensors attached to the autograd graph; not for what is gathered from several ranks.
+
+        Raises:
+            ConfigError: `keep_vars` for a model that is divided.
         """
+        if keep_vars and (self._is_sharded or self.placement.ownership is not None):
+            raise ConfigError(
+                "model.state_dict(keep_vars=True) of a model that is divided over ranks: what is gathered are copies, "
+                "with no part in the autograd graph; use keep_vars=False, or model.local_named_parameters()"
+            )
+        for before in self._state_dict_pre_hooks.values():
+            before(self, prefix, keep_vars)
+        found = self._gathered(gather_to_rank0, keep_vars)
+        metadata = getattr(found, "_metadata", {"": {"version": self._version}})
+        if destination is None:
+            destination = OrderedDict()
+            destination._metadata = OrderedDict()  # type: ignore[attr-defined]
+        destination.update((f"{prefix}{name}", value) for name, value in found.items())
+        if hasattr(destination, "_metadata"):
+            destination._metadata.update((f"{prefix}{path}".rstrip("."), each) for path, each in metadata.items())
+        for after in self._state_dict_hooks.values():
+            changed = after(self, destination, prefix, metadata.get("", {}))
+            if changed is not None and not getattr(after, "_from_public_api", False):
+                destination = changed
+        return destination
+
+    def _gathered(self, gather_to_rank0: bool, keep_vars: bool) -> dict[str, Any]:
         gather = to_first_rank if gather_to_rank0 else over_pipeline
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
@@ -52,7 +88,7 @@ class Saving(nn.Module):
                 self.module, self.placement.ownership, shardings, to_first=gather_to_rank0, gather=gather
             )
         if self.placement.ownership is None:
-            return self.module.state_dict()
+            return self.module.state_dict(keep_vars=keep_vars)
         return state_dict(self.module, self.placement.ownership, gather=gather)
 
     def load_state_dict(
@@ -91,6 +127,40 @@ class Saving(nn.Module):
                 strict,
             )
         return load_state_dict(self.module, state_dict, strict, same_partition_load, ownership=ownership)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load what a module around the model was given for it; torch calls this on every module in turn."""
+        if local_metadata.get("assign_to_params_buffers", False):
+            error_msgs.append(
+                f"a smp.DistributedModel ({prefix.rstrip('.')!r}) takes values, and not other parameters: leave out "
+                "assign=True"
+            )
+            return
+        given = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        try:
+            found = self.load_state_dict(given, strict=False)
+        except RuntimeError as error:  # torch's own, of tensors of other shapes
+            error_msgs.append(str(error))
+        else:
+            missing_keys += [prefix + name for name in found.missing_keys]
+            unexpected_keys += [prefix + name for name in found.unexpected_keys]
+        # Torch goes on to the children, which miss all they have under names that no state dict has.
+        self.__dict__["_known_missing"] = len(missing_keys)
+
+    def _forget_children(self, incompatible: Any) -> None:
+        """Take back what torch has found to be missing of the module under its name in the wrapper."""
+        known = self.__dict__.pop("_known_missing", None)
+        if known is not None:
+            del incompatible.missing_keys[known:]
 
     def cpu(self) -> Self:
         """Bring all parameters and buffers of the pipeline to every rank of it, in host memory.

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 from shardwright.delayed.materialise import forget
 from shardwright.errors import NotOwnedError
 from shardwright.frames import current_frame
+from shardwright.model.whole import CURES, whole_call
 from shardwright.patches import original_of
 
 _Function = Callable[..., Any]
@@ -328,6 +329,12 @@ def _refuse_reading_gradient(sentinel: Sentinel) -> None:
 
 
 def _message(sentinel: Sentinel, operation: str) -> str:
+    whole = whole_call(operation)
+    if whole is not None:
+        return (
+            f"{whole} needs the values of all parameters, but those of {sentinel.sentinel_kind} "
+            f"{sentinel.sentinel_name!r} live on pp_rank {sentinel.sentinel_owner}: {CURES[whole]}"
+        )
     module = sentinel.sentinel_name.rpartition(".")[0]
     holder = f"module {module!r}" if module else "the model itself"
     return (

@@ -19,6 +19,7 @@ from shardwright.errors import FrameError, NotOwnedError
 from shardwright.execution.elsewhere import elsewhere
 from shardwright.frames import current_frame
 from shardwright.model.sentinel import is_sentinel
+from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import Patches
 from shardwright.runtime import find_runtime
 
@@ -82,6 +83,20 @@ def _zero_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any)
     _optimizers.original["zero_grad"](optimizer, *args, **kwargs)
 
 
+def _optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(optimizer, DistributedOptimizer):
+        parameters = list(parameters_of(optimizer))
+        absent = sum(map(is_sentinel, parameters))
+        if absent:
+            raise NotOwnedError(
+                f"{type(optimizer).__name__}.state_dict() of an optimizer that smp.DistributedOptimizer does not wrap: "
+                f"{absent} of its {len(parameters)} parameters live on other pipeline ranks, and their state would "
+                "be missing without a word. Wrap it, optimizer = smp.DistributedOptimizer(optimizer); its state_dict() "
+                "is the whole model's then, and its local_state_dict() this rank's part"
+            )
+    return _states.original["state_dict"](optimizer, *args, **kwargs)
+
+
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     runtime = find_runtime()
     if runtime is None or not _holds_known(parameters_of(optimizer)):
@@ -118,6 +133,7 @@ def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
 
 _zeroing = Patches(((nn.Module, "zero_grad", _zero_module),))
 _optimizers = Patches(((torch.optim.Optimizer, "zero_grad", _zero_optimizer),))
+_states = Patches(((torch.optim.Optimizer, "state_dict", _optimizer_state),))
 _divided = Patches(
     (
         (nn.Module, "__setattr__", _set_attribute),
@@ -132,7 +148,7 @@ _step_hooks: list[RemovableHandle] = []
 
 
 def _needed(pipelined: bool, divided: bool) -> list[Patches]:
-    return [_zeroing, _optimizers, *([_divided] if pipelined else []), *([_norms] if divided else [])]
+    return [_zeroing, _optimizers, *([_divided, _states] if pipelined else []), *([_norms] if divided else [])]
 
 
 def install(*, pipelined: bool, divided: bool) -> None:

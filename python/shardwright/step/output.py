@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from shardwright.errors import ShardwrightError
 from shardwright.step.deferred import DeferredTensor
@@ -17,10 +19,25 @@ from shardwright.values.arrays import is_array
 from shardwright.values.state import dict_functions
 
 
+def _operator(name: str) -> Callable[..., Any]:
+    """A special method that the one microbatch's tensor has, too."""
+
+    def method(self: StepOutput, *arguments: Any) -> Any:
+        return getattr(self._only(name), name)(*arguments)
+
+    method.__name__ = name
+    method.__doc__ = "As a tensor's, where there is one microbatch."
+    return method
+
+
 class StepOutput:
     """One returned tensor of a step function, for every microbatch.
 
     Usable on every rank of the pipeline; large tensors are brought from the root when they are first used.
+
+    With one microbatch it can be used as the tensor itself. With several it is not known whether a mean, a sum or all
+    of them are meant (a loss, a number of hits, a batch of logits): what a tensor would do is then refused, and the
+    error says what to write.
     """
 
     __slots__ = ("_outputs",)
@@ -28,6 +45,51 @@ class StepOutput:
     def __init__(self, outputs: Sequence[torch.Tensor | DeferredTensor]) -> None:
         """Keep the microbatches' tensors."""
         self._outputs = list(outputs)
+
+    def _only(self, what: str) -> torch.Tensor:
+        """The tensor of the only microbatch.
+
+        Raises:
+            ShardwrightError: There are several.
+        """
+        if len(self._outputs) > 1:
+            raise ShardwrightError(_several(what, len(self._outputs)))
+        return self.outputs[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """What a tensor has and this class has not."""
+        if name.startswith("_") or not hasattr(torch.Tensor, name):
+            raise AttributeError(f"a StepOutput has no attribute {name!r}; its tensors are in .outputs")
+        if name == "backward":
+            raise AttributeError(
+                "StepOutput.backward: the step's backward is over; call model.backward(loss) in the step function"
+            )
+        if len(self._outputs) > 1:
+            raise AttributeError(_several(name, len(self._outputs)))
+        return getattr(self.outputs[0], name)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """A function of torch that was given step outputs: with the tensors of the only microbatch in their places."""
+        name = getattr(func, "__name__", str(func))
+        args, kwargs = tree_map(
+            lambda item: item._only(name) if isinstance(item, StepOutput) else item, (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+    def __format__(self, specification: str) -> str:
+        """The text of ``repr``, or the only number as it is to be formatted."""
+        return format(self._only(f"format {specification!r}"), specification) if specification else str(self)
+
+    def __eq__(self, other: object) -> Any:
+        """Whether it is the same; compared with a number or a tensor, as the only tensor would be."""
+        if isinstance(other, (numbers.Number, torch.Tensor)):
+            return self._only("__eq__") == other
+        return NotImplemented
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         """How many microbatches."""
@@ -70,6 +132,22 @@ class StepOutput:
             raise ShardwrightError(
                 f"outputs of different shapes by microbatch cannot be {verb}: {shapes}; use .outputs or .concat()"
             )
+
+
+def _several(what: str, microbatches: int) -> str:
+    return (
+        f"a StepOutput holds the tensors of {microbatches} microbatches, for which {what} has no single meaning: write "
+        ".reduce_mean() for their mean (a loss), .reduce_sum() for their sum (a number of hits), .concat() for the "
+        "whole batch, or .outputs for the list of them"
+    )
+
+
+_UNARY = ("abs", "array", "bool", "complex", "float", "index", "int", "invert", "iter", "len", "neg", "pos")
+_COMPARED = ("contains", "ge", "getitem", "gt", "le", "lt")
+_BINARY = ("add", "and", "floordiv", "matmul", "mod", "mul", "or", "pow", "sub", "truediv", "xor")
+for _name in (*_UNARY, *_COMPARED, *_BINARY, *(f"r{each}" for each in _BINARY)):
+    if hasattr(torch.Tensor, f"__{_name}__"):
+        setattr(StepOutput, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def merge_microbatches(results: list[Any]) -> Any:

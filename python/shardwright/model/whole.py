@@ -1,0 +1,47 @@
+"""Calls that need the values of the whole model, and what a script writes instead of them where it is divided."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+_SAVE = (
+    "gather them with state = model.state_dict() on every rank of the pipeline, and then on one of them call "
+    "model.module.save_pretrained(folder, state_dict=state)"
+)
+_MERGE = (
+    "build the model in a process that does not divide it, load what model.state_dict() gave on every rank of the "
+    "pipeline into it, and merge there"
+)
+_COPY = (
+    "save model.state_dict(), which every rank of the pipeline calls, or model.local_state_dict(), and load it into a "
+    "model that is built anew"
+)
+
+#: What a script writes instead, by the name of the function.
+CURES = {
+    "save_pretrained": _SAVE,
+    "push_to_hub": _SAVE,
+    "merge_and_unload": _MERGE,
+    "merge_adapter": _MERGE,
+    "unmerge_adapter": _MERGE,
+    "pickling": _COPY,
+}
+#: Of these, which write to one weight after another, so that they must not begin.
+MERGES = tuple(name for name, cure in CURES.items() if cure is _MERGE)
+
+
+def whole_call(operation: str) -> str | None:
+    """The function, of those above, that the running code belongs to; none where a weight is used otherwise.
+
+    Args:
+        operation: What is done to a weight of another rank.
+    """
+    if operation in CURES:
+        return operation
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in CURES:
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return None

@@ -1,0 +1,90 @@
+"""Wrappers of torch that cannot be inside or around a ``smp.DistributedModel``: refused where a script makes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from shardwright.errors import ConfigError, FrameError
+from shardwright.patches import Patches
+from shardwright.runtime import find_runtime
+
+
+def refuse_wrapped(module: nn.Module) -> None:
+    """Raise :class:`ConfigError` if the module is, or has inside, one that reduces or shards gradients itself."""
+    sharded = vars(sys.modules.get("torch.distributed.fsdp", object))  # not imported for this
+    found = (sharded.get(name) for name in ("FullyShardedDataParallel", "FSDPModule"))
+    kinds = (DataParallel, DistributedDataParallel, *(kind for kind in found if kind is not None))
+    for name, part in module.named_modules():
+        if isinstance(part, kinds):
+            where = f"module {name!r} of it is" if name else "it is"
+            raise ConfigError(
+                f"smp.DistributedModel was given a {type(module).__name__}, and {where} a {type(part).__name__}: its "
+                "collectives and those of the pipeline would wait for each other. Give smp.DistributedModel the plain "
+                'module; with "ddp": True it averages gradients over data-parallel ranks itself'
+            )
+
+
+def refuse_compiling(module: nn.Module) -> None:
+    """Raise :class:`FrameError` if the module is, or has inside, a model of several pipeline ranks."""
+    runtime = find_runtime()
+    if runtime is not None and runtime.pp_size > 1 and _distributed_in(module):
+        raise FrameError(
+            "torch.compile of a smp.DistributedModel with pipeline_parallel_degree "
+            f"{runtime.pp_size}: its graph would go past the modules on other ranks. Compile modules that lie whole on "
+            "one rank instead, with module.compile(), before smp.DistributedModel wraps them"
+        )
+
+
+def _distributed_in(module: Any) -> bool:
+    # Imported late: the model refuses what it is given by this module.
+    from shardwright.model.distributed import DistributedModel
+
+    return isinstance(module, nn.Module) and any(isinstance(part, DistributedModel) for part in module.modules())
+
+
+def _refuse_around(kind: type[nn.Module], module: Any) -> None:
+    if _distributed_in(module):
+        raise ConfigError(
+            f"{kind.__name__} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
+            'itself: leave the wrapper out, and have "ddp": True in the configuration'
+        )
+
+
+def _parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
+    _refuse_around(type(wrapper), module)
+    _parallels.original["__init__"](wrapper, module, *args, **kwargs)
+
+
+def _data_parallel(wrapper: DataParallel[Any], module: Any, *args: Any, **kwargs: Any) -> None:
+    _refuse_around(type(wrapper), module)
+    _data_parallels.original["__init__"](wrapper, module, *args, **kwargs)
+
+
+def _compile(model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(model, nn.Module):
+        refuse_compiling(model)
+    return _compilers.original["compile"](model, *args, **kwargs)
+
+
+_parallels = Patches(((DistributedDataParallel, "__init__", _parallel),))
+_data_parallels = Patches(((DataParallel, "__init__", _data_parallel),))
+_compilers = Patches(((torch, "compile", _compile),))
+_all = (_parallels, _data_parallels, _compilers)
+
+
+def install() -> None:
+    """Put the guards in place; counted, so that several runtimes can share them."""
+    for patches in _all:
+        patches.install()
+
+
+def uninstall() -> None:
+    """Take the guards away once nobody needs them."""
+    for patches in _all:
+        patches.uninstall()
