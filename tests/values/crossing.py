@@ -140,6 +140,19 @@ def _of_sparse(value: Any) -> Any:
     ).mean()
 
 
+def _nested(one: torch.Tensor, other: torch.Tensor) -> Any:
+    offsets = torch.tensor([0, 1, len(one)])
+    made = torch.nested.nested_tensor_from_jagged(one, offsets)
+    return made, {"same": made, "other": torch.nested.nested_tensor_from_jagged(other.detach(), offsets)}
+
+
+def _of_nested(value: Any) -> Any:
+    made, others = value
+    assert others["same"] is made
+    assert [len(part) for part in made.unbind()] == [1, len(made.values()) - 1]
+    return (made + others["other"]).values(), others["other"].values()
+
+
 #: By kind, what makes a value of two tensors, and what takes it apart.
 KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "dataclass": (Plain, lambda value: (value.one, value.other * value.kept * value.made)),
@@ -160,6 +173,7 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "array": (_array, _of_array),
     "packed sequence": (_packed, _of_packed),
     "sparse": (_sparse, _of_sparse),
+    "nested tensor": (_nested, _of_nested),
     "inference": (_inference, lambda value: (value[0], value[1].clone())),
 }
 

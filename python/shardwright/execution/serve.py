@@ -237,7 +237,7 @@ def _forward(
         results = bring_all(results)
         for one in watched:
             one.check(request.microbatch)
-        watched += watched_in(results, f"module {name!r} returned a sparse tensor to another rank")
+        watched += watched_in(results, f"module {name!r} returned a sparse or nested tensor to another rank")
         for one in watched:
             runtime.frames.watch(request.microbatch, one)
         results, sparse = take_apart(results, f"the result of module {name!r}", whole)

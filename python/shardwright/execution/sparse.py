@@ -1,7 +1,7 @@
-"""Sparse COO tensors among arguments and results: they travel as the tensors of their indices and values.
+"""Sparse COO and nested tensors among arguments and results: they travel as several dense ones.
 
-The places of a list of tensors stay what they are: at the place of a sparse tensor stands an empty one, and its parts
-follow at the end. Writes to sparse tensors that crossed cannot be seen elsewhere, and are refused.
+The places of a list of tensors stay what they are: at the place of such a tensor stands an empty one, and its parts
+follow at the end. Writes to such tensors that crossed cannot be seen elsewhere, and are refused.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from shardwright.frames import Frame
 from shardwright.frames.remote import RemoteTensor
 from shardwright.frames.watch import Watched
 
-#: By place, what a sparse tensor is: the place of its indices, which its values follow, its sizes, and whether it is
-#: coalesced; or the number of the argument that it is.
-Described = dict[int, tuple[int, list[int], bool] | int]
+#: By place, what a tensor is: ``sparse`` with the places of its indices and values, its sizes and whether it is
+#: coalesced; ``nested`` with the places of its values and offsets, and its ragged dimension; or the number of the
+#: argument that it is.
+Described = dict[int, tuple[Any, ...] | int]
 
 
 def take_apart(
     tensors: list[torch.Tensor], where: str, arguments: Sequence[torch.Tensor] = ()
 ) -> tuple[list[torch.Tensor], Described]:
-    """Dense tensors for a list in which some are sparse.
+    """Dense tensors for a list in which some are sparse or nested.
 
     Args:
         tensors: Those of a value.
@@ -33,26 +34,40 @@ def take_apart(
         arguments: What the receiver has already, and needs not be sent.
 
     Raises:
-        UnsupportedValueError: A sparse tensor needs a gradient and is not coalesced.
+        UnsupportedValueError: A sparse tensor needs a gradient and is not coalesced, or a nested one is not jagged.
     """
-    places = [place for place, tensor in enumerate(tensors) if type(tensor) is not RemoteTensor and tensor.is_sparse]
+    places = [place for place, tensor in enumerate(tensors) if has_parts(tensor)]
     if not places:
         return tensors, {}
     numbers = {id(tensor): number for number, tensor in enumerate(arguments)}
     dense, described = list(tensors), Described()
+    offsets_at: dict[int, int] = {}
     for place in places:
-        tensor = tensors[place]
+        tensor: Any = tensors[place]
         dense[place] = torch.empty(0)
         number = numbers.get(id(tensor))
         if number is not None:
             described[place] = number
-            continue
-        described[place] = len(dense), list(tensor.shape), tensor.is_coalesced()
-        dense += _parts(tensor, where)
+        elif tensor.is_nested:
+            values, offsets = _nested_parts(tensor, where)
+            # Tensors are of one ragged size only where they have the same object as offsets.
+            at = offsets_at.setdefault(id(offsets), len(dense))
+            if at == len(dense):
+                dense.append(offsets)
+            described[place] = "nested", len(dense), at, tensor._ragged_idx
+            dense.append(values)
+        else:
+            described[place] = "sparse", len(dense), len(dense) + 1, list(tensor.shape), tensor.is_coalesced()
+            dense += _sparse_parts(tensor, where)
     return dense, described
 
 
-def _parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
+def has_parts(tensor: torch.Tensor) -> bool:
+    """Whether a tensor travels as several."""
+    return type(tensor) is not RemoteTensor and (tensor.is_sparse or tensor.is_nested)
+
+
+def _sparse_parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
     """Indices and values in memory of their own, the values with the tensor's history."""
     if not tensor.requires_grad:
         return [tensor._indices().clone(), tensor._values().clone()]
@@ -65,71 +80,87 @@ def _parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
         return [tensor._indices().clone(), tensor.values().clone()]
 
 
+def _nested_parts(tensor: Any, where: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values in memory of their own, with the tensor's history, and the offsets themselves."""
+    if tensor.layout is not torch.jagged or tensor.lengths() is not None:
+        raise UnsupportedValueError(
+            f"{where} is or holds a nested tensor that is not jagged or has gaps; it cannot cross ranks: make it with "
+            "layout=torch.jagged, or pass a padded one"
+        )
+    with torch.enable_grad():
+        return tensor.values().clone(), tensor.offsets()
+
+
 def put_together(
     dense: list[torch.Tensor], described: Described, arguments: Sequence[torch.Tensor] = ()
 ) -> list[torch.Tensor]:
-    """The list that was taken apart, with sparse tensors that have the history of the values."""
+    """The list that was taken apart; sparse and nested tensors have the history of their values."""
     if not described:
         return dense
     tensors = list(dense)
     for place, one in described.items():
-        if isinstance(one, int):
-            tensors[place] = arguments[one]
-            continue
-        number, sizes, coalesced = one
         with torch.enable_grad():
-            tensors[place] = torch.sparse_coo_tensor(
-                dense[number], dense[number + 1], sizes, is_coalesced=coalesced, check_invariants=True
-            )
+            if isinstance(one, int):
+                tensors[place] = arguments[one]
+            elif one[0] == "nested":
+                _, values, offsets, dimension = one
+                tensors[place] = torch.nested.nested_tensor_from_jagged(
+                    dense[values], dense[offsets], jagged_dim=dimension
+                )
+            else:
+                _, indices, values, sizes, coalesced = one
+                tensors[place] = torch.sparse_coo_tensor(
+                    dense[indices], dense[values], sizes, is_coalesced=coalesced, check_invariants=True
+                )
     return tensors
 
 
 def watched_in(tensors: list[torch.Tensor], why: str) -> list[Watched]:
-    """Those that notice writes to the sparse tensors of a list."""
-    found = [tensor for tensor in tensors if type(tensor) is not RemoteTensor and tensor.is_sparse]
+    """Those that notice writes to the sparse and nested tensors of a list."""
+    found = [tensor for tensor in tensors if has_parts(tensor)]
     return [Watched(tensor, why) for tensor in found if not tensor.is_inference()]
 
 
 def received_arguments(
     frame: Frame, module: str, dense: list[torch.Tensor], described: Described
 ) -> tuple[list[torch.Tensor], list[Watched]]:
-    """The arguments of a module that runs for another rank, and what notices that it writes to the sparse ones."""
+    """The arguments of a module that runs for another rank, and what notices that it writes to those of parts."""
     tensors = put_together(dense, described)
     if not described:
         return tensors, []
     frame.arguments += [weakref.ref(tensors[place]) for place in described]
-    return tensors, watched_in(tensors, f"module {module!r} was given a sparse tensor by another rank")
+    return tensors, watched_in(tensors, f"module {module!r} was given a sparse or nested tensor by another rank")
 
 
 def received_results(
     frame: Frame, module: str, tensors: list[torch.Tensor], returned: dict[str, Any], given: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The results of a module on another rank; from now on nobody may write to the sparse ones.
+    """The results of a module on another rank; from now on nobody may write to those of parts.
 
     Args:
         frame: The caller's.
         module: The module.
-        tensors: The results' tensors, sparse ones taken apart.
+        tensors: The results' tensors, those of parts taken apart.
         returned: What the answer says of them.
-        given: The arguments, then the parts of sparse ones.
+        given: The arguments, then the parts of some.
     """
     described: Described = returned.get("sparse", {})
     result = put_together(tensors, described, given)
     for place in described:
         tensor = result[place]
-        frame.watch(tensor, f"module {module!r} returned a sparse tensor to another rank")
+        frame.watch(tensor, f"module {module!r} returned a sparse or nested tensor to another rank")
         if tensor.grad_fn is not None:
             frame.unhookable[tensor.grad_fn] = (
-                f"a sparse result of module {module!r} would see a gradient of its values only: register it inside "
-                "the module"
+                f"a sparse or nested result of module {module!r} would see a gradient of its values only: register it "
+                "inside the module"
             )
     return result
 
 
 def watch_kept(frame: Frame, module: str, described: Described, returned: dict[str, Any], given: Any) -> None:
-    """See that sparse arguments of which the module kept something are not written to."""
+    """See that arguments of parts of which the module kept something are not written to."""
     kept = {*returned.get("kept_arguments", ()), *returned.get("watch_arguments", ())}
     for place, one in described.items():
         assert not isinstance(one, int), "arguments are sent"
-        if kept & {one[0], one[0] + 1}:
-            frame.watch(given[place], f"module {module!r} kept a sparse tensor that it was given")
+        if kept & {one[1], one[2]}:
+            frame.watch(given[place], f"module {module!r} kept a sparse or nested tensor that it was given")

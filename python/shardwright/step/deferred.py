@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwright.execution.sparse import Described, has_parts, put_together, take_apart
 from shardwright.runtime import current_runtime
 from shardwright.values import decode, encode, registry
 
@@ -65,31 +66,30 @@ class DeferredTensor:
 registry.add(DeferredTensor, "shardwright:DeferredTensor", DeferredTensor.fields, DeferredTensor.received)
 
 
-class SparseResult:
-    """Stands for a returned sparse tensor on its way, which arrives as itself."""
+class ResultOfParts:
+    """Stands for a returned sparse or nested tensor on its way, which arrives as itself."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Take it apart."""
-        self._fields = tensor._indices(), tensor._values(), list(tensor.shape), tensor.is_coalesced()
+        self._fields = take_apart([tensor.detach()], "the result of a step")
 
-    def fields(self) -> tuple[torch.Tensor, torch.Tensor, list[int], bool]:
-        """Indices, values, sizes, and whether it is coalesced."""
+    def fields(self) -> tuple[list[torch.Tensor], Described]:
+        """Its parts, and what it is."""
         return self._fields
 
     @staticmethod
-    def received(fields: tuple[torch.Tensor, torch.Tensor, list[int], bool]) -> torch.Tensor:
+    def received(fields: tuple[list[torch.Tensor], Described]) -> torch.Tensor:
         """The tensor."""
-        indices, values, sizes, coalesced = fields
-        return torch.sparse_coo_tensor(indices, values, sizes, is_coalesced=coalesced, check_invariants=True)
+        return put_together(*fields)[0]
 
 
-registry.add(SparseResult, "shardwright:SparseResult", SparseResult.fields, SparseResult.received)
+registry.add(ResultOfParts, "shardwright:ResultOfParts", ResultOfParts.fields, ResultOfParts.received)
 
 
 def deferring_large(runtime: Runtime, tensor: torch.Tensor) -> Any:
     """The tensor itself, or for a large one what stands for it on the other ranks."""
-    if tensor.is_sparse:
-        return SparseResult(tensor.detach())
+    if has_parts(tensor):
+        return ResultOfParts(tensor)
     if tensor.numel() * tensor.element_size() <= LARGEST_SENT_BYTES:
         return tensor
     return DeferredTensor.publish(runtime, tensor)
