@@ -20,6 +20,7 @@ from shardwright import _core
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.context import StepState
+from shardwright.execution.encoder import pad_with_zeros
 from shardwright.execution.intercept import group_sequential, make_remote
 from shardwright.execution.reproducible import root_seed
 from shardwright.execution.results import Sites, finish, let_go
@@ -229,6 +230,8 @@ class LoopbackJob:
         for name, module in zip(placement.names, placement.modules, strict=True):
             if id(module) in targets:
                 make_remote(module, targets[id(module)], lambda _: None)
+            elif isinstance(module, nn.TransformerEncoder):
+                pad_with_zeros(module)
             elif isinstance(module, nn.Sequential):
                 group_sequential(
                     module,

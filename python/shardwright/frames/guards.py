@@ -77,6 +77,17 @@ def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Te
     return _frame_hook(frame, tensor, hook) or _patches.original["register_hook"](tensor, hook)
 
 
+def _register_multi_grad_hook(tensors: Sequence[torch.Tensor], fn: Callable[..., Any], **kwargs: Any) -> Any:
+    frame = current_frame()
+    if frame is not None and frame.spanning:
+        raise FrameError(
+            f"register_multi_grad_hook in the code of {frame.name}, of which parts run elsewhere: gradients come one "
+            "after another there, in several calls of autograd; use register_hook on each tensor, or do it inside one "
+            "module"
+        )
+    return _patches.original["register_multi_grad_hook"](tensors, fn, **kwargs)
+
+
 def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> RemovableHandle | None:
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
@@ -265,6 +276,7 @@ _patches = Patches(
         (torch.Tensor, "register_post_accumulate_grad_hook", _register_post_accumulate_grad_hook),
         (torch.Tensor, "retain_grad", _retain_grad),
         (torch.Tensor, "requires_grad_", _requires_grad_),
+        (torch.autograd.graph, "register_multi_grad_hook", _register_multi_grad_hook),
         (torch.autograd, "_engine_run_backward", _run_engine),
         (torch_checkpoint, _GENERATOR, _checkpoint_generator),
         (torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),

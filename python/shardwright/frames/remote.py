@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -186,6 +188,21 @@ def _values_of(tensor: RemoteTensor) -> torch.Tensor:
     """The values as an ordinary tensor at the same place in the graph."""
     if tensor.here is not None:
         return tensor.here
+    with _outside_modes():
+        return _take_values(tensor)
+
+
+def _outside_modes() -> AbstractContextManager[Any]:
+    """Run the block as where the tensor was made: its first use may stand in another mode."""
+    stack = ExitStack()
+    if torch.is_inference_mode_enabled():
+        stack.enter_context(torch.inference_mode(False))
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        stack.enter_context(temporarily_clear_interpreter_stack())
+    return stack
+
+
+def _take_values(tensor: RemoteTensor) -> torch.Tensor:
     values = tensor.source.take()
     with _quiet():
         before = tensor.grad_fn

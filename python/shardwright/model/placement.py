@@ -18,6 +18,7 @@ from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.elsewhere import elsewhere
+from shardwright.execution.encoder import pad_with_zeros
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
 from shardwright.execution.stays import KeptHere
 from shardwright.execution.task import RunningTask, running_task
@@ -293,6 +294,8 @@ class Placement:
                 continue
             if module in divided_modules:
                 refuse_compiled(name, module)
+                if isinstance(module, nn.TransformerEncoder):
+                    pad_with_zeros(module)
             if isinstance(module, nn.Sequential):
                 group_sequential(
                     module,

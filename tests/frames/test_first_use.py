@@ -1,0 +1,61 @@
+"""A result of a module elsewhere that is used first where torch is in another mode than where it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from shardwright.errors import FrameError
+
+from tests.frames.comparing import Part, assert_exact, data, run_divided
+
+#: A few numbers, and more than a message takes along.
+SIZES = [(2, 3), (40, 160)]
+
+
+def in_inference_mode(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        float(y.sum())
+    return y * x
+
+
+def closed_over_by_vmap(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: (row * y).sum())(x)
+
+
+def closed_over_by_a_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.func.grad(lambda given: (given * given * y).sum())(x.detach()) * x
+
+
+USES: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+    in_inference_mode,
+    closed_over_by_vmap,
+    closed_over_by_a_gradient,
+]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_first_use_of_a_result(use: Callable[..., Any], needs_gradient: bool, size: tuple[int, int]) -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        x = x * root.weight.sum()
+        return use(x, root.child(x if needs_gradient else x.detach()))
+
+    def child(part: Part, x: torch.Tensor) -> torch.Tensor:
+        return x * (part.weight if needs_gradient else part.weight.detach()).sum()
+
+    assert_exact(Part(body, child=Part(child)), data(*size))
+
+
+def test_hook_on_several_gradients_is_refused() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        x = x * root.weight
+        y = root.child(x)
+        torch.autograd.graph.register_multi_grad_hook((x, y), lambda gradients: None)
+        return x + y
+
+    with pytest.raises(FrameError, match=r"register_multi_grad_hook .* use register_hook on each tensor"):
+        run_divided(Part(body, child=Part(lambda m, x: x * m.weight)), [data()])
