@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.frames.job import Job, in_process_ranks
 from tests.state.running import MODES, SIZES, check
-from tests.values.crossing import KINDS, Crossing, Slotted
+from tests.values.crossing import KINDS, Crossing, Slotted, Through
 
 NAMES = list(KINDS)
 GROUPS = {"first": NAMES[::3], "second": NAMES[1::3], "third": NAMES[2::3]}
@@ -95,6 +95,30 @@ def _of_microbatch(value: Any, number: int) -> Any:
                 object.__setattr__(copied, field.name, _of_microbatch(getattr(value, field.name), number))
         return copied
     return value
+
+
+class Chained(Crossing):
+    """Each value passes an ``nn.Sequential``, whose modules send their results straight to the next rank."""
+
+    def __init__(self, kinds: Sequence[str], width: int) -> None:
+        super().__init__(kinds, width)
+        self.chains = nn.ModuleList([nn.Sequential(*[Through(kind, width) for _ in range(3)]) for kind in kinds])
+        del self.here, self.away
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for kind, chain in zip(self.kinds, self.chains, strict=True):
+            make, parts = KINDS[kind]
+            one, other = parts(chain(make(x, x * 2)))
+            x = one.tanh() + other.sin()
+        return x
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_pass_a_chain_of_ranks_exactly(job: Job, size: str) -> None:
+    torch.manual_seed(5)
+    ranks = {f"chains.{number}.{place}": (place + 1) % 2 for number in range(len(KINDS)) for place in range(3)}
+    check(job, Chained(NAMES, SIZES[size][1]), ranks, MODES["fast"], size, steps=3)
 
 
 CHANGES = {
