@@ -29,10 +29,21 @@ def closed_over_by_a_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.func.grad(lambda given: (given * given * y).sum())(x.detach()) * x
 
 
+class Labelled(torch.Tensor):
+    """A subclass of a script's own."""
+
+
+def as_a_subclass(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    labelled = y.as_subclass(Labelled)
+    assert type(labelled * 2) is Labelled
+    return (labelled * x).as_subclass(torch.Tensor)
+
+
 USES: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     in_inference_mode,
     closed_over_by_vmap,
     closed_over_by_a_gradient,
+    as_a_subclass,
 ]
 
 

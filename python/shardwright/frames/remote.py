@@ -80,6 +80,10 @@ class RemoteTensor(torch.Tensor):
         args, kwargs = bring((args, kwargs or {}))
         return func(*args, **kwargs)
 
+    def as_subclass(self, cls: Any) -> Any:
+        """The values as a tensor of a subclass; torch's own function asks no ``__torch_function__``."""
+        return bring(self).as_subclass(cls)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
