@@ -324,7 +324,7 @@ proptest! {
                 // A container runs nowhere: it is where its children are.
                 let is_container = one.modules.iter().all(|module| {
                     let module = &request.modules[module.0 as usize];
-                    !module.has_forward && module.parameters.is_empty()
+                    module.execution_index.is_none() && module.parameters.is_empty() && module.buffer_bytes == 0
                 });
                 prop_assert!(!below(node) || is_container || one.pp_rank == other.pp_rank);
             }
