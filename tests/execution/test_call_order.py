@@ -1,23 +1,16 @@
 """Static mode where calls nest over ranks: whatever is asked for early, no call waits for a later one."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 
 from tests.execution.call_trees import Caller, Tree, Use, difference, draw, try_seeds
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 
 SEEDS = range(50)
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(2)
-        yield made
-        made.close()
+job = job_fixture(2)
 
 
 def caller(width: int, *modules: nn.Module) -> Caller:

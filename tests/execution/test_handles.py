@@ -2,7 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from shardwright.model.sentinel import is_sentinel
 from shardwright.runtime import Runtime
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 
 WIDTH = 64  # so that a batch of 32 is more than what comes with an answer anyway
 BATCH = 32
@@ -49,12 +49,7 @@ class Model(nn.Module):
         return value.square().mean()
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(3)
-        yield made
-        made.close()
+job = job_fixture(3)
 
 
 def run(

@@ -1,7 +1,7 @@
 """Static mode: callers that go on before results are there, and modules that depart from what they did before."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from shardwright.model.sentinel import is_sentinel
 from shardwright.runtime import Runtime
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 
 WIDTH = 4
 MICROBATCHES = 3
@@ -71,12 +71,7 @@ def sequential(layers: list[nn.Module]) -> nn.Module:
     return nn.Sequential(*layers, Loss())
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(3)
-        yield made
-        made.close()
+job = job_fixture(3)
 
 
 def alone(model: nn.Module, batch: torch.Tensor, steps: int) -> list[dict[str, torch.Tensor]]:

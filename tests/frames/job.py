@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pytest
 import shardwright.model.placement
 from shardwright import _core
 from shardwright.config import load_config
@@ -199,3 +200,16 @@ def in_process_ranks() -> Iterator[None]:
         step_guards.uninstall(pipelined=True, divided=False)
         guards.uninstall()
         shardwright.model.placement.announce = announce
+
+
+def job_fixture(num_ranks: int) -> Any:
+    """A fixture for a module's tests: the job of several ranks on which they run, one after another."""
+
+    @pytest.fixture(scope="module")
+    def job() -> Iterator[Job]:
+        with in_process_ranks():
+            made = Job(num_ranks)
+            yield made
+            made.close()
+
+    return job

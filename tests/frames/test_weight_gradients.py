@@ -1,7 +1,7 @@
 """Backwards in two parts: which of torch's nodes may run twice, and that the others run once."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import Node
 from torch.nn import functional
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -91,12 +91,7 @@ def test_every_node_that_runs_again_is_tried() -> None:
     assert {f"{name}Backward0" for name in OPERATIONS} == RUN_AGAIN
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(2)
-        yield made
-        made.close()
+job = job_fixture(2)
 
 
 class Scaled(nn.Module):

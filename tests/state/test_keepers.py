@@ -1,13 +1,13 @@
 """Modules that keep something find the microbatches in the order of plain PyTorch, wherever they run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 from tests.state.keepers import KEEPERS, BufferCounter
 from tests.state.running import MODES, SIZES, STEPS, check
 
@@ -33,12 +33,7 @@ class Chain(nn.Module):
         return self.last(x)
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(2)
-        yield made
-        made.close()
+job = job_fixture(2)
 
 
 @pytest.mark.covering(2)

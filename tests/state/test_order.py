@@ -1,6 +1,5 @@
 """The order of microbatches at what modules keep: loops, several visits, branches, backwards, containers."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 from tests.state.keepers import AverageInTwoOperations, Keeper, PythonAverage, PythonCounter
 from tests.state.running import MODES, SIZES, STEPS, check
 
 SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(3)
-        yield made
-        made.close()
+job = job_fixture(3)
 
 
 class DataDependentLoop(nn.Module):

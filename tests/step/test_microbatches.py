@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from shardwright.runtime import Runtime
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 
 MODES: list[dict[str, Any]] = [
     {},
@@ -23,12 +22,7 @@ MODES: list[dict[str, Any]] = [
 LIST = [(number, phase) for phase in ("forward", "backward") for number in range(4)]
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(2)
-        yield made
-        made.close()
+job = job_fixture(2)
 
 
 def loss_of(model: Any, x: torch.Tensor) -> torch.Tensor:

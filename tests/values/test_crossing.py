@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -16,7 +16,7 @@ from shardwright.errors import FrameError, RemoteError, UnsupportedValueError
 from shardwright.runtime import Runtime
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, job_fixture
 from tests.state.running import MODES, SIZES, check
 from tests.values.crossing import KINDS, Crossing, Slotted, Through
 
@@ -26,12 +26,7 @@ GROUPS = {"first": NAMES[::3], "second": NAMES[1::3], "third": NAMES[2::3]}
 _RAGGED = re.compile(r"\bj\d+")
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[Job]:
-    with in_process_ranks():
-        made = Job(2)
-        yield made
-        made.close()
+job = job_fixture(2)
 
 
 @pytest.mark.covering(2)
