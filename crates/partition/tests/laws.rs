@@ -4,11 +4,11 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::drawn::any_model;
+use common::drawn::{any_model, containers};
 use common::{Model, ROOT};
 use proptest::prelude::*;
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Claim, Decision, ModuleInput, Request, dhondt, segments};
+use shardwright_partition::{Claim, Decision, Request, dhondt, segments};
 
 /// All divisions of `len` elements into `num_segments` consecutive segments, by their ends.
 fn divisions(len: usize, num_segments: usize) -> Vec<Vec<usize>> {
@@ -131,21 +131,6 @@ fn holds_parameters(request: &Request, decision: &Decision, node: usize) -> bool
         || (0..decision.nodes.len())
             .filter(below)
             .any(|child| holds_parameters(request, decision, child))
-}
-
-/// Modules that are never executed and hold nothing but other modules.
-fn containers(request: &Request) -> Vec<bool> {
-    let mut modules = request.modules.iter();
-    let traced = modules.any(|module| module.execution_index.is_some());
-    let only_holds = |module: &ModuleInput| {
-        let executed = if traced {
-            module.execution_index.is_some()
-        } else {
-            module.has_forward
-        };
-        !executed && module.parameters.is_empty() && module.buffer_bytes == 0
-    };
-    request.modules.iter().map(only_holds).collect()
 }
 
 fn decide(request: &Request) -> Decision {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::drawn::any_model;
+use common::drawn::{any_model, containers};
 use common::{Model, ROOT, gpt2, measured, rank_of};
 use proptest::prelude::*;
 use shardwright_core::{ModuleId, PipelineRank};
@@ -314,6 +314,7 @@ proptest! {
             let rank = |module: &ModuleId| after.modules[module.0 as usize].pp_rank;
             prop_assert_eq!(rank(first), rank(second));
         }
+        let containers = containers(&request);
         for pin in &request.pins {
             let below = |node: usize| {
                 let above = |node: usize| after.nodes[node].parent.map(|parent| parent.0 as usize);
@@ -322,10 +323,7 @@ proptest! {
             };
             for (node, (one, other)) in before.nodes.iter().zip(&after.nodes).enumerate() {
                 // A container runs nowhere: it is where its children are.
-                let is_container = one.modules.iter().all(|module| {
-                    let module = &request.modules[module.0 as usize];
-                    module.execution_index.is_none() && module.parameters.is_empty() && module.buffer_bytes == 0
-                });
+                let is_container = one.modules.iter().all(|module| containers[module.0 as usize]);
                 prop_assert!(!below(node) || is_container || one.pp_rank == other.pp_rank);
             }
         }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use shardwright_core::ModuleId;
-use shardwright_partition::Request;
+use shardwright_partition::{ModuleInput, Request};
 
 use super::Model;
 
@@ -63,4 +63,19 @@ prop_compose! {
         }
         Drawn { request: model.request }
     }
+}
+
+/// Modules that are never executed and hold nothing but other modules.
+pub(crate) fn containers(request: &Request) -> Vec<bool> {
+    let mut modules = request.modules.iter();
+    let traced = modules.any(|module| module.execution_index.is_some());
+    let only_holds = |module: &ModuleInput| {
+        let executed = if traced {
+            module.execution_index.is_some()
+        } else {
+            module.has_forward
+        };
+        !executed && module.parameters.is_empty() && module.buffer_bytes == 0
+    };
+    request.modules.iter().map(only_holds).collect()
 }
