@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.device.rehearsal import build_rehearsal
 from tests.jobs.forked import Forked
 
-ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("transfer_job.py")
 WAIT = 120.0
 
 
 @pytest.fixture(scope="session")
 def rehearsal() -> str:
-    """The stand-in for CUDA's driver, built where it is missing."""
-    command = ["cargo", "build", "--quiet", "--locked", "--package", "shardwright-cuda-rehearsal"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
-    return str(ROOT / "target" / "debug" / "libshardwright_cuda_rehearsal.so")
+    """The stand-in for CUDA's driver."""
+    return build_rehearsal()
 
 
 def start(rank: int, port: str, library: str, rounds: int, **environment: str) -> Forked:
