@@ -111,31 +111,26 @@ def parity(module: str, *arguments: str) -> Callable[[], Part]:
     return run
 
 
-#: Lanes of parts: the lanes side by side, the parts of each in turn. Ranks wait for one another half of the time.
-QUICK = (
-    (python("not gpu and not slow"),),
-    (rust, parity("tests.parity", "--pairwise"), parity("tests.parity_tp", "--pairwise")),
-)
-WHOLE_PARITY = (
-    (python("not gpu and not slow"), parity("tests.parity_tp")),
-    (rust, parity("tests.parity")),
-)
-ALL = ((python("not gpu"), parity("tests.parity_tp")), (rust, parity("tests.parity")))
+PAIRWISE = (parity("tests.parity", "--pairwise"), parity("tests.parity_tp", "--pairwise"))
+WHOLE = (parity("tests.parity"), parity("tests.parity_tp"))
+QUICK = (python("not gpu and not slow"), rust, *PAIRWISE)
+WHOLE_PARITY = (python("not gpu and not slow"), rust, *WHOLE)
+ALL = (python("not gpu"), rust, *WHOLE)
+#: Parts that run at once: ranks wait for one another half of the time.
+LANES = 2
 
 
-def run_parts(lanes: Sequence[Sequence[Callable[[], Part]]]) -> int:
+def run_parts(parts: Sequence[Callable[[], Part]]) -> int:
     """Run parts, print a table of them, and the counts as a JSON object; the exit status."""
     began = time.monotonic()
 
-    def run_lane(parts: Sequence[Callable[[], Part]]) -> list[Part]:
-        found = []
-        for part in parts:
-            found.append(last := part())
-            print(f"{last.name}: {last.passed} passed, {last.failed} failed in {last.seconds:.0f} s", file=sys.stderr)
-        return found
+    def run(part: Callable[[], Part]) -> Part:
+        done = part()
+        print(f"{done.name}: {done.passed} passed, {done.failed} failed in {done.seconds:.0f} s", file=sys.stderr)
+        return done
 
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        done = [part for found in pool.map(run_lane, lanes) for part in found]
+    with ThreadPoolExecutor(LANES) as pool:
+        done = list(pool.map(run, parts))
     table = Table("part", "passed", "failed", "seconds")
     for each in done:
         table.add_row(each.name, str(each.passed), str(each.failed), f"{each.seconds:.0f}")

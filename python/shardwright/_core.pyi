@@ -561,6 +561,11 @@ class Server:
         """
         Have a tensor sent that another rank holds: one of its answer to a request of this rank. An id to wait for.
         """
+    def idle_in_step(self, /) -> tuple[int, float] | None:
+        """
+        While a step runs in which this rank has nothing to do: when it made progress last, in nanoseconds of the
+        server's clock, and for how many seconds it has made none. None at any other time.
+        """
     def keep_in_order(
         self, /, model: SupportsIndex, state: SupportsIndex, *, name: str, stays: SupportsIndex | None
     ) -> None:
@@ -588,6 +593,10 @@ class Server:
     def next_task(self, /, worker: SupportsIndex) -> Task | None:
         """
         Give up the turn and wait for a task; None when the thread may end.
+        """
+    def quiet(self, /) -> float:
+        """
+        For how many seconds nothing in the job has made progress, as far as this rank knows.
         """
     def release(self, /, holder: SupportsIndex, requests: SupportsGetItem[int, SupportsIndex]) -> None:
         """

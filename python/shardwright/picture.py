@@ -9,7 +9,8 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from shardwright.errors import ShardwrightError
+from shardwright.deadlock import Deadlock, standing_of
+from shardwright.errors import PeerLostError, ShardwrightError, StallError
 from shardwright.objects import send_on
 from shardwright.values import decode
 
@@ -47,6 +48,9 @@ class Photographer:
         #: When the picture that is being made has to be finished.
         self._deadline: float | None = None
         self._last = -float("inf")
+        self._waits = Deadlock(runtime.rank, self._others, self._send_to_all, self.describe)
+        self._deadlock: str | None = None
+        self._found = 0.0
 
     def start(self) -> None:
         """Start the thread."""
@@ -82,6 +86,45 @@ class Photographer:
             self._begin()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish()
+        if self._deadlock is None:
+            self._waits.look(standing_of(self._runtime), now)
+            if self._waits.proof is not None:
+                self._send_to_all({"says": "deadlock", "text": self._waits.proof})
+                self._end_deadlock(self._waits.proof)
+
+    def _end_deadlock(self, proof: str) -> None:
+        """Let this rank's script raise, wherever it waits."""
+        if self._deadlock is not None:
+            return
+        text = (
+            "every rank waits for another one, and none can go on (is a function that all ranks have to call, as "
+            f"state_dict, save, barrier or a step function, called by some of them only?); what they do:\n{proof}"
+        )
+        self._deadlock, self._found = text, time.monotonic()
+        runtime = self._runtime
+        if not runtime.waits and runtime.in_step:
+            runtime.workers.error = runtime.workers.error or StallError(text)
+            runtime.server.fail(
+                module=None,
+                microbatch=None,
+                phase=None,
+                kind=StallError.__qualname__,
+                message=text,
+                traceback="",
+                step=runtime.step,
+            )
+
+    def check(self, lost: PeerLostError | None = None) -> None:
+        """Look whether all ranks wait for one another, and none can go on; for a wait of the script.
+
+        Args:
+            lost: A rank is gone, for that reason perhaps; otherwise the others get the time to hear of it.
+
+        Raises:
+            StallError: They do.
+        """
+        if self._deadlock is not None and (lost is not None or time.monotonic() > self._found + 2 * _LOOK_SECONDS):
+            raise StallError(self._deadlock) from None
 
     def _ask(self) -> None:
         if self._runtime.rank != 0 and self._send(0, {"says": "wanted"}):
@@ -90,7 +133,11 @@ class Photographer:
             self._begin()
 
     def _hear(self, rank: int, message: dict[str, Any]) -> None:
-        if message["says"] == "wanted":
+        if message["says"] == "waits":
+            self._waits.hear(rank, message)
+        elif message["says"] == "deadlock":
+            self._end_deadlock(message["text"])
+        elif message["says"] == "wanted":
             self._begin()
         elif message["says"] == "show":
             self._asked = None
@@ -125,6 +172,10 @@ class Photographer:
             f"rank {rank} did not answer within {_ANSWER_SECONDS:.0f} s: it runs C code that holds the interpreter's "
             f"lock, or is frozen {heard}".rstrip()
         )
+
+    def _send_to_all(self, message: dict[str, Any]) -> None:
+        for rank in self._others:
+            self._send(rank, message)
 
     def _send(self, rank: int, message: dict[str, Any]) -> bool:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright import _core, logs
+from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
@@ -70,6 +71,8 @@ class Runtime:
         self.tp_ranks: list[int] = topology.group("TP_GROUP", self.rank)
         self.rdp_ranks: list[int] = topology.group("RDP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
+        #: How much the microbatches of the current or last step count.
+        self.weights = StepWeights(cfg.microbatches)
         self._scheduling: Scheduling | None = None
         self._models: list[weakref.ref[DistributedModel]] = []
         self.optimizers: list[Any] = []
@@ -233,20 +236,6 @@ class Runtime:
         if self.launch.world_size > 1:
             self.server.begin_alone(step=self.step, function=name)
 
-    def commit(self, transaction: StepTransaction) -> None:
-        """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
-        self.committing = True
-        transaction.commit(self.num_microbatches, self.tensor_divisor, final=len(self.dp_ranks) == 1)
-        if self.launch.world_size > 1:
-            for placement in self.placements:
-                placement.replicas.reduce_gradients()
-            for collectives in self.all_collectives:
-                collectives.end_step()
-            self.server.leave_step()
-            logs.forward()
-        self.recorder.commit()
-        self.committing = False
-
     def check_whole(self) -> None:
         """Refuse to train on when an earlier step may have succeeded on some ranks only.
 
@@ -294,7 +283,7 @@ class Runtime:
         if (received := self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)) is not None:
             return received
         what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
-        with Wait(self, what, [rank]) as wait:
+        with Wait(self, what, [rank], is_for_ever=deadline is None) as wait:
             while True:
                 if (received := self.node.recv_object(rank, channel, 0.1)) is not None:
                     return received
@@ -303,16 +292,16 @@ class Runtime:
                 elif time.monotonic() > deadline:
                     raise TimeoutError(f"rank {self.rank} waited in vain for {what}")
 
-    def wait_collective(self, work: Any, ranks: list[int] | None = None) -> None:
+    def wait_collective(self, work: Any, ranks: list[int], number: int | None = None) -> None:
         """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere.
 
         Args:
             work: The collective's.
-            ranks: Who takes part; by default the data-parallel group.
+            ranks: Who takes part.
+            number: Which of the group's collectives it is, where they are counted.
         """
-        ranks = self.dp_ranks if ranks is None else ranks
         if not work.is_completed():
-            with Wait(self, f"a collective of ranks {ranks}", ranks) as wait:
+            with Wait(self, f"a collective of ranks {ranks}", ranks, collective=number) as wait:
                 wait.until_completed(work, self.device)
         try:
             work.wait()

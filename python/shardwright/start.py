@@ -204,6 +204,8 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
                 is_master=launch.rank == 0 and not hosted_by_launcher,
                 timeout=timeout,
                 wait_for_workers=False,
+                # Where the script's own init_process_group meets at the same port, this process serves both.
+                multi_tenant=True,
             )
         except (RuntimeError, ValueError) as error:
             raise JobStartError(

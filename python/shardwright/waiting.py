@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from datetime import timedelta
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright.errors import StallError
+from shardwright.errors import PeerLostError, StallError
 from shardwright.execution.task import running_task
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _CHECK_INTERVAL = timedelta(milliseconds=20)
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1e-5, 1e-3
 
 
+_numbers = itertools.count(1)
+
+
 class Wait:
     """A wait that is reported when it is long, and ends when the step fails or the whole job stands still.
 
@@ -30,8 +34,30 @@ class Wait:
     rank's turn, a wait counts as computing.
     """
 
-    def __init__(self, runtime: Runtime, what: str, needed: list[int]) -> None:
-        """Begin: ``what`` names what is waited for, ``needed`` are the ranks that it needs."""
+    def __init__(
+        self,
+        runtime: Runtime,
+        what: str,
+        needed: list[int],
+        *,
+        is_for_ever: bool = False,
+        collective: int | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            runtime: The rank that waits.
+            what: Names what is waited for.
+            needed: The ranks that it needs.
+            is_for_ever: Whether only another rank's script, by an object for this one, can end it.
+            collective: Which one of the needed ranks' collectives it is for, where they are counted.
+        """
+        self.number = next(_numbers)
+        self.is_for_ever = is_for_ever
+        self.collective = None if collective is None else (needed, collective)
+        #: When the last look that found nothing began.
+        self.looked = -float("inf")
+        self._look_began = self.looked
         self._runtime = runtime
         self._what = what
         self._needed = needed
@@ -52,10 +78,17 @@ class Wait:
         self._runtime.waits.remove(self)
         if self._noticed:
             self._runtime.server.wait_outside(False)
+        if isinstance(error, PeerLostError) and self._runtime.photographer is not None:
+            self._runtime.photographer.check(error)
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has waited."""
+        return time.monotonic() - self._began
 
     def describe(self) -> str:
         """For how long it has waited, and for what."""
-        return f"rank {self._runtime.rank} has waited {time.monotonic() - self._began:.1f} s for {self._what}"
+        return f"rank {self._runtime.rank} has waited {self.seconds:.1f} s for {self._what}"
 
     def until_completed(self, work: Any, device: torch.device) -> None:
         """Wait for the end of a collective of ``torch.distributed`` on tensors of a device, be it good or bad.
@@ -81,11 +114,15 @@ class Wait:
         Raises:
             RemoteError: The step has failed elsewhere.
             PeerLostError: A rank that is needed is gone.
-            StallError: Nothing in the job has made progress for ``stall_timeout_seconds``.
+            StallError: Nothing in the job has made progress for ``stall_timeout_seconds``, or all ranks wait for one
+                another.
         """
         runtime = self._runtime
         runtime.check_abort(self._needed)
-        waited = time.monotonic() - self._began
+        if runtime.photographer is not None:
+            runtime.photographer.check()
+        self.looked, self._look_began = self._look_began, time.monotonic()
+        waited = self.seconds
         if waited < _UNNOTICED_SECONDS or not self._on_main:
             return
         self._noticed = True

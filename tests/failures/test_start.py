@@ -189,3 +189,14 @@ def test_a_second_start_with_the_same_configuration_does_nothing(monkeypatch: py
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         smp.shutdown()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_group_of_the_script_meets_at_the_same_port(when: str) -> None:
+    """Started by hand: no launcher serves ``MASTER_PORT``."""
+    with Job("own_group", arguments=[when]) as job:
+        job.all_end_with([0, 0], 60)
+        for process in job.ranks:
+            done = process.event("done")
+            assert done["total"] == [2, 2, 2]
+            assert done["error"] < 1e-10

@@ -15,7 +15,7 @@ Pair = namedtuple("Pair", "left right")
 
 
 def split(function, args, kwargs=None, count=2, non_split=(), axes=None):
-    return Splitter(function, non_split, axes or {}).split(args, kwargs or {}, count)
+    return Splitter(function, non_split, axes or {}).split(args, kwargs or {}, count)[0]
 
 
 def train(model, batch, mask=None, *, scale=None):

@@ -266,6 +266,18 @@ impl Server {
         self.server.wait_outside(waits).as_secs_f64()
     }
 
+    /// For how many seconds nothing in the job has made progress, as far as this rank knows.
+    fn quiet(&self) -> f64 {
+        self.server.quiet().as_secs_f64()
+    }
+
+    /// While a step runs in which this rank has nothing to do: when it made progress last, in nanoseconds of the
+    /// server's clock, and for how many seconds it has made none. None at any other time.
+    fn idle_in_step(&self) -> Option<(u64, f64)> {
+        let (last, idle) = self.server.idle_in_step()?;
+        Some((last.as_nanos() as u64, idle.as_secs_f64()))
+    }
+
     /// Give the modules of a model their names, by id, for reports and timelines.
     fn name_modules(&self, model: u32, names: Vec<String>) {
         self.server.name_modules(ModelId(model), names);

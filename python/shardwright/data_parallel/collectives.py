@@ -38,6 +38,8 @@ class Collectives:
         self.ranks: list[int] = runtime.topology.group(group, runtime.rank)
         self._issued: list[tuple[str, int, str]] = []
         self._works: list[Any] = []
+        #: How many collectives have begun in this job.
+        self.begun = 0
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
         self._unsettled: int | None = None
         self._heard: dict[int, list[tuple[str, int, str]]] = {}
@@ -69,7 +71,8 @@ class Collectives:
 
     def wait(self, work: Any) -> None:
         """Wait for a collective, watching for a failure elsewhere."""
-        self._runtime.wait_collective(work, self.ranks)
+        number = self.begun - len(self._works) + 1 + next(n for n, other in enumerate(self._works) if other is work)
+        self._runtime.wait_collective(work, self.ranks, number)
 
     def begin_step(self) -> None:
         """Bring an earlier failed step's collectives to an end, and forget them.
@@ -130,6 +133,7 @@ class Collectives:
         else:
             work = dist.broadcast(tensor, int(kind.removeprefix("broadcast from ")), group=group, async_op=True)
         self._works.append(work)
+        self.begun += 1
         return work
 
     def _settle(self, step: int, deadline: float | None) -> None:

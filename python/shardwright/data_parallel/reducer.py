@@ -133,7 +133,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.clear()
 
-    def reduce(self, num_ranks: int, sent_divisor: int, as_views: bool) -> None:
+    def reduce(self, num_ranks: int, sent_divisor: float, as_views: bool) -> None:
         """Average ``.grad`` of the parameters over the group.
 
         Args:
@@ -177,7 +177,7 @@ class Reducer:
         again = [b for b, bad, sent in zip(self._buckets, spoiled, any_early, strict=True) if bad and sent]
         return used, again
 
-    def _await(self, bucket: GradBucket, divisor: int) -> None:
+    def _await(self, bucket: GradBucket, divisor: float) -> None:
         if self._hook is not None:
             value = bucket.work.wait()
             bucket.set_buffer(value[0] if isinstance(value, (list, tuple)) else value)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel.collectives import Collectives
+from shardwright.data_parallel.divisor import Divisor, exchange
 from shardwright.data_parallel.reducer import Reducer
 from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
 
@@ -174,8 +175,12 @@ class Replicas:
         for reducer in self._reducers:
             reducer.abandon_step()
 
-    def reduce_gradients(self) -> None:
-        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th training step."""
+    def reduce_gradients(self, divisor: Divisor) -> None:
+        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th training step.
+
+        Args:
+            divisor: What gradients of the step were divided by, or are still to be where they were sent already.
+        """
         if self._reducer is None:
             return
         if not torch.is_grad_enabled():
@@ -183,18 +188,18 @@ class Replicas:
             return
         if self._reduces_this_step:
             runtime = self._placement.runtime
-            present = runtime.dp_ranks if self.attendance is None or self.divides_by_group else self.attendance.present
+            # Who is gone has weight 0, if there are weights.
+            everyone = self.attendance is None or self.divides_by_group or divisor.weighted
+            present = runtime.dp_ranks if everyone or self.attendance is None else self.attendance.present
             as_views = bool(self._options["gradient_as_bucket_view"])
-            divisor = runtime.num_microbatches if self.averages_microbatches else 1
-            self._reducer.reduce(len(present), divisor, as_views)
+            sent_divisor = divisor.value if self.averages_microbatches else 1
+            self._reducer.reduce(len(present), sent_divisor, as_views)
             reduce_sparse(self._sparse[0], self._collectives, len(present))
             if self._rdp_reducer is not None:
                 present = [rank for rank in present if rank in runtime.rdp_ranks]
-                self._rdp_reducer.reduce(max(1, len(present)), divisor * runtime.tensor_divisor, as_views)
+                self._rdp_reducer.reduce(max(1, len(present)), sent_divisor * runtime.tensor_divisor, as_views)
                 assert runtime.rdp_collectives is not None, "there is a reducer over it"
                 reduce_sparse(self._sparse[1], runtime.rdp_collectives, max(1, len(present)))
-        else:
-            self.agree()
         self._passes += 1  # a step that failed on any rank counts on none
 
     def agree(self) -> None:
@@ -210,7 +215,8 @@ class Replicas:
         assert self._reducer is not None, "only data-parallel ranks wait for each other"
         self._share_buffers()
         self._begin_reducers(parameters, False)
-        self.reduce_gradients()
+        exchange(self._placement.runtime)
+        self.reduce_gradients(Divisor(1, False))
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
 

@@ -24,9 +24,19 @@ if TYPE_CHECKING:
 Gradients = torch.Tensor | Sequence[torch.Tensor | None] | None
 
 
-def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients) -> None:
+def backward(
+    runtime: Runtime,
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    grad_tensors: Gradients,
+    weight: float | torch.Tensor | None,
+) -> None:
     """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
     if runtime.pp_size == 1:
+        if runtime.in_step:
+            number = runtime.weights.give(runtime.microbatch, weight)
+            grad_tensors = weighted(tensors, grad_tensors, number)
+        elif weight is not None:
+            raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
         runtime.recorder.passed_forward()
         if runtime.leaves.walks:
             listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
@@ -43,8 +53,10 @@ def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], g
         raise ShardwrightError(
             "model.backward can be called only in the step function itself when pipeline_parallel_degree > 1"
         )
+    number = runtime.weights.give(task.microbatch, weight)
     let_go(task)
     frame.settle()
+    grad_tensors = weighted(tensors, grad_tensors, number)
     roots = _roots(tensors, grad_tensors)
     task.phase = "backward"
     elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
@@ -55,6 +67,23 @@ def backward(runtime: Runtime, tensors: torch.Tensor | Sequence[torch.Tensor], g
         run_backward(frame, roots, ServerBackward(task, frame), defer=deferring(task))
     frame.forget_watched()
     task.phase = "forward"
+
+
+def weighted(
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients, weight: float | None
+) -> Gradients:
+    """The gradients from which a backward starts that counts by a weight."""
+    if weight is None:
+        return grad_tensors
+    single = isinstance(tensors, torch.Tensor)
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if grad_tensors is None:
+        # A tensor of several elements gets none, and is refused for it where backward begins.
+        gradients = [torch.full_like(each, weight) if each.numel() == 1 else None for each in listed]
+    else:
+        given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+        gradients = [None if each is None else each * weight for each in given]
+    return gradients[0] if single and len(gradients) == 1 else gradients
 
 
 def _roots(

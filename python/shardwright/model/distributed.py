@@ -150,17 +150,25 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         self,
         tensors: torch.Tensor | Sequence[torch.Tensor],
         grad_tensors: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+        *,
+        weight: float | torch.Tensor | None = None,
     ) -> None:
         """Run backward from tensors, as ``torch.autograd.backward`` does, over all ranks (the paper, 4.3).
 
         Args:
             tensors: A tensor or several that need a gradient, such as the loss.
             grad_tensors: Their gradients; may be left out for tensors of one element.
+            weight: How much this microbatch counts in the step's gradients, from 0, such as the number of labels that
+                its loss is the mean of: gradients are the sum of each microbatch's by its weight, over all
+                data-parallel ranks, divided by the sum of the weights. None for the plain mean over microbatches.
+                With ``average_grads_across_microbatches=False``, or a communication hook, nothing is divided.
 
         Raises:
-            ShardwrightError: Called outside a step with several pipeline ranks.
+            ShardwrightError: Called outside a step with several pipeline ranks, or some microbatches of the step have
+                a weight and others have none.
+            ValueError: The weight is not one finite number from 0.
         """
-        backward(self._runtime, tensors, grad_tensors)
+        backward(self._runtime, tensors, grad_tensors, weight)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the forward, as every ``nn.Module`` does.

@@ -1,13 +1,15 @@
-"""Whether the ranks of a pipeline were given the same batch, of which only the first rank's is trained on."""
+"""What a batch shows: whether a pipeline's ranks were given the same one, and whether its microbatches count alike."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+
+from shardwright.step.split import Arguments, Splitter
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 #: By the argument's name, a checksum of its tensors.
 Fingerprints = dict[str, int]
 
+#: The target that PyTorch's losses leave out, by default.
+_IGNORED = -100
 #: Batches are compared in so many first calls of a step function, and in one of so many later.
 _FIRST_CALLS = 3
 _LATER_CALLS = 100
@@ -67,4 +71,46 @@ def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerp
         " and ".join(others),
         runtime.rank,
         runtime.pp_ranks[0],
+    )
+
+
+class LabelCounts(NamedTuple):
+    """Labels of which microbatches have different numbers.
+
+    Attributes:
+        name: The argument, as written in the step function.
+        counts: How many labels each microbatch has.
+    """
+
+    name: str
+    counts: list[int]
+
+
+def differing_labels(splitter: Splitter, parts: Sequence[Arguments]) -> LabelCounts | None:
+    """The first tensor with labels that losses leave out, so that microbatches have different numbers of the rest."""
+    counts: dict[str, list[int]] = {}
+    for args, kwargs in parts:
+        for argument, value in splitter.named(args, kwargs):
+            for path, leaf in () if isinstance(value, torch.nn.Module) else tree_flatten_with_path(value)[0]:
+                if _is_plain(leaf) and leaf.dtype == torch.int64 and leaf.dim():
+                    counts.setdefault(argument + keystr(path), []).append(int((leaf != _IGNORED).sum()))
+    return next((LabelCounts(*item) for item in counts.items() if len(set(item[1])) > 1), None)
+
+
+def warn_of_labels(runtime: Runtime, step: StepFunction[..., Any], labels: LabelCounts) -> None:
+    """Warn, once, that a mean of microbatches' means is not the mean over the batch."""
+    step.warned_of_labels = True
+    shown = ", ".join(map(str, labels.counts[:8])) + (", ..." if len(labels.counts) > 8 else "")
+    runtime.logger.warning(
+        "step %d (%s): microbatches have different numbers of labels in %s that are not %d (%s), and each microbatch "
+        "counts alike in the gradients: the mean of their means is not the mean over the batch. Write "
+        "model.backward(loss, weight=(%s != %d).sum()), with the labels that the loss counts (a causal language "
+        "model's leaves out the first of each sequence)",
+        runtime.step,
+        step.name,
+        labels.name,
+        _IGNORED,
+        shown,
+        labels.name,
+        _IGNORED,
     )

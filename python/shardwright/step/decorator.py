@@ -27,6 +27,7 @@ class StepFunction(Generic[P, R]):
         microbatches: Into how many parts a batch is split; None for the configuration's.
         calls: How often it was called.
         warned_of_batches: Whether this rank has said that its batch is not that of the first rank of its pipeline.
+        warned_of_labels: Whether this rank has said that microbatches have different numbers of labels.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class StepFunction(Generic[P, R]):
         self.microbatches = microbatches
         self.calls = 0
         self.warned_of_batches = False
+        self.warned_of_labels = False
 
     def num_microbatches(self, runtime: Runtime) -> int:
         """Into how many parts a batch is split in this job."""

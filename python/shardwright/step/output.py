@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -40,11 +41,14 @@ class StepOutput:
     error says what to write.
     """
 
-    __slots__ = ("_outputs",)
+    __slots__ = ("_outputs", "_weights")
 
-    def __init__(self, outputs: Sequence[torch.Tensor | DeferredTensor]) -> None:
-        """Keep the microbatches' tensors."""
+    def __init__(
+        self, outputs: Sequence[torch.Tensor | DeferredTensor], weights: Sequence[float] | None = None
+    ) -> None:
+        """Keep the microbatches' tensors, and how much each counts in their mean; None for all alike."""
         self._outputs = list(outputs)
+        self._weights = weights
 
     def _only(self, what: str) -> torch.Tensor:
         """The tensor of the only microbatch.
@@ -107,8 +111,18 @@ class StepOutput:
         return fetched
 
     def reduce_mean(self) -> torch.Tensor:
-        """The mean over microbatches, of one microbatch's shape and dtype."""
-        return self.reduce_sum() / len(self.outputs)
+        """The mean over microbatches, of one microbatch's shape and dtype.
+
+        Where ``model.backward`` was given weights, the mean that they make: a microbatch of weight 0 does not count,
+        whatever its value. Where an evaluation's batch does not divide evenly, each microbatch counts by its samples.
+        """
+        if self._weights is None:
+            return self.reduce_sum() / len(self.outputs)
+        self._check_shapes("summed")
+        total = math.fsum(self._weights)
+        pairs = zip(self.outputs, self._weights, strict=True)
+        terms = [output * (weight / total) for output, weight in pairs if weight]
+        return sum(terms[1:], start=terms[0]) if terms else torch.full_like(self.outputs[0], math.nan)
 
     def reduce_sum(self) -> torch.Tensor:
         """The sum over microbatches, of one microbatch's shape and dtype."""
@@ -150,25 +164,25 @@ for _name in (*_UNARY, *_COMPARED, *_BINARY, *(f"r{each}" for each in _BINARY)):
         setattr(StepOutput, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-def merge_microbatches(results: list[Any]) -> Any:
-    """One structure with every tensor replaced by the :class:`StepOutput` of all microbatches.
+def merge_microbatches(results: list[Any], weights: Sequence[float] | None = None) -> Any:
+    """One structure with every tensor replaced by the :class:`StepOutput` of all microbatches, with their weights.
 
     What is not a tensor is returned as it is when all microbatches agree, else as the list of the microbatches'
     values.
     """
     first = results[0]
     if all(isinstance(result, (torch.Tensor, DeferredTensor)) for result in results):
-        return StepOutput(results)
+        return StepOutput(results, weights)
     same_type = all(type(result) is type(first) for result in results)
     if same_type and isinstance(first, dict) and all(result.keys() == first.keys() for result in results):
-        merged = {key: merge_microbatches([result[key] for result in results]) for key in first}
+        merged = {key: merge_microbatches([result[key] for result in results], weights) for key in first}
         return _like(first, merged)
     if same_type and isinstance(first, (list, tuple)) and all(len(result) == len(first) for result in results):
-        items = [merge_microbatches([result[index] for result in results]) for index in range(len(first))]
+        items = [merge_microbatches([result[index] for result in results], weights) for index in range(len(first))]
         return _sequence_like(first, items)
     if same_type and is_dataclass(first) and not isinstance(first, type):
         names = [f.name for f in fields(first) if all(hasattr(result, f.name) for result in results)]
-        values = {name: merge_microbatches([getattr(result, name) for result in results]) for name in names}
+        values = {name: merge_microbatches([getattr(result, name) for result in results], weights) for name in names}
         return _with(first, values)
     return first if same_type and all(_equal(result, first) for result in results) else results
 

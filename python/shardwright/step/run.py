@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwright import logs
+from shardwright.data_parallel.divisor import agreed_divisor
+from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import DepartureError, RemoteError, ShardwrightError, StateOrderError, StepAborted
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
@@ -16,7 +19,14 @@ from shardwright.execution.serve import root_frame
 from shardwright.execution.stays import all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
-from shardwright.step.batches import Fingerprints, fingerprints, is_compared, warn_of_others
+from shardwright.step.batches import (
+    Fingerprints,
+    differing_labels,
+    fingerprints,
+    is_compared,
+    warn_of_labels,
+    warn_of_others,
+)
 from shardwright.step.deferred import deferring_large
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
@@ -82,6 +92,7 @@ def _run_once(
         kept.begin_step()
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
+    runtime.weights = StepWeights(runtime.num_microbatches)
     runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
     runtime.leaves.begin_step(
         transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1
@@ -103,7 +114,7 @@ def _run_once(
                 transaction.restore_random_numbers()
         else:
             results = _Pipeline(runtime, step).run(args, kwargs)
-        runtime.commit(transaction)
+        _commit(runtime, step, transaction)
     except BaseException as error:
         runtime.fail_step(error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
@@ -118,7 +129,25 @@ def _run_once(
     runtime.scheduling.end_step(runtime)
     for placement in placements:
         placement.after_step()
-    return merge_microbatches(results)
+    return merge_microbatches(results, runtime.weights.of_outputs())
+
+
+def _commit(runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction) -> None:
+    """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
+    runtime.committing = True
+    divisor = agreed_divisor(runtime)
+    if (labels := runtime.weights.labels) is not None and runtime.weights.is_plain:
+        warn_of_labels(runtime, step, labels)
+    transaction.commit(divisor.value, runtime.tensor_divisor, final=len(runtime.dp_ranks) == 1)
+    if runtime.launch.world_size > 1:
+        for placement in runtime.placements:
+            placement.replicas.reduce_gradients(divisor)
+        for collectives in runtime.all_collectives:
+            collectives.end_step()
+        runtime.server.leave_step()
+        logs.forward()
+    runtime.recorder.commit()
+    runtime.committing = False
 
 
 def _finished(step: StepFunction[..., Any], result: Any) -> Any:
@@ -129,6 +158,16 @@ def _finished(step: StepFunction[..., Any], result: Any) -> Any:
     return map_tensors(result, torch.Tensor.detach, in_registered=True)
 
 
+def _split(
+    runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Arguments]:
+    """The arguments of each microbatch; notes how much each of them counts."""
+    parts, runtime.weights.counts = step.splitter.split(args, kwargs, runtime.num_microbatches)
+    if is_compared(step.calls) and not step.warned_of_labels and torch.is_grad_enabled():
+        runtime.weights.labels = differing_labels(step.splitter, parts)
+    return parts
+
+
 def _run_alone(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
@@ -136,7 +175,7 @@ def _run_alone(
     runtime.begin_step_alone(step.name)
     runtime.entered = True
     recorder, results = runtime.recorder, []
-    parts = step.splitter.split(args, kwargs, runtime.num_microbatches)
+    parts = _split(runtime, step, args, kwargs)
     reproducible_rng: bool = runtime.cfg.reproducible_rng
     recorder.begin(runtime.step)
     try:
@@ -171,7 +210,7 @@ class _Pipeline:
             self.batch = fingerprints(self.step.splitter.named(args, kwargs))
         try:
             if runtime.is_root:
-                self.parts = list(self.step.splitter.split(args, kwargs, runtime.num_microbatches))
+                self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
             runtime.workers.begin_step(state, self.run_root)
             runtime.server.begin_step(
@@ -231,10 +270,12 @@ class _Pipeline:
                 runtime.report_wait()
             elif event.kind == "root_done":
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
-                runtime.server.end_step(*encode((sent, self.batch)))
+                weights = runtime.weights
+                runtime.server.end_step(*encode((sent, self.batch, weights.given, weights.counts)))
                 return self.results
             elif event.kind == "step_end":
-                results, batch = decode_from(runtime, runtime.pp_ranks[0], *event.body)
+                results, batch, given, counts = decode_from(runtime, runtime.pp_ranks[0], *event.body)
+                runtime.weights.take_over(given, counts)
                 assert isinstance(results, list), "the root sends one result per microbatch"
                 if self.batch is not None and batch is not None:
                     warn_of_others(runtime, self.step, self.batch, batch)

@@ -41,15 +41,21 @@ class Splitter:
                             f"its arguments are {', '.join(parameters)}"
                         )
 
-    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any], num_microbatches: int) -> list[Arguments]:
-        """The arguments of each microbatch.
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_microbatches: int
+    ) -> tuple[list[Arguments], list[int] | None]:
+        """The arguments of each microbatch, and the number of its samples where these differ.
+
+        Returns:
+            The arguments; and None where all microbatches have as many samples. Where gradients are disabled a batch
+            need not divide evenly: the first microbatches then have one sample more.
 
         Raises:
-            ConfigError: A tensor's size on its axis is not divisible by the number of microbatches, or tensors to
-                be split disagree in size.
+            ConfigError: A tensor's size on its axis is not divisible by the number of microbatches, or smaller where
+                gradients are disabled, or tensors to be split disagree in size.
         """
         if num_microbatches == 1 and not _has_slicer((args, kwargs)):
-            return [(args, kwargs)]
+            return [(args, kwargs)], None
         sizes: dict[str, int] = {}
         columns: list[Sequence[Any]] = []
         for name, value in self.named(args, kwargs):
@@ -60,10 +66,12 @@ class Splitter:
         if sizes:
             self._check(sizes, num_microbatches)
         rows = list(zip(*columns, strict=True)) if columns else [()] * num_microbatches
+        size = next(iter(sizes.values()), 0)
+        counts = _counts(size, num_microbatches) if size % num_microbatches else None
         if not kwargs:
-            return [(row, {}) for row in rows]
+            return [(row, {}) for row in rows], counts
         count = len(args)
-        return [(row[:count], dict(zip(kwargs, row[count:], strict=True))) for row in rows]
+        return [(row[:count], dict(zip(kwargs, row[count:], strict=True))) for row in rows], counts
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The arguments of a call with their names."""
@@ -79,11 +87,12 @@ class Splitter:
 
     def _check(self, sizes: dict[str, int], num_microbatches: int) -> None:
         for path, size in sizes.items():
-            if size % num_microbatches:
+            if size % num_microbatches and not _divides_unevenly(size, num_microbatches):
                 raise ConfigError(
                     f"smp.step: {path} of {self._name} has {size} samples, which {num_microbatches} microbatches do not"
-                    " divide evenly; drop the last batch (drop_last=True), change `microbatches`, decorate with "
-                    "@smp.step(microbatches=1) to evaluate batches of any size, or name the argument "
+                    " divide evenly; drop the last batch (drop_last=True), change `microbatches`, evaluate under "
+                    "torch.no_grad(), where any number from that of microbatches will do, decorate with "
+                    "@smp.step(microbatches=1) for batches of any size, or name the argument "
                     "in non_split_inputs to pass it whole"
                 )
         if len(sizes) > 1 and len(set(sizes.values())) > 1:
@@ -104,8 +113,12 @@ class Splitter:
                     f"smp.step: {path} of {self._name} has {axes} axes, so it cannot be split along axis {axis}"
                 )
             size = sizes[path] = value.shape[axis]
-            if size == 0 or size % count:  # nothing to divide, or refused once all sizes are known
+            if size == 0:  # nothing to divide
                 return [value] * count
+            if size % count:
+                if not _divides_unevenly(size, count):  # refused once all sizes are known
+                    return [value] * count
+                return torch.split(value, _counts(size, count), axis)
             return value.chunk(count, axis)
         if isinstance(value, torch.nn.Module):
             return [value] * count
@@ -120,6 +133,16 @@ class Splitter:
             named = isinstance(value, tuple) and hasattr(value, "_fields")
             return [type(value)(*part) if named else type(value)(part) for part in parts]
         return [value] * count
+
+
+def _divides_unevenly(size: int, count: int) -> bool:
+    """Whether so many samples may be divided into parts of different sizes: nothing is averaged over them."""
+    return size >= count and not torch.is_grad_enabled()
+
+
+def _counts(size: int, count: int) -> list[int]:
+    """So many samples in parts as even as they can be."""
+    return [size // count + (part < size % count) for part in range(count)]
 
 
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:

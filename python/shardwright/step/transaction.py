@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,18 +89,18 @@ class StepTransaction:
         if held[0] or held[1]:
             self._hooks.append((parameter, held[0], held[1]))
 
-    def commit(self, num_microbatches: int, tensor_divisor: int, *, final: bool) -> None:
+    def commit(self, divisor: float, tensor_divisor: int, *, final: bool) -> None:
         """Average the step's gradients over microbatches, run hooks once, and add what was there before.
 
         Args:
-            num_microbatches: How many microbatches the gradients are the sum of.
+            divisor: What the sum over microbatches is divided by: their number, or their weights.
             tensor_divisor: How many tp ranks' samples the gradients of distributed parameters are the sum of.
             final: Whether nothing can fail from here on; else earlier gradients stay for :meth:`rollback`.
         """
         if self._ordered is not None:
             self._ordered.finish()
-        if num_microbatches > 1:
-            _divide_gradients(self._averaged, num_microbatches)
+        if divisor != 1:
+            _divide_gradients(self._averaged, divisor)
         if tensor_divisor > 1:
             _divide_gradients(self._over_tensor_group, tensor_divisor)
         late = self._restore_hooks() if self._hooks else []
@@ -159,7 +160,7 @@ class StepTransaction:
         process.restore_random_state(self._random)
 
 
-def _divide_gradients(parameters: list[nn.Parameter], divisor: int) -> None:
+def _divide_gradients(parameters: list[nn.Parameter], divisor: float) -> None:
     dense = []
     for parameter in parameters:
         gradient = parameter.grad
@@ -171,16 +172,18 @@ def _divide_gradients(parameters: list[nn.Parameter], divisor: int) -> None:
             dense.append(gradient)
     if not dense:
         return
-    if divisor & (divisor - 1):
-        torch._foreach_div_(dense, _number(divisor))
-    else:  # the reciprocal is exact, so the product is the quotient to the last bit, in half the time
+    if (
+        math.frexp(divisor)[0] == 0.5
+    ):  # a power of two: the product with its reciprocal is the quotient, in half the time
         torch._foreach_mul_(dense, _number(1 / divisor))
+    else:
+        torch._foreach_div_(dense, _number(divisor))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)
 def _number(value: float) -> torch.Tensor:
     """A number as a tensor, which torch need not wrap anew for every gradient."""
-    return torch.tensor(value, dtype=torch.float32, device="cpu")
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def _sum(earlier: torch.Tensor, new: torch.Tensor | None, in_place: bool) -> torch.Tensor:

@@ -17,7 +17,7 @@ from shardwright.verify.evidence import Bench, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
 from shardwright.verify.measure import error_of, error_of_leaf, floor_of, tolerance_for
 from shardwright.verify.record import Record
-from shardwright.verify.reference import Arguments, Expected, Reference, mean_over_replicas
+from shardwright.verify.reference import Arguments, Expected, Reference
 from shardwright.verify.report import Departure, Report, Row, first_of
 from shardwright.verify.whole_batch import whole_batch_note
 
@@ -131,15 +131,16 @@ class Comparison:
             self._compare_buffers(replica, one)
             one.results, one.losses = [], {}
             expected.append(one)
-            gradients.append(self.reference.take_gradients(self.num_microbatches))
-        return expected, mean_over_replicas(gradients)
+            gradients.append(self.reference.take_gradients())
+        weights = [one.weight for one in expected]
+        return expected, self.reference.mean(gradients, weights, self.num_microbatches)
 
     def run(self, replica: Replica, num_microbatches: int, *, recorded: bool) -> Expected:
         """One replica's step from its start, with the random numbers of its ranks."""
         self.reference.load_buffers(self._starting_buffers(replica))
         process.restore_random_state(replica.random)
         args, kwargs = copied_arguments(*replica.arguments)
-        parts = list(self.verified.step.splitter.split(args, kwargs, num_microbatches))
+        parts, _ = self.verified.step.splitter.split(args, kwargs, num_microbatches)
         runtime = self.runtime
         seeds: list[int | None] = [None] * len(parts)
         if runtime.pp_size > 1 or runtime.cfg.reproducible_rng:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright.data_parallel.weights import StepWeights
 from shardwright.execution import process, reproducible
+from shardwright.model.backward import weighted
 from shardwright.verify.keyed import KeyedCalls
 from shardwright.verify.locate import Flow
 from shardwright.verify.measure import leaves, plain, tensors_in
@@ -35,12 +38,14 @@ class Expected:
         results: By microbatch, the leaves of what the step function returned.
         losses: By microbatch, what ``model.backward`` was given.
         buffers: Afterwards, by full name.
+        weight: The sum of its microbatches' weights; None where none were given.
     """
 
     record: Record = field(default_factory=Record)
     results: list[list[tuple[str, Any]]] = field(default_factory=list)
     losses: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    weight: float | None = None
 
 
 class WatchedFlow(Recorder):
@@ -188,10 +193,13 @@ class Reference:
         expected = Expected()
         running = [0]
 
-        def backward(tensors: Any, grad_tensors: Any = None) -> None:
+        weights = StepWeights(len(parts))
+
+        def backward(tensors: Any, grad_tensors: Any = None, *, weight: float | torch.Tensor | None = None) -> None:
             given = [tensor.detach().clone() for tensor in tensors_in(tensors)]
             expected.losses.setdefault(running[0], []).extend(given)
-            torch.autograd.backward(tensors, grad_tensors)
+            number = weights.give(running[0], weight)
+            torch.autograd.backward(tensors, weighted(tensors, grad_tensors, number))
 
         recorder = WatchedFlow(self.paths, lambda: running[0], self.flow)
         recording = recorder.recording() if recorded else nullcontext()
@@ -203,29 +211,41 @@ class Reference:
                 expected.results.append([(path, plain(leaf)) for path, leaf in leaves(result)])
                 del result
                 running[0] += 1
+        expected.weight = weights.total
         expected.record = recorder.record
         expected.buffers = {name: buffer.clone() for name, buffer in self.named_buffers().items()}
         return expected
 
-    def take_gradients(self, microbatches: int) -> dict[str, torch.Tensor | None]:
-        """The gradients that accumulated, and a clean slate; averaged over microbatches where the model does."""
+    def take_gradients(self) -> dict[str, torch.Tensor | None]:
+        """The gradients that accumulated, and a clean slate."""
         found: dict[str, torch.Tensor | None] = {}
-        for prefix, model, module in zip(self._names, self.models, self.modules, strict=True):
-            divisor = microbatches if model.average_grads_across_microbatches else 1
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(divisor)
+        for prefix, module in zip(self._names, self.modules, strict=True):
             for name, parameter in module.named_parameters(remove_duplicate=False):
                 found[prefix + name] = parameter.grad
         for module in self.modules:
             module.zero_grad(set_to_none=True)
         return found
 
+    def mean(
+        self,
+        gradients: Sequence[Mapping[str, torch.Tensor | None]],
+        weights: Sequence[float | None],
+        microbatches: int,
+    ) -> dict[str, torch.Tensor | None]:
+        """The mean of replicas' gradients, and over microbatches where the model takes it.
 
-def mean_over_replicas(gradients: Sequence[Mapping[str, torch.Tensor | None]]) -> dict[str, torch.Tensor | None]:
-    """The mean of each gradient; a replica without one counts as zero where another has one."""
-    mean: dict[str, torch.Tensor | None] = {}
-    for name in gradients[0]:
-        present = [gradient for one in gradients if (gradient := one[name]) is not None]
-        mean[name] = sum(present[1:], present[0]) / len(gradients) if present else None
-    return mean
+        Args:
+            gradients: Of each replica, the sum over its microbatches; one that is None counts as zero where another
+                replica has one.
+            weights: Of each replica, the sum of its microbatches' weights, None where none were given.
+            microbatches: How many a replica has.
+        """
+        weighted = any(weight is not None for weight in weights)
+        divisor = math.fsum(weight or 0.0 for weight in weights) / len(weights) or 1.0 if weighted else microbatches
+        mean: dict[str, torch.Tensor | None] = {}
+        for prefix, model, module in zip(self._names, self.models, self.modules, strict=True):
+            over = len(gradients) * (divisor if model.average_grads_across_microbatches else 1)
+            for name, _ in module.named_parameters(remove_duplicate=False):
+                present = [gradient for one in gradients if (gradient := one[prefix + name]) is not None]
+                mean[prefix + name] = sum(present[1:], present[0]) / over if present else None
+        return mean

@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from shardwright.verify.measure import error_of, floor_of
-from shardwright.verify.reference import mean_over_replicas
 from shardwright.verify.report import first_of
 
 if TYPE_CHECKING:
@@ -99,9 +98,8 @@ def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> s
     if len(set(counts)) > 1:
         shown = ", ".join(map(str, counts[:8])) + (", ..." if len(counts) > 8 else "")
         reasons.append(
-            f"the numbers of labels differ ({shown}), and a mean of means is not the mean: sum each microbatch's loss "
-            "(reduction='sum'), multiply it by the number of microbatches, and divide it by the number of labels in "
-            "the whole batch, counted before the step and passed whole"
+            f"the numbers of labels differ ({shown}), and a mean of means is not the mean: give each microbatch's "
+            "number to its backward, as in model.backward(loss, weight=(labels != -100).sum())"
         )
     if norms:
         reasons.append(
@@ -122,12 +120,12 @@ def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> s
 
 def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) -> tuple[Gradients, list[int]]:
     """Run every replica's batch in so many parts; returns the mean gradients, and each mean loss's number of labels."""
-    found = []
+    found, weights = [], []
     with mode or contextlib.nullcontext():
         for replica in comparison.replicas:
-            comparison.run(replica, num_microbatches, recorded=False)
-            found.append(comparison.reference.take_gradients(num_microbatches))
-    return mean_over_replicas(found), [] if mode is None else mode.counts
+            weights.append(comparison.run(replica, num_microbatches, recorded=False).weight)
+            found.append(comparison.reference.take_gradients())
+    return comparison.reference.mean(found, weights, num_microbatches), [] if mode is None else mode.counts
 
 
 def _worst(found: Gradients, expected: Gradients) -> tuple[str, float]:

@@ -286,13 +286,40 @@ fn check_each(given: &Map<String, Value>) -> Result<BTreeMap<&'static str, Value
 /// Below this similarity, a suggestion would only confuse.
 const SIMILAR: f64 = 0.7;
 
+/// What other libraries, and people in a hurry, call a key; similarity finds others for these.
+const OTHER_NAMES: [(&str, &str); 21] = [
+    ("pp", "pipeline_parallel_degree"),
+    ("pp_degree", "pipeline_parallel_degree"),
+    ("pp_size", "pipeline_parallel_degree"),
+    ("pipeline_degree", "pipeline_parallel_degree"),
+    ("pipeline_parallel", "pipeline_parallel_degree"),
+    ("pipeline_parallel_size", "pipeline_parallel_degree"),
+    ("num_stages", "pipeline_parallel_degree"),
+    ("tp", "tensor_parallel_degree"),
+    ("tp_degree", "tensor_parallel_degree"),
+    ("tp_size", "tensor_parallel_degree"),
+    ("tensor_parallel", "tensor_parallel_degree"),
+    ("tensor_parallel_size", "tensor_parallel_degree"),
+    ("dp", "ddp"),
+    ("data_parallel", "ddp"),
+    ("num_microbatches", "microbatches"),
+    ("n_microbatches", "microbatches"),
+    ("num_micro_batches", "microbatches"),
+    ("micro_batches", "microbatches"),
+    ("gradient_accumulation_steps", "microbatches"),
+    ("schedule", "pipeline"),
+    ("pipeline_schedule", "pipeline"),
+];
+
 fn unknown(name: &str, value: &Value) -> ConfigError {
-    let nearest = KEYS
+    let known = OTHER_NAMES.iter().find(|(other, _)| *other == name);
+    let similar = KEYS
         .iter()
         .map(|key| (strsim::jaro_winkler(name, key.name), key.name))
         .max_by(|left, right| left.0.total_cmp(&right.0))
         .filter(|(similarity, _)| *similarity >= SIMILAR)
         .map(|(_, name)| name);
+    let nearest = known.map(|(_, name)| *name).or(similar);
     ConfigError::UnknownKey {
         key: name.to_owned(),
         value: value.to_string(),

@@ -88,6 +88,14 @@ fn an_unknown_key_is_refused_with_the_nearest_name() {
         "there is no configuration key \"microbatchs\" (its value is 4); the nearest one is \"microbatches\""
     );
     assert!(!refused(&json!({"zzz": 1})).contains("nearest"));
+    for (other, name) in OTHER_NAMES {
+        let text = refused(&json!({other: 2}));
+        assert!(
+            text.ends_with(&format!("the nearest one is {name:?}")),
+            "{text}"
+        );
+        assert!(KEYS.iter().any(|key| key.name == name), "{name}");
+    }
 }
 
 #[test]

@@ -257,7 +257,7 @@ impl Machine {
     }
 
     /// What is held back of what is ready, the first in the program.
-    fn first_held(&self) -> Option<(&ReadyItem, Unit)> {
+    pub(super) fn first_held(&self) -> Option<(&ReadyItem, Unit)> {
         let held = self.ready.iter().filter_map(|item| {
             match self.standing_of(&item.ready, &item.subject) {
                 Standing::Held(unit) => Some((item, unit)),

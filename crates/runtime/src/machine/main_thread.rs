@@ -54,6 +54,22 @@ impl Machine {
         self.stall.quiet(now)
     }
 
+    /// For how long nothing in the job has made progress (EX-8), as far as this rank knows.
+    pub fn quiet(&self, now: Duration) -> Duration {
+        self.stall.quiet(now)
+    }
+
+    /// While a step runs in which this rank has nothing to do: when it made progress last, and how long ago. What a
+    /// program holds back has a report of its own.
+    pub fn idle_in_step(&self, now: Duration) -> Option<(Duration, Duration)> {
+        let idle = self.stage == Stage::Running
+            && self.turn == Turn::Free
+            && self.main_blocked
+            && self.first_held().is_none();
+        let last = self.stall.last_here();
+        idle.then(|| (last, now.saturating_sub(last)))
+    }
+
     /// What the main thread has to do now.
     pub fn poll_main(&mut self, now: Duration) -> Option<MainEvent> {
         if let Stage::Aborting(failure) = &self.stage

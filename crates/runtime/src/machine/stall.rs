@@ -38,6 +38,11 @@ impl StallWatch {
         self.anywhere = now;
     }
 
+    /// When this rank made progress last.
+    pub(super) fn last_here(&self) -> Duration {
+        self.here
+    }
+
     /// For how long nothing in the job has made progress.
     pub(super) fn quiet(&self, now: Duration) -> Duration {
         now.saturating_sub(self.anywhere)

@@ -168,6 +168,16 @@ impl Server {
         self.enter(|machine, now| machine.wait_outside(waits, now))
     }
 
+    /// See [`Machine::quiet`].
+    pub fn quiet(&self) -> Duration {
+        self.lock().machine.quiet(self.now())
+    }
+
+    /// See [`Machine::idle_in_step`].
+    pub fn idle_in_step(&self) -> Option<(Duration, Duration)> {
+        self.lock().machine.idle_in_step(self.now())
+    }
+
     /// Leaves weight gradients for later; see [`Machine::defer_weight_gradient`].
     pub fn defer_weight_gradient(&self, worker: WorkerId, token: u64) -> Result<(), ServerError> {
         self.enter(|machine, _| machine.defer_weight_gradient(worker, token))

@@ -1,0 +1,71 @@
+"""What a step's gradients are divided by, agreed on by the data-parallel ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from shardwright.errors import ShardwrightError
+from shardwright.objects import receive_on, send_on
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+#: What a data-parallel rank says of its step.
+_ABSENT, _UNWEIGHTED, _WEIGHTED = 0, 1, 2
+_CHANNEL = "weights"
+
+
+class Divisor(NamedTuple):
+    """What this rank's gradients are divided by for the mean over microbatches.
+
+    Attributes:
+        value: The number of microbatches, or what makes the mean over all data-parallel ranks the weighted one.
+        weighted: Whether weights were given.
+    """
+
+    value: float
+    weighted: bool
+
+
+def agreed_divisor(runtime: Runtime) -> Divisor:
+    """What gradients are divided by, agreed on by the data-parallel ranks, which wait here for each other.
+
+    Raises:
+        ShardwrightError: Some of the replicas gave weights, and others did not.
+    """
+    own = runtime.weights.total
+    if runtime.collectives is None or not torch.is_grad_enabled():
+        return Divisor(runtime.num_microbatches, False) if own is None else Divisor(own or 1.0, True)
+    said = exchange(runtime, _UNWEIGHTED if own is None else _WEIGHTED, own or 0.0)
+    present = {rank: note for rank, note in zip(runtime.dp_ranks, said, strict=True) if note[0] != _ABSENT}
+    without = [rank for rank, note in present.items() if note[0] == _UNWEIGHTED]
+    if 0 < len(without) < len(present):
+        runtime.committing = False  # all ranks of the group see it, so the step fails on all of them
+        raise ShardwrightError(
+            f"step {runtime.step}: of the data-parallel ranks {list(present)}, {without} called model.backward without "
+            "a weight and the others with one; give weights on all of them or on none"
+        )
+    if without:
+        return Divisor(runtime.num_microbatches, False)
+    # Where nothing counts, as where no sample has a label, the sum of gradients is zero, and so is the mean.
+    return Divisor(math.fsum(total for _, total in said) / len(said) or 1.0, True)
+
+
+def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[tuple[int, float]]:
+    """Tell the data-parallel ranks the sum of this rank's weights; returns what each of them says, in their order.
+
+    By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
+    """
+    for rank in runtime.other_roots():
+        send_on(runtime, rank, _CHANNEL, (runtime.step, kind, total))
+    return [(kind, total) if rank == runtime.rank else _said_by(runtime, rank) for rank in runtime.dp_ranks]
+
+
+def _said_by(runtime: Runtime, rank: int) -> tuple[int, float]:
+    while True:
+        step, kind, total = receive_on(runtime, rank, _CHANNEL)
+        if step == runtime.step:  # and not of one that failed
+            return kind, total

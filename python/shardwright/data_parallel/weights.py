@@ -1,0 +1,92 @@
+"""How much each microbatch of a step counts: all alike, or by the weights given to ``model.backward``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardwright.errors import ShardwrightError
+
+if TYPE_CHECKING:
+    from shardwright.step.batches import LabelCounts
+
+
+class StepWeights:
+    """The weights of one step's microbatches, in one pipeline.
+
+    Attributes:
+        labels: Labels of which microbatches have different numbers, which a mean over microbatches does not see.
+        counts: How many samples each microbatch has, where an evaluation's batch does not divide evenly.
+    """
+
+    def __init__(self, num_microbatches: int) -> None:
+        """Nothing is given yet."""
+        self._num_microbatches = num_microbatches
+        self._given: dict[int, float | None] = {}
+        self.counts: list[int] | None = None
+        self.labels: LabelCounts | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether backwards have begun on this rank, all of them without a weight."""
+        return bool(self._given) and self.given is None
+
+    def give(self, microbatch: int, weight: float | torch.Tensor | None) -> float | None:
+        """Note the weight with which a backward begins; returns it as a number.
+
+        Raises:
+            ValueError: It is not one finite number from 0.
+            ShardwrightError: Another backward of the step says otherwise.
+        """
+        number = None if weight is None else _checked(weight)
+        if self._given.setdefault(microbatch, number) != number:
+            raise ShardwrightError(
+                f"model.backward: microbatch {microbatch} was given weight={self._given[microbatch]} before and "
+                f"weight={number} now; a microbatch has one weight in a step, for all its losses"
+            )
+        for other, theirs in self._given.items():
+            if (theirs is None) != (number is None):
+                raise ShardwrightError(
+                    f"model.backward: microbatch {microbatch} was given weight={number}, microbatch {other} "
+                    f"weight={theirs}; give a weight in every microbatch of a step or in none"
+                )
+        return number
+
+    @property
+    def given(self) -> list[float] | None:
+        """Each microbatch's weight, 0.0 where no backward began; None where none were given."""
+        if all(weight is None for weight in self._given.values()):
+            return None
+        return [self._given.get(microbatch) or 0.0 for microbatch in range(self._num_microbatches)]
+
+    def take_over(self, given: Sequence[float] | None, counts: list[int] | None) -> None:
+        """Know what the rank knows that runs the step function."""
+        self._given = {} if given is None else dict(enumerate(given))
+        self.counts = counts
+
+    def of_outputs(self) -> Sequence[float] | None:
+        """What outputs count in a mean over microbatches; None for all alike."""
+        return self.given or self.counts
+
+    @property
+    def total(self) -> float | None:
+        """The sum of the weights; None where none were given."""
+        given = self.given
+        return None if given is None else math.fsum(given)
+
+
+def _checked(weight: float | torch.Tensor) -> float:
+    if isinstance(weight, torch.Tensor) and weight.numel() != 1:
+        raise ValueError(f"model.backward: weight has shape {tuple(weight.shape)}; it has to be one number")
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"model.backward: weight is a {type(weight).__name__}; it has to be a number, such as a number of labels"
+        ) from None
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"model.backward: weight is {number}; it has to be a finite number from 0")
+    return number

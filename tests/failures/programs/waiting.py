@@ -1,0 +1,120 @@
+"""Ranks that wait for one another, or seem to: ``waiting.py SCENARIO...``; nothing is caught."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import rig
+import shardwright as smp
+import torch
+from rig import say
+
+LARGE_BYTES = 400_000_000
+
+
+def state_dict_of_one_rank(job: rig.Rig) -> None:
+    if smp.rank() == 0:
+        job.model.state_dict()
+    job.exact_step()
+
+
+def step_of_one_rank(job: rig.Rig) -> None:
+    if smp.rank() == smp.size() - 1:
+        job.exact_step()
+    smp.barrier()
+
+
+def different_groups(job: rig.Rig) -> None:
+    smp.barrier(smp.WORLD if smp.rank() else smp.MP_GROUP)
+    smp.barrier()
+
+
+def receive_in_a_circle(job: rig.Rig) -> None:
+    smp.recv_from((smp.rank() + 1) % smp.size(), smp.RankType.WORLD_RANK)
+
+
+def receive_in_forward(job: rig.Rig) -> None:
+    rig.fault.arm("second", "forward", lambda: smp.recv_from(0, smp.RankType.WORLD_RANK), 1)
+    job.exact_step()
+
+
+def slow_script(job: rig.Rig) -> None:
+    if smp.rank() == 0:
+        time.sleep(4)
+    smp.barrier()
+    job.exact_step()
+
+
+def slow_module(job: rig.Rig) -> None:
+    rig.fault.arm("second", "forward", lambda: time.sleep(4), 1)
+    job.exact_step()
+
+
+def large_objects(job: rig.Rig) -> None:
+    for turn in range(2):
+        if smp.rank() == turn:
+            smp.broadcast(torch.zeros(LARGE_BYTES, dtype=torch.uint8), smp.WORLD)
+        else:
+            smp.recv_from(turn, smp.RankType.WORLD_RANK)
+
+
+def late_thread(job: rig.Rig) -> None:
+    def send() -> None:
+        time.sleep(4)
+        smp.broadcast("late", smp.WORLD)
+
+    if smp.rank() == 0:
+        threading.Thread(target=send).start()
+        smp.recv_from(1, smp.RankType.WORLD_RANK)
+    else:
+        smp.recv_from(0, smp.RankType.WORLD_RANK)
+        if smp.rank() == 1:
+            smp.send("answer", 0, smp.RankType.WORLD_RANK)
+
+
+def busy(job: rig.Rig) -> None:
+    """Every wait is short, but the ranks wait nearly all of the time."""
+    for turn in range(10):
+        if turn % smp.size() == smp.rank():
+            time.sleep(0.4)
+            smp.broadcast(turn, smp.WORLD)
+        else:
+            smp.recv_from(turn % smp.size(), smp.RankType.WORLD_RANK)
+
+
+SCENARIOS: dict[str, Callable[[rig.Rig], None]] = {
+    each.__name__.replace("_", " "): each
+    for each in (
+        state_dict_of_one_rank,
+        step_of_one_rank,
+        different_groups,
+        receive_in_a_circle,
+        receive_in_forward,
+        slow_script,
+        slow_module,
+        large_objects,
+        late_thread,
+        busy,
+    )
+}
+
+
+def main() -> None:
+    job = rig.start(ddp=int(os.environ["WORLD_SIZE"]) > 2)
+    job.exact_step()
+    say("begins")
+    try:
+        for name in sys.argv[1:]:
+            SCENARIOS[name](job)
+    except smp.ShardwrightError as error:
+        say("raised", kind=type(error).__name__, text=str(error))
+        raise
+    say("done")
+
+
+if __name__ == "__main__":
+    main()

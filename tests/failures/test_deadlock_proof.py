@@ -1,0 +1,125 @@
+"""The proof that ranks wait for one another: found for every order of messages, and never while one may go on."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+from shardwright.deadlock import QUIET_SECONDS, Deadlock, Standing
+
+LOOKS = 400
+GROUP = [0, 1]
+
+
+class Ranks:
+    """Ranks in one thread: looks and deliveries happen in any order, messages of two ranks in theirs."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.number = number
+        self.now = 0.0
+        self.queues: dict[tuple[int, int], deque[dict[str, Any]]] = {}
+        self.standing = [Standing(None) for _ in range(number)]
+        self.proofs = [
+            Deadlock(rank, [r for r in range(number) if r != rank], self.sender(rank), lambda rank=rank: f"rank {rank}")
+            for rank in range(number)
+        ]
+
+    def sender(self, rank: int) -> Any:
+        def send(message: dict[str, Any]) -> None:
+            for other in range(self.number):
+                if other != rank:
+                    self.queues.setdefault((rank, other), deque()).append(message)
+
+        return send
+
+    def wait(self, rank: int, mark: int, **options: Any) -> None:
+        self.standing[rank] = Standing(("wait", mark), **options)
+
+    def happen(self) -> None:
+        """One look or delivery."""
+        self.now += 0.01
+        waiting = [pair for pair, queue in self.queues.items() if queue]
+        if waiting and self.random.random() < 0.5:
+            sender, receiver = pair = self.random.choice(waiting)
+            self.proofs[receiver].hear(sender, self.queues[pair].popleft())
+            return
+        rank = self.random.randrange(self.number)
+        standing = self.standing[rank]._replace(looked=self.now - 0.001, seconds=QUIET_SECONDS)
+        self.proofs[rank].look(standing, self.now)
+
+    @property
+    def proven(self) -> list[bool]:
+        return [proof.proof is not None for proof in self.proofs]
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_all_wait_prove_it(number: int, seed: int) -> None:
+    ranks = Ranks(number, seed)
+    for rank in range(number):
+        ranks.wait(rank, 1)
+        for _ in range(ranks.random.randrange(20)):
+            ranks.happen()
+    for _ in range(LOOKS * number):
+        ranks.happen()
+    assert any(ranks.proven)
+    proof = next(each.proof for each in ranks.proofs if each.proof is not None)
+    assert proof == "\n".join(f"rank {rank}" for rank in range(number))
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_proven_while_an_object_is_under_way(number: int, seed: int) -> None:
+    """A token goes round among the announcements: who gets it goes on, and waits again."""
+    ranks = Ranks(number, seed)
+    marks = [1] * number
+    for rank in range(1, number):
+        ranks.wait(rank, 1)
+    holder: int | None = 0
+    hear = [proof.hear for proof in ranks.proofs]
+
+    def receive(rank: int, sender: int, message: dict[str, Any]) -> None:
+        nonlocal holder
+        if message["says"] == "token":
+            marks[rank] += 1
+            ranks.standing[rank] = Standing(None)
+            holder = rank
+        else:
+            hear[rank](sender, message)
+
+    for rank, proof in enumerate(ranks.proofs):
+        proof.hear = lambda sender, message, rank=rank: receive(rank, sender, message)  # type: ignore[method-assign]
+    for _ in range(LOOKS * number):
+        if holder is not None and ranks.random.random() < 0.1:
+            target = ranks.random.choice([rank for rank in range(number) if rank != holder])
+            ranks.queues.setdefault((holder, target), deque()).append({"says": "token"})
+            ranks.wait(holder, marks[holder])
+            holder = None
+        ranks.happen()
+        assert not any(ranks.proven)
+
+
+@pytest.mark.parametrize(("begun", "is_proven"), [(7, True), (8, False)])
+def test_a_collective_that_all_have_begun_may_end_by_itself(begun: int, is_proven: bool) -> None:
+    ranks = Ranks(2, 0)
+    ranks.wait(0, 1, collective=(GROUP, 8), begun=[(GROUP, 8)])
+    ranks.wait(1, 1, begun=[(GROUP, begun)])
+    for _ in range(LOOKS):
+        ranks.happen()
+    assert any(ranks.proven) == is_proven
+
+
+def test_a_rank_that_computes_holds_up_the_proof() -> None:
+    ranks = Ranks(3, 0)
+    ranks.wait(0, 1)
+    ranks.wait(1, 1)
+    for _ in range(LOOKS):
+        ranks.happen()
+    assert not any(ranks.proven)
+    ranks.wait(2, 1)
+    for _ in range(LOOKS):
+        ranks.happen()
+    assert any(ranks.proven)

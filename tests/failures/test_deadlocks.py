@@ -1,0 +1,37 @@
+"""Ranks that wait for one another raise within seconds, with what each of them does; slow ranks raise nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.job import Job
+
+#: A deadlock is found after about 3 s; the machine may have other things to do.
+FOUND_SECONDS = 20.0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ranks"),
+    [
+        ("state dict of one rank", 4),
+        ("step of one rank", 2),
+        ("different groups", 2),
+        ("receive in a circle", 4),
+        ("receive in forward", 2),
+    ],
+)
+def test_ranks_that_wait_for_one_another_raise_on_all_of_them(scenario: str, ranks: int) -> None:
+    with Job("waiting", ranks, arguments=[scenario]) as job:
+        job.all_end_with([1] * ranks, FOUND_SECONDS + 30)
+        for process in job.ranks:
+            raised = process.event("raised")
+            assert raised["at"] - process.event("begins")["at"] < FOUND_SECONDS
+            assert raised["kind"] in {"StallError", "RemoteError"}
+            for rank in range(ranks):
+                assert f"rank {rank} " in raised["text"], raised["text"]
+            assert "waiting.py" in raised["text"], "no Python stack"
+
+
+def test_ranks_that_are_slow_raise_nothing() -> None:
+    with Job("waiting", 4, arguments=["slow script", "slow module", "large objects", "late thread", "busy"]) as job:
+        job.all_end_with([0] * 4, 120)
