@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import IO
+
+from torch.distributed import TCPStore
 
 EXACT, DIFFERENT, MISUSE = 0, 1, 2
 _POLL_SECONDS = 0.1
@@ -80,7 +81,9 @@ def _refuse(why: str) -> int:
 def _run(given: argparse.Namespace, folder: Path) -> int:
     result, options = folder / "report.json", folder / "options.json"
     options.write_text(json.dumps({**vars(given), "result": str(result)}))
-    processes = _start(given.pp * given.dp, options, folder)
+    # The ranks meet here, so that no port has to be free at a later moment.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = _start(given.pp * given.dp, options, folder, store)
     try:
         failed = _wait(processes, time.monotonic() + given.timeout)
     finally:
@@ -99,9 +102,7 @@ def _run(given: argparse.Namespace, folder: Path) -> int:
     return EXACT if outcome["exact"] else DIFFERENT
 
 
-def _start(world: int, options: Path, folder: Path) -> list[subprocess.Popen[bytes]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def _start(world: int, options: Path, folder: Path, store: TCPStore) -> list[subprocess.Popen[bytes]]:
     threads = str(max(1, (os.cpu_count() or 1) // world))
     processes = []
     for rank in range(world):
@@ -113,7 +114,8 @@ def _start(world: int, options: Path, folder: Path) -> list[subprocess.Popen[byt
             "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         command = [sys.executable, "-m", "shardwright.verify.rank", str(options)]
         with (folder / f"{rank}.log").open("wb") as log:

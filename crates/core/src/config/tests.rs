@@ -48,21 +48,15 @@ fn every_key_takes_its_default_and_nothing_of_another_kind() {
         let default = key.default_json();
         let accepted = parse(&json!({ key.name: default }));
         assert!(accepted.is_ok(), "{}: {accepted:?}", key.name);
-        for wrong in [
-            json!([]),
-            json!({}),
-            json!(-1),
-            json!("no such word, nor address"),
-        ] {
+        let unknown = json!("no such word, nor address");
+        for wrong in [json!([]), json!({}), json!(-1), unknown] {
             if key.kind == Kind::Text && wrong.is_string() {
                 continue;
             }
             let text = refused(&json!({ key.name: wrong }));
-            assert!(
-                text.contains(key.name) && text.contains("allowed: "),
-                "{text}"
-            );
-            assert!(text.contains(&wrong.to_string()), "{text}");
+            for part in [key.name, "allowed: ", &wrong.to_string()] {
+                assert!(text.contains(part), "{text}");
+            }
         }
     }
 }
@@ -89,12 +83,8 @@ fn an_unknown_key_is_refused_with_the_nearest_name() {
     );
     assert!(!refused(&json!({"zzz": 1})).contains("nearest"));
     for (other, name) in OTHER_NAMES {
-        let text = refused(&json!({other: 2}));
-        assert!(
-            text.ends_with(&format!("the nearest one is {name:?}")),
-            "{text}"
-        );
-        assert!(KEYS.iter().any(|key| key.name == name), "{name}");
+        let nearest = format!("the nearest one is {name:?}");
+        assert!(refused(&json!({other: 2})).ends_with(&nearest), "{other}");
     }
 }
 
