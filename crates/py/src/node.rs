@@ -377,7 +377,7 @@ fn parse_address(text: &str) -> PyResult<IpAddr> {
     })
 }
 
-fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         PyValueError::new_err(format!(
             "{name} is {seconds}; it has to be a number of seconds"

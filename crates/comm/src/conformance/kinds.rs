@@ -202,7 +202,7 @@ impl Kind {
         let library = ucx::testing::library();
         let transports = match self {
             Self::UcxTcp => "tcp,self",
-            _ => "posix,tcp,self",
+            _ => "posix,self",
         };
         let ranks: Vec<_> = self
             .options(receivers.len())

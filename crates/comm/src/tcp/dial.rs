@@ -43,23 +43,50 @@ impl Cancel {
 /// Connects to rank 0, again and again until it is there.
 pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<TcpStream, StartError> {
     let address = format!("{}:{}", options.host, options.port);
+    let attempt = |left| try_reach(options, left);
+    again_and_again(options, cancel, attempt, |waited, reason| {
+        StartError::Unreachable {
+            own: options.rank,
+            address,
+            waited,
+            reason,
+        }
+    })
+}
+
+/// Connects to another rank, which is there; strangers at its door may be in the way for a moment.
+pub(super) fn reach_peer(
+    options: &JobOptions,
+    address: SocketAddr,
+    peer: Rank,
+    cancel: &Cancel,
+) -> Result<TcpStream, StartError> {
+    let own = options.rank;
+    let attempt = |left| call_rank(options, address, peer, Purpose::Mesh, left);
+    again_and_again(options, cancel, attempt, |_, reason| StartError::Lost {
+        rank: peer,
+        reason: format!("rank {own} did not reach it at {address}: {reason}"),
+    })
+}
+
+fn again_and_again(
+    options: &JobOptions,
+    cancel: &Cancel,
+    mut attempt: impl FnMut(Duration) -> Result<TcpStream, Attempt>,
+    given_up: impl FnOnce(Duration, String) -> StartError,
+) -> Result<TcpStream, StartError> {
     let began = Instant::now();
     let mut pause = Duration::from_millis(20);
     loop {
         cancel.check()?;
         let left = options.connect_timeout.saturating_sub(began.elapsed());
-        let reason = match try_reach(options, left) {
+        let reason = match attempt(left) {
             Ok(stream) => return Ok(stream),
             Err(Attempt::Hopeless(error)) => return Err(error),
             Err(Attempt::Again(reason)) => reason,
         };
         if left.is_zero() {
-            return Err(StartError::Unreachable {
-                own: options.rank,
-                address,
-                waited: began.elapsed(),
-                reason,
-            });
+            return Err(given_up(began.elapsed(), reason));
         }
         std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(Duration::from_millis(500));
@@ -67,7 +94,7 @@ pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<TcpStream, 
 }
 
 /// Why a call did not succeed.
-pub(super) enum Attempt {
+enum Attempt {
     /// It may later.
     Again(String),
     /// It never will.
@@ -90,7 +117,7 @@ fn try_reach(options: &JobOptions, left: Duration) -> Result<TcpStream, Attempt>
 }
 
 /// Connects to one rank, and proves who is there.
-pub(super) fn call_rank(
+fn call_rank(
     options: &JobOptions,
     address: SocketAddr,
     other: Rank,

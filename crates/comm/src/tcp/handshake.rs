@@ -20,10 +20,12 @@ use crate::secret::{PROOF_BYTES, Secret, nonce};
 
 const MAGIC: [u8; 8] = *b"SHARDWRT";
 /// The version of the handshake.
-pub(super) const HANDSHAKE_VERSION: u16 = 1;
+pub(super) const HANDSHAKE_VERSION: u16 = 2;
 const HELLO_BYTES: usize = 52;
 const CHALLENGE_BYTES: usize = 48 + PROOF_BYTES;
 const ANSWER_BYTES: usize = 1 + PROOF_BYTES;
+/// The most bytes that an answering side wants at a time.
+pub(super) const MOST_WANTED: usize = HELLO_BYTES;
 const SERVER: &[u8] = b"shardwright server";
 const CLIENT: &[u8] = b"shardwright client";
 
@@ -139,79 +141,135 @@ pub(super) fn call_over(
     }
 }
 
-/// The accepting side.
-pub(super) fn answer(
-    stream: &TcpStream,
-    me: &Identity<'_>,
-    started: bool,
-) -> Result<Caller, HandshakeError> {
-    let mut stream = Hurried::new(stream, HANDSHAKE_DEADLINE);
-    answer_over(
-        &mut stream,
-        &nonce().map_err(io::Error::other)?,
-        me,
-        started,
-    )
+/// The accepting side, which is given a visitor's bytes as they come: no visitor is waited for.
+pub(super) struct Answering {
+    nonce: [u8; PROOF_BYTES],
+    /// What has come of the part that is due.
+    received: Vec<u8>,
+    hello: Option<Hello>,
 }
 
-/// The same over any stream, with a nonce from outside.
-pub(super) fn answer_over(
-    stream: &mut (impl Read + Write),
-    own_nonce: &[u8; PROOF_BYTES],
+/// A hello, and how it was answered.
+struct Hello {
+    bytes: [u8; HELLO_BYTES],
+    challenge: [u8; CHALLENGE_BYTES],
+    caller: Caller,
+}
+
+impl Answering {
+    /// For one visitor, with a nonce that no other gets.
+    pub(super) fn new(nonce: [u8; PROOF_BYTES]) -> Self {
+        Self {
+            nonce,
+            received: Vec::new(),
+            hello: None,
+        }
+    }
+
+    /// How many bytes of the visitor may be read now: none that belongs to what follows the handshake.
+    pub(super) fn wanted(&self) -> usize {
+        let due = match self.hello {
+            // Garbage is refused at its eighth byte, without waiting for more.
+            None if self.received.len() < MAGIC.len() => MAGIC.len(),
+            None => HELLO_BYTES,
+            Some(_) => ANSWER_BYTES,
+        };
+        due - self.received.len()
+    }
+
+    /// Whether the visitor has said who it is, which proves nothing yet.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.hello.is_some()
+    }
+
+    /// Takes bytes, as many as [`Self::wanted`] says or fewer; writes what is to be sent into `reply`, and says how the
+    /// handshake ended, once it has.
+    pub(super) fn take(
+        &mut self,
+        bytes: &[u8],
+        me: &Identity<'_>,
+        started: bool,
+        reply: &mut Vec<u8>,
+    ) -> Option<Result<Caller, HandshakeError>> {
+        self.received.extend_from_slice(bytes);
+        let received = &self.received;
+        if self.hello.is_none() && received.len() >= MAGIC.len() && !received.starts_with(&MAGIC) {
+            return Some(Err(HandshakeError::Stranger));
+        }
+        if self.wanted() > 0 {
+            return None;
+        }
+        let part = std::mem::take(&mut self.received);
+        match self.hello.take() {
+            None => self.greet(&part, me, reply),
+            Some(hello) => Some(judge(&hello, &part, me, started, reply)),
+        }
+    }
+
+    fn greet(
+        &mut self,
+        part: &[u8],
+        me: &Identity<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Option<Result<Caller, HandshakeError>> {
+        let Ok(bytes) = <[u8; HELLO_BYTES]>::try_from(part) else {
+            self.received = part.to_vec();
+            return None;
+        };
+        let caller = Caller {
+            rank: Rank(u32_at(&bytes, 12)),
+            world: u32_at(&bytes, 16),
+            purpose: if bytes[10] == 0 {
+                Purpose::Register
+            } else {
+                Purpose::Mesh
+            },
+        };
+        let theirs = u16::from_le_bytes([bytes[8], bytes[9]]);
+        let mut challenge = [0; CHALLENGE_BYTES];
+        challenge[..8].copy_from_slice(&MAGIC);
+        challenge[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
+        challenge[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
+        if theirs != HANDSHAKE_VERSION {
+            challenge[10] = WRONG_VERSION;
+            reply.extend_from_slice(&challenge);
+            let rank = caller.rank;
+            return Some(Err(HandshakeError::Version { rank, theirs }));
+        }
+        challenge[16..48].copy_from_slice(&self.nonce);
+        let (open, proof) = challenge.split_at_mut(CHALLENGE_BYTES - PROOF_BYTES);
+        proof.copy_from_slice(&me.secret.prove(SERVER, &[&bytes, open]));
+        reply.extend_from_slice(&challenge);
+        self.hello = Some(Hello {
+            bytes,
+            challenge,
+            caller,
+        });
+        None
+    }
+}
+
+/// Whether the answer to a challenge is right.
+fn judge(
+    hello: &Hello,
+    answer: &[u8],
     me: &Identity<'_>,
     started: bool,
+    reply: &mut Vec<u8>,
 ) -> Result<Caller, HandshakeError> {
-    let mut hello = [0; HELLO_BYTES];
-    // Garbage is refused at its eighth byte, without waiting for more.
-    stream.read_exact(&mut hello[..8])?;
-    if hello[..8] != MAGIC {
-        return Err(HandshakeError::Stranger);
-    }
-    stream.read_exact(&mut hello[8..])?;
-    let purpose = if hello[10] == 0 {
-        Purpose::Register
+    let open = &hello.challenge[..CHALLENGE_BYTES - PROOF_BYTES];
+    let proved =
+        answer[0] == FINE && me.secret.verify(CLIENT, &[&hello.bytes, open], &answer[1..]);
+    let (verdict, outcome) = if !proved {
+        let rank = hello.caller.rank;
+        (WRONG_PROOF, Err(HandshakeError::WrongSecret { rank }))
+    } else if started {
+        (ALREADY_STARTED, Err(HandshakeError::AlreadyStarted))
     } else {
-        Purpose::Mesh
+        (FINE, Ok(hello.caller))
     };
-    let caller = Caller {
-        rank: Rank(u32_at(&hello, 12)),
-        world: u32_at(&hello, 16),
-        purpose,
-    };
-    let theirs = u16::from_le_bytes([hello[8], hello[9]]);
-
-    let mut challenge = [0; CHALLENGE_BYTES];
-    challenge[..8].copy_from_slice(&MAGIC);
-    challenge[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
-    challenge[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
-    if theirs != HANDSHAKE_VERSION {
-        challenge[10] = WRONG_VERSION;
-        stream.write_all(&challenge)?;
-        return Err(HandshakeError::Version {
-            rank: caller.rank,
-            theirs,
-        });
-    }
-    challenge[16..48].copy_from_slice(own_nonce);
-    let (open, proof) = challenge.split_at_mut(CHALLENGE_BYTES - PROOF_BYTES);
-    proof.copy_from_slice(&me.secret.prove(SERVER, &[&hello, open]));
-    stream.write_all(&challenge)?;
-
-    let mut reply = [0; ANSWER_BYTES];
-    stream.read_exact(&mut reply)?;
-    let open = &challenge[..CHALLENGE_BYTES - PROOF_BYTES];
-    if reply[0] != FINE || !me.secret.verify(CLIENT, &[&hello, open], &reply[1..]) {
-        if let Err(error) = stream.write_all(&[WRONG_PROOF]) {
-            tracing::debug!(%error, "a peer with a wrong secret did not wait for the answer");
-        }
-        return Err(HandshakeError::WrongSecret { rank: caller.rank });
-    }
-    if started {
-        stream.write_all(&[ALREADY_STARTED])?;
-        return Err(HandshakeError::AlreadyStarted);
-    }
-    stream.write_all(&[FINE])?;
-    Ok(caller)
+    reply.push(verdict);
+    outcome
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -13,7 +13,7 @@ use shardwright_wire::{Limits, Value};
 use super::GRACE;
 use super::acceptor::{Acceptor, Arrival};
 use super::address::Listener;
-use super::dial::{Attempt, Cancel, call_rank, reach};
+use super::dial::{Cancel, reach, reach_peer};
 use super::handshake::Purpose;
 use super::roll::Roll;
 use super::stream::{receive_value, send_value};
@@ -177,7 +177,6 @@ fn connected(
         .filter(|row| row.peer.host == options.host_name);
     let reach = Reach {
         neighbours: same_host.map(|row| row.peer.rank).collect(),
-        ucx_peers: ucx_addresses.keys().copied().collect(),
         choice: options.transport,
         device: options.device.clone(),
     };
@@ -210,13 +209,13 @@ fn lead(mut options: JobOptions, cancel: &Cancel) -> Result<Connected, StartErro
     .map_err(|error| system("cannot start a thread", &error))?;
     let began = Instant::now();
     let deadline = began + options.connect_timeout;
-    let mut doubtful_since = None;
+    let mut failed_since = None;
     let mut roll = Roll::new(options.world, own.clone());
     while !roll.is_settled() {
         cancel.check()?;
         let now = Instant::now();
-        doubtful_since = roll.is_doubtful().then(|| doubtful_since.unwrap_or(now));
-        let deadline = doubtful_since.map_or(deadline, |since| deadline.min(since + roll.grace()));
+        failed_since = roll.has_failed().then(|| failed_since.unwrap_or(now));
+        let deadline = failed_since.map_or(deadline, |since| deadline.min(since + GRACE));
         let left = deadline.saturating_duration_since(now);
         if left.is_zero() {
             break;
@@ -330,20 +329,7 @@ fn mesh(
         .iter()
         .filter(|row| (1..own.0).contains(&row.peer.rank.0))
     {
-        let stream = call_rank(
-            options,
-            *address,
-            peer.rank,
-            Purpose::Mesh,
-            options.connect_timeout,
-        );
-        let stream = stream.map_err(|error| match error {
-            Attempt::Hopeless(error) => error,
-            Attempt::Again(reason) => StartError::Lost {
-                rank: peer.rank,
-                reason: format!("rank {own} did not reach it at {address}: {reason}"),
-            },
-        })?;
+        let stream = reach_peer(options, *address, peer.rank, cancel)?;
         streams.insert(peer.rank, stream);
     }
     let expected = options.world as usize - 2;
@@ -358,6 +344,7 @@ fn mesh(
             return Err(StartError::Missing {
                 ranks,
                 waited: options.connect_timeout,
+                doubts: String::new(),
             });
         }
         match arrivals.recv_timeout(left.min(SLICE)) {

@@ -8,10 +8,10 @@ use shardwright_core::Rank;
 use shardwright_wire::Value;
 
 use super::acceptor::Arrival;
-use super::handshake::{Caller, HANDSHAKE_VERSION, HandshakeError, Purpose};
+use super::handshake::{Caller, HandshakeError, Purpose};
 use super::stream::send_value;
 use super::table::{Registration, Row};
-use super::{GENUINE_GRACE, GRACE};
+use super::GRACE;
 use crate::start_error::{Agreement, StartError};
 
 /// The list while ranks are still coming.
@@ -21,6 +21,7 @@ pub(super) struct Roll {
     present: BTreeMap<Rank, (TcpStream, Row)>,
     /// Processes that cannot take part, and still have to hear why.
     turned_away: Vec<TcpStream>,
+    /// What was wrong with those who said to be a rank and did not prove it.
     doubts: BTreeMap<Rank, HandshakeError>,
     fault: Option<StartError>,
 }
@@ -42,18 +43,9 @@ impl Roll {
         self.present.len() + 1 == self.world as usize
     }
 
-    /// Whether the job can hardly start any more.
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.fault.is_some() || !self.doubts.is_empty()
-    }
-
-    /// How much longer to wait for those still missing, since the doubt arose.
-    pub(super) fn grace(&self) -> Duration {
-        if self.fault.is_some() {
-            GRACE
-        } else {
-            GENUINE_GRACE
-        }
+    /// Whether the job cannot start any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.fault.is_some()
     }
 
     pub(super) fn enter(&mut self, arrival: Arrival) {
@@ -159,21 +151,13 @@ impl Roll {
             .filter(|rank| !self.present.contains_key(rank))
             .collect();
         let error = self.fault.or_else(|| {
-            let ranks: Vec<Rank> = self.doubts.keys().copied().collect();
-            if let Some((&other, HandshakeError::Version { theirs, .. })) =
-                self.doubts.first_key_value()
-            {
-                return Some(StartError::Handshake {
-                    own: Rank(0),
-                    other,
-                    ours: HANDSHAKE_VERSION,
-                    theirs: *theirs,
-                });
-            }
-            if !ranks.is_empty() {
-                return Some(StartError::WrongSecretPresented { ranks });
-            }
+            // Whoever failed to prove itself may have been anybody: that explains, and condemns no rank.
+            let doubts = missing.iter().filter_map(|rank| self.doubts.get(rank));
+            let doubts = doubts
+                .map(|error| format!("; a connection was dropped: {error}"))
+                .collect();
             (!missing.is_empty()).then_some(StartError::Missing {
+                doubts,
                 ranks: missing,
                 waited,
             })
@@ -249,5 +233,43 @@ impl Present {
             streams.insert(rank, stream);
         }
         (table, streams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::PeerInfo;
+
+    #[test]
+    fn what_strangers_say_explains_and_condemns_nobody() {
+        let peer = PeerInfo {
+            rank: Rank(0),
+            host: "host".to_owned(),
+            pid: 1,
+        };
+        let row = Row {
+            peer,
+            address: "127.0.0.1:1".parse().unwrap(),
+            offer: None,
+            ucx_address: Vec::new(),
+        };
+        let own = Registration {
+            version: "0.1.0".to_owned(),
+            fingerprint: String::new(),
+            row,
+        };
+        let mut roll = Roll::new(3, own);
+        for rank in [1, 2, 3, u32::MAX].map(Rank) {
+            let error = HandshakeError::WrongSecret { rank };
+            roll.enter(Arrival::Doubtful { rank, error });
+            assert!(!roll.has_failed());
+        }
+        let (_, error) = roll.close(Duration::from_secs(60));
+        let text = error.unwrap().to_string();
+        assert_eq!(
+            text,
+            "ranks 1, 2 did not join the job within 60 s; a connection was dropped: it presented a wrong secret as rank 1; a connection was dropped: it presented a wrong secret as rank 2"
+        );
     }
 }
