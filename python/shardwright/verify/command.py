@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 EXACT, DIFFERENT, MISUSE = 0, 1, 2
 _POLL_SECONDS = 0.1
