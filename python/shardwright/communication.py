@@ -77,6 +77,7 @@ def comm_options(cfg: Any, environ: Mapping[str, str], local_size: int, *, one_h
     return _core.CommOptions(
         transport=cfg.transport,
         one_host=one_host,
+        encrypt=cfg.encrypt,
         spin_microseconds=spin_microseconds(cfg, local_size),
         ucx_library=cfg.ucx_library,
         ucx_packages=ucx_packages(),

@@ -228,6 +228,11 @@ def given_secret(launch: LaunchInfo, cfg: Any) -> bytes | None:
         return given.encode()
     if cfg.secret_file is not None:
         return _read_secret(Path(cfg.secret_file), launch.rank)
+    if not launch.single_host and cfg.encrypt:
+        raise JobStartError(
+            "encrypt is true, but the job has no secret from which its keys could come: set SHARDWRIGHT_SECRET (or the "
+            "key secret_file) on every rank"
+        )
     if not launch.single_host and not cfg.allow_insecure_hosts:
         raise JobStartError(
             "the job spans several hosts but has no secret: set SHARDWRIGHT_SECRET (or the key secret_file) on every "

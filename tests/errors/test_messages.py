@@ -58,7 +58,7 @@ def batch_that_does_not_divide() -> None:
 
 def no_secret_on_several_hosts() -> None:
     launch: Any = SimpleNamespace(rank=3, single_host=False)
-    given_secret(launch, SimpleNamespace(secret_file=None, allow_insecure_hosts=False))
+    given_secret(launch, SimpleNamespace(secret_file=None, encrypt=False, allow_insecure_hosts=False))
 
 
 def another_model_on_another_rank() -> None:

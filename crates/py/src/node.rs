@@ -86,6 +86,7 @@ impl Node {
             bind_address: bind_address.map(parse_address).transpose()?,
             host_name,
             secret: Secret::new(secret.as_bytes().to_vec()),
+            encrypt: comm_options.as_ref().is_some_and(|wanted| wanted.encrypt),
             version,
             fingerprint,
             connect_timeout: duration("connect_timeout", connect_timeout)?,

@@ -37,7 +37,7 @@ fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
         }
         tracing::warn!(%version, "this UCX is newer than those that were tested");
     }
-    let transports = transports_of(wanted.transport, wanted.one_host, false);
+    let transports = transports_of(wanted.transport, wanted.one_host, wanted.encrypt);
     let options = Options {
         transports: transports.to_owned(),
         num_peers: job.world as usize - 1,

@@ -113,6 +113,7 @@ fn identity(rank: Rank, secret: &Secret) -> Identity<'_> {
         rank,
         world: WORLD,
         secret,
+        encrypt: false,
     }
 }
 

@@ -2,10 +2,10 @@
 //! secret in both directions (TCP-1).
 //!
 //! ```text
-//! client -> server   hello      magic, version, purpose, rank, world, nonce
+//! client -> server   hello      magic, version, purpose, whether to encrypt, rank, world, nonce
 //! server -> client   challenge  magic, version, verdict, rank, nonce, proof
-//! client -> server   answer     verdict, proof
-//! server -> client   verdict
+//! client -> server   answer     verdict, proof; to encrypt: a key exchange's first message
+//! server -> client   verdict; to encrypt: its second
 //! ```
 
 use std::io::{self, Read, Write};
@@ -15,6 +15,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 
 use super::HANDSHAKE_DEADLINE;
+use super::connection::{Cipher, EXCHANGE_BYTES, Exchange};
 use super::stream::Hurried;
 use crate::secret::{PROOF_BYTES, Secret, nonce};
 
@@ -25,7 +26,7 @@ const HELLO_BYTES: usize = 52;
 const CHALLENGE_BYTES: usize = 48 + PROOF_BYTES;
 const ANSWER_BYTES: usize = 1 + PROOF_BYTES;
 /// The most bytes that an answering side wants at a time.
-pub(super) const MOST_WANTED: usize = HELLO_BYTES;
+pub(super) const MOST_WANTED: usize = ANSWER_BYTES + EXCHANGE_BYTES;
 const SERVER: &[u8] = b"shardwright server";
 const CLIENT: &[u8] = b"shardwright client";
 
@@ -33,6 +34,7 @@ const FINE: u8 = 0;
 const WRONG_PROOF: u8 = 1;
 const WRONG_VERSION: u8 = 2;
 const ALREADY_STARTED: u8 = 3;
+const ENCRYPTION_DIFFERS: u8 = 4;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub(super) struct Identity<'a> {
     pub(super) rank: Rank,
     pub(super) world: u32,
     pub(super) secret: &'a Secret,
+    /// Whether what follows is to be encrypted; the same for all ranks.
+    pub(super) encrypt: bool,
 }
 
 /// Who is at the other end, proved.
@@ -70,6 +74,9 @@ pub(super) enum HandshakeError {
     /// Speaks another version.
     #[error("it speaks version {theirs} of the handshake as rank {rank}")]
     Version { rank: Rank, theirs: u16 },
+    /// A rank of the job that encrypts, among ranks that do not, or the other way round.
+    #[error("rank {rank} encrypts: {theirs}")]
+    Encryption { rank: Rank, theirs: bool },
     /// The job is complete already.
     #[error("the job has already started")]
     AlreadyStarted,
@@ -84,7 +91,7 @@ pub(super) fn call(
     me: &Identity<'_>,
     purpose: Purpose,
     limit: Duration,
-) -> Result<Rank, HandshakeError> {
+) -> Result<(Rank, Option<Cipher>), HandshakeError> {
     let mut stream = Hurried::new(stream, limit.min(HANDSHAKE_DEADLINE));
     call_over(
         &mut stream,
@@ -100,11 +107,12 @@ pub(super) fn call_over(
     own_nonce: &[u8; PROOF_BYTES],
     me: &Identity<'_>,
     purpose: Purpose,
-) -> Result<Rank, HandshakeError> {
+) -> Result<(Rank, Option<Cipher>), HandshakeError> {
     let mut hello = [0; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC);
     hello[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
     hello[10] = u8::from(purpose == Purpose::Mesh);
+    hello[11] = u8::from(me.encrypt);
     hello[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
     hello[16..20].copy_from_slice(&me.world.to_le_bytes());
     hello[20..].copy_from_slice(own_nonce);
@@ -129,17 +137,40 @@ pub(super) fn call_over(
         return Err(HandshakeError::WrongSecret { rank });
     }
     answer[1..].copy_from_slice(&me.secret.prove(CLIENT, &[&hello, open]));
-    stream.write_all(&answer)?;
+    let mut exchange = None;
+    if me.encrypt {
+        let mut begun =
+            Exchange::of_caller(me.secret, &[&hello, &challenge]).map_err(io::Error::other)?;
+        let offer = begun.offer().map_err(io::Error::other)?;
+        stream.write_all(&[&answer[..], &offer].concat())?;
+        exchange = Some(begun);
+    } else {
+        stream.write_all(&answer)?;
+    }
 
     let mut verdict = [0; 1];
     stream.read_exact(&mut verdict)?;
     match verdict[0] {
-        FINE => Ok(rank),
-        WRONG_PROOF => Err(HandshakeError::WrongSecret { rank }),
-        ALREADY_STARTED => Err(HandshakeError::AlreadyStarted),
-        _ => Err(HandshakeError::Stranger),
+        FINE => {}
+        WRONG_PROOF => return Err(HandshakeError::WrongSecret { rank }),
+        ALREADY_STARTED => return Err(HandshakeError::AlreadyStarted),
+        ENCRYPTION_DIFFERS => {
+            let theirs = !me.encrypt;
+            return Err(HandshakeError::Encryption { rank, theirs });
+        }
+        _ => return Err(HandshakeError::Stranger),
     }
+    let Some(exchange) = exchange else {
+        return Ok((rank, None));
+    };
+    let mut message = [0; EXCHANGE_BYTES];
+    stream.read_exact(&mut message)?;
+    let cipher = exchange.finish(&message).map_err(io::Error::other)?;
+    Ok((rank, Some(cipher)))
 }
+
+/// What the accepting side has of a visitor who has proved the secret.
+pub(super) type Accepted = (Caller, Option<Cipher>);
 
 /// The accepting side, which is given a visitor's bytes as they come: no visitor is waited for.
 pub(super) struct Answering {
@@ -154,6 +185,7 @@ struct Hello {
     bytes: [u8; HELLO_BYTES],
     challenge: [u8; CHALLENGE_BYTES],
     caller: Caller,
+    encrypt: bool,
 }
 
 impl Answering {
@@ -172,7 +204,8 @@ impl Answering {
             // Garbage is refused at its eighth byte, without waiting for more.
             None if self.received.len() < MAGIC.len() => MAGIC.len(),
             None => HELLO_BYTES,
-            Some(_) => ANSWER_BYTES,
+            Some(Hello { encrypt: false, .. }) => ANSWER_BYTES,
+            Some(Hello { encrypt: true, .. }) => ANSWER_BYTES + EXCHANGE_BYTES,
         };
         due - self.received.len()
     }
@@ -190,7 +223,7 @@ impl Answering {
         me: &Identity<'_>,
         started: bool,
         reply: &mut Vec<u8>,
-    ) -> Option<Result<Caller, HandshakeError>> {
+    ) -> Option<Result<Accepted, HandshakeError>> {
         self.received.extend_from_slice(bytes);
         let received = &self.received;
         if self.hello.is_none() && received.len() >= MAGIC.len() && !received.starts_with(&MAGIC) {
@@ -211,7 +244,7 @@ impl Answering {
         part: &[u8],
         me: &Identity<'_>,
         reply: &mut Vec<u8>,
-    ) -> Option<Result<Caller, HandshakeError>> {
+    ) -> Option<Result<Accepted, HandshakeError>> {
         let Ok(bytes) = <[u8; HELLO_BYTES]>::try_from(part) else {
             self.received = part.to_vec();
             return None;
@@ -244,6 +277,7 @@ impl Answering {
             bytes,
             challenge,
             caller,
+            encrypt: bytes[11] != 0,
         });
         None
     }
@@ -256,17 +290,35 @@ fn judge(
     me: &Identity<'_>,
     started: bool,
     reply: &mut Vec<u8>,
-) -> Result<Caller, HandshakeError> {
+) -> Result<Accepted, HandshakeError> {
     let open = &hello.challenge[..CHALLENGE_BYTES - PROOF_BYTES];
-    let proved =
-        answer[0] == FINE && me.secret.verify(CLIENT, &[&hello.bytes, open], &answer[1..]);
+    let (answer, offer) = answer.split_at(ANSWER_BYTES.min(answer.len()));
+    let rank = hello.caller.rank;
+    let wrong = || HandshakeError::WrongSecret { rank };
+    let proved = answer[0] == FINE
+        && me
+            .secret
+            .verify(CLIENT, &[&hello.bytes, open], &answer[1..]);
     let (verdict, outcome) = if !proved {
-        let rank = hello.caller.rank;
-        (WRONG_PROOF, Err(HandshakeError::WrongSecret { rank }))
+        (WRONG_PROOF, Err(wrong()))
     } else if started {
         (ALREADY_STARTED, Err(HandshakeError::AlreadyStarted))
+    } else if hello.encrypt != me.encrypt {
+        let theirs = hello.encrypt;
+        let differs = HandshakeError::Encryption { rank, theirs };
+        (ENCRYPTION_DIFFERS, Err(differs))
+    } else if me.encrypt {
+        let transcript: [&[u8]; 2] = [&hello.bytes, &hello.challenge];
+        match Exchange::accept(me.secret, &transcript, offer) {
+            Ok((message, cipher)) => {
+                reply.push(FINE);
+                reply.extend_from_slice(&message);
+                return Ok((hello.caller, Some(cipher)));
+            }
+            Err(_) => (WRONG_PROOF, Err(wrong())),
+        }
     } else {
-        (FINE, Ok(hello.caller))
+        (FINE, Ok((hello.caller, None)))
     };
     reply.push(verdict);
     outcome

@@ -14,7 +14,9 @@
 
 mod acceptor;
 mod address;
+mod connection;
 mod dial;
+mod door;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;

@@ -1,26 +1,26 @@
 //! Rank 0's list of who has come, and of what is wrong with whom.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
 use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::Value;
 
-use super::acceptor::Arrival;
+use super::GRACE;
+use super::connection::Connection;
+use super::door::Arrival;
 use super::handshake::{Caller, HandshakeError, Purpose};
 use super::stream::send_value;
 use super::table::{Registration, Row};
-use super::GRACE;
 use crate::start_error::{Agreement, StartError};
 
 /// The list while ranks are still coming.
 pub(super) struct Roll {
     world: u32,
     own: Registration,
-    present: BTreeMap<Rank, (TcpStream, Row)>,
+    present: BTreeMap<Rank, (Connection, Row)>,
     /// Processes that cannot take part, and still have to hear why.
-    turned_away: Vec<TcpStream>,
+    turned_away: Vec<Connection>,
     /// What was wrong with those who said to be a rank and did not prove it.
     doubts: BTreeMap<Rank, HandshakeError>,
     fault: Option<StartError>,
@@ -62,10 +62,19 @@ impl Roll {
                         world,
                         purpose: Purpose::Register,
                     },
-                stream,
+                connection,
                 registration,
             } => {
-                self.register(rank, world, stream, registration.as_ref());
+                self.register(rank, world, connection, registration.as_ref());
+            }
+            Arrival::Differing { rank, encrypts } => {
+                let of = |encrypts: bool| format!("encrypt={encrypts}");
+                self.note(StartError::Mismatch {
+                    what: Agreement::Configuration,
+                    other: rank,
+                    ours: of(!encrypts),
+                    theirs: of(encrypts),
+                });
             }
             Arrival::Caller { caller, .. } => {
                 tracing::debug!(rank = %caller.rank, "a connection to rank 0 that joins nothing");
@@ -77,7 +86,7 @@ impl Roll {
         &mut self,
         rank: Rank,
         world: u32,
-        stream: TcpStream,
+        stream: Connection,
         registration: Option<&Value>,
     ) {
         let Some(registration) = registration.and_then(Registration::from_value) else {
@@ -134,7 +143,7 @@ impl Roll {
         })
     }
 
-    fn turn_away(&mut self, stream: TcpStream, error: StartError) {
+    fn turn_away(&mut self, stream: Connection, error: StartError) {
         self.turned_away.push(stream);
         self.note(error);
     }
@@ -173,7 +182,8 @@ impl Roll {
 }
 
 /// Whether the other side has gone away meanwhile.
-fn has_ended(stream: &TcpStream) -> bool {
+fn has_ended(stream: &Connection) -> bool {
+    let stream = stream.socket();
     let probe = || {
         stream.set_nonblocking(true)?;
         let seen = stream.peek(&mut [0]);
@@ -188,8 +198,8 @@ fn has_ended(stream: &TcpStream) -> bool {
 
 /// The ranks that have come.
 pub(super) struct Present {
-    ranks: BTreeMap<Rank, (TcpStream, Row)>,
-    turned_away: Vec<TcpStream>,
+    ranks: BTreeMap<Rank, (Connection, Row)>,
+    turned_away: Vec<Connection>,
 }
 
 impl Present {
@@ -197,7 +207,7 @@ impl Present {
         self.ranks.values().map(|(_, row)| row)
     }
 
-    pub(super) fn streams(&self) -> impl Iterator<Item = (Rank, &TcpStream)> {
+    pub(super) fn streams(&self) -> impl Iterator<Item = (Rank, &Connection)> {
         self.ranks.iter().map(|(rank, (stream, _))| (*rank, stream))
     }
 
@@ -225,7 +235,7 @@ impl Present {
         }
     }
 
-    pub(super) fn into_table(self, own: Row) -> (Vec<Row>, BTreeMap<Rank, TcpStream>) {
+    pub(super) fn into_table(self, own: Row) -> (Vec<Row>, BTreeMap<Rank, Connection>) {
         let mut table = vec![own];
         let mut streams = BTreeMap::new();
         for (rank, (stream, row)) in self.ranks {

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::{Frame, Limits};
 
+use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
 use super::raw::EventHandle;
-use super::admission::{KEY_BYTES, Key};
 use super::sending::{Sending, peer_of};
 use super::wakes::Wakes;
 use super::worker::Worker;

@@ -117,10 +117,7 @@ mod tests {
                 let transports = transports_of(choice, one_host, encrypt);
                 let named = |name| transports.split(',').any(|one| one == name);
                 assert!(named("posix"));
-                assert_eq!(
-                    named("tcp"),
-                    choice == Choice::Ucx && !one_host && !encrypt
-                );
+                assert_eq!(named("tcp"), choice == Choice::Ucx && !one_host && !encrypt);
                 assert_eq!(named("rc"), !one_host && !encrypt);
             }
         }

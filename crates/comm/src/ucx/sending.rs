@@ -98,9 +98,7 @@ impl Sending {
         let mut outcome = Ok(());
         for (part, pieces) in (0..).zip(parts_of(frame)) {
             let header = [&outgoing.key[..], &Name { message, part }.to_bytes()].concat();
-            outcome = self
-                .worker
-                .send(outgoing.endpoint, &header, pieces, token);
+            outcome = self.worker.send(outgoing.endpoint, &header, pieces, token);
             if outcome.is_err() {
                 break;
             }

@@ -51,8 +51,8 @@ pub fn connect_ucx(
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Arc<Ucx>, StartError> {
     let limits = options.limits;
-    let engine =
-        Engine::new(worker, options.world, spin, Arc::clone(&receiver)).map_err(|error| system(&error))?;
+    let engine = Engine::new(worker, options.world, spin, Arc::clone(&receiver))
+        .map_err(|error| system(&error))?;
     let engine = Arc::new(engine);
     options.ucx_address = engine.place().map_err(|error| system(&error))?;
     let relay = Arc::new(Relay {

@@ -107,7 +107,10 @@ mod tests {
         window.remove(slow);
         assert!(!window.has_room(1));
         window.remove(slow);
-        assert!(window.has_room(u64::MAX), "a message of any size goes alone");
+        assert!(
+            window.has_room(u64::MAX),
+            "a message of any size goes alone"
+        );
         assert_eq!((window.next(), window.parts(), window.bytes), (2, 0, 0));
     }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Limits};
 
-use super::super::engine::Engine;
 use super::super::admission::KEY_BYTES;
+use super::super::engine::Engine;
 use super::super::{EndpointId, Event, Options, Worker};
 use crate::conformance::{Recorder, only_loss};
 use crate::transport::Loss;
