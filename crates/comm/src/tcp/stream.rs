@@ -84,16 +84,51 @@ pub(super) fn write_frame(to: &Connection, frame: &Frame, written: &AtomicU64) -
     to.write_pieces(&mut parts, written)
 }
 
-/// What a peer says, with a count of the bytes on the wire.
+/// Bytes of a frame that has begun which come within a liveness timeout at least: what a rank's heartbeats alone do
+/// not reach, and any link does.
+const LEAST_BYTES: u64 = 4096;
+
+/// What a peer says, with a count of the bytes on the wire. A frame that has begun has to get on (TCP-2): bytes that
+/// trickle would else keep its receiver waiting for ever.
 pub(super) struct Counted<'a> {
-    pub(super) connection: &'a Connection,
-    pub(super) read: &'a AtomicU64,
+    connection: &'a Connection,
+    read: &'a AtomicU64,
+    liveness: Duration,
+    /// Since when the frame has been watched, and how many bytes had been read then; `None` between two frames.
+    since: Option<(Instant, u64)>,
+}
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(connection: &'a Connection, read: &'a AtomicU64, liveness: Duration) -> Self {
+        Self {
+            connection,
+            read,
+            liveness,
+            since: None,
+        }
+    }
+
+    /// The next byte begins a frame.
+    pub(super) fn begin_frame(&mut self) {
+        self.since = None;
+    }
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let before = self.read.load(Ordering::Relaxed);
+        if let Some((since, then)) = self.since
+            && since.elapsed() > self.liveness
+        {
+            if before - then < LEAST_BYTES {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.since = Some((Instant::now(), before));
+        }
         let mut raw = CountedSocket(self.connection.socket(), self.read);
-        self.connection.read(&mut raw, into)
+        let count = self.connection.read(&mut raw, into)?;
+        self.since.get_or_insert_with(|| (Instant::now(), before));
+        Ok(count)
     }
 }
 
