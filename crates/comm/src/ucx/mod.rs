@@ -19,6 +19,8 @@ mod assembly;
 mod closing;
 mod engine;
 pub mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod library;
 pub mod options;
 mod raw;
