@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "target" / "debug" / "examples" / "hostile
 NAMED = ("PeerLostError", "RemoteError", "StepMismatchError", "StallError", "JobStartError", "StepAborted")
 #: Silence is noticed within the liveness timeout; UCX waits two seconds for TCP's word.
 END_SECONDS = 40.0
-LIVENESS = 3.0
+LIVENESS = 6.0
 
 #: What the example does over UCX, and as how many attacks it counts.
 OVER_UCX = {

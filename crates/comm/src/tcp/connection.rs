@@ -39,7 +39,7 @@ const MOST_PIECES: usize = 1024;
 /// A connection whose two ends have proved the job's secret.
 pub(super) struct Connection {
     stream: TcpStream,
-    cipher: Option<Cipher>,
+    cipher: Option<Box<Cipher>>,
 }
 
 /// What seals and opens records. One thread reads and one writes; each direction has its lock.
@@ -190,6 +190,7 @@ impl Cipher {
 
 impl Connection {
     pub(super) fn new(stream: TcpStream, cipher: Option<Cipher>) -> Self {
+        let cipher = cipher.map(Box::new);
         Self { stream, cipher }
     }
 

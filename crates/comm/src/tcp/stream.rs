@@ -88,14 +88,25 @@ pub(super) fn write_frame(to: &Connection, frame: &Frame, written: &AtomicU64) -
 /// not reach, and any link does.
 const LEAST_BYTES: u64 = 4096;
 
+/// Fewer pieces do not trickle: this rank itself may have stood still.
+const LEAST_PIECES: u32 = 3;
+
 /// What a peer says, with a count of the bytes on the wire. A frame that has begun has to get on (TCP-2): bytes that
 /// trickle would else keep its receiver waiting for ever.
 pub(super) struct Counted<'a> {
     connection: &'a Connection,
     read: &'a AtomicU64,
     liveness: Duration,
-    /// Since when the frame has been watched, and how many bytes had been read then; `None` between two frames.
-    since: Option<(Instant, u64)>,
+    /// How the frame gets on; `None` between two frames.
+    pace: Option<Pace>,
+}
+
+/// What has come of a frame lately.
+#[derive(Default)]
+struct Pace {
+    waited: Duration,
+    bytes: u64,
+    pieces: u32,
 }
 
 impl<'a> Counted<'a> {
@@ -104,30 +115,38 @@ impl<'a> Counted<'a> {
             connection,
             read,
             liveness,
-            since: None,
+            pace: None,
         }
     }
 
     /// The next byte begins a frame.
     pub(super) fn begin_frame(&mut self) {
-        self.since = None;
+        self.pace = None;
     }
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let before = self.read.load(Ordering::Relaxed);
-        if let Some((since, then)) = self.since
-            && since.elapsed() > self.liveness
+        if let Some(pace) = &mut self.pace
+            && pace.waited > self.liveness
         {
-            if before - then < LEAST_BYTES {
+            if pace.bytes < LEAST_BYTES && pace.pieces >= LEAST_PIECES {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            self.since = Some((Instant::now(), before));
+            *pace = Pace::default();
         }
+        let before = self.read.load(Ordering::Relaxed);
+        let began = Instant::now();
         let mut raw = CountedSocket(self.connection.socket(), self.read);
         let count = self.connection.read(&mut raw, into)?;
-        self.since.get_or_insert_with(|| (Instant::now(), before));
+        // How long it took until the frame began is no matter.
+        if let Some(pace) = &mut self.pace {
+            pace.waited += began.elapsed();
+            pace.bytes += self.read.load(Ordering::Relaxed) - before;
+            pace.pieces += 1;
+        } else {
+            self.pace = Some(Pace::default());
+        }
         Ok(count)
     }
 }
