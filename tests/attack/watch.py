@@ -11,6 +11,8 @@ from tests.jobs.listeners import listeners
 
 from .protocol import CHALLENGE_BYTES, hello, read
 
+#: What the ranks of an attacked job run.
+PROGRAM = str(Path(__file__).with_name("training"))
 TOLERANCE = 1e-10
 #: Steps after which allocators and buffers are used to the work.
 WARM_STEPS = 30
