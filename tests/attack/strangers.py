@@ -31,6 +31,7 @@ from .protocol import (
 )
 
 Address = tuple[str, int]
+GREETING_SECONDS = 3.0
 #: The beginnings of other protocols that come by a port now and then, those of this library's back ends among them.
 FOREIGN = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -57,6 +58,13 @@ def said(address: Address, payload: bytes, *, ends: bool = True) -> bytes:
 def is_let_in(spoken: bytes) -> bool:
     """Whether a door took its visitor for a rank: a challenge, and a verdict that is fine."""
     return len(spoken) > CHALLENGE_BYTES and spoken[CHALLENGE_BYTES] == FINE
+
+
+def greets(address: Address) -> bool:
+    """Whether this is a door of the library, which answers at once."""
+    with socket.create_connection(address, GREETING_SECONDS) as stream:
+        stream.sendall(hello())
+        return len(read(stream, CHALLENGE_BYTES)) == CHALLENGE_BYTES
 
 
 def random_bytes(address: Address, draw: random.Random) -> bool:
@@ -149,6 +157,9 @@ def idle_and_slow(address: Address, count: int, seconds: float) -> Iterator[bool
 def main() -> None:
     address, port, seed, count, *secret = sys.argv[1:]
     place, draw = (address, int(port)), random.Random(int(seed))
+    if not greets(place):  # torch's own
+        print(0, 0)
+        return
     let_in = [kind(place, draw) for kind in KINDS.values() for _ in range(int(count))]
     if secret:
         held = bytes.fromhex(secret[0])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from pathlib import Path
 
 from tests.jobs.job import Job, Process
 from tests.jobs.listeners import listeners
 
-from .protocol import CHALLENGE_BYTES, hello, read
+from .strangers import greets
 
 #: What the ranks of an attacked job run.
 PROGRAM = str(Path(__file__).with_name("training"))
@@ -18,8 +17,6 @@ TOLERANCE = 1e-10
 WARM_STEPS = 30
 STEP_SECONDS = 60.0
 _PAUSE = 0.02
-#: A door answers at once.
-_GREETING_SECONDS = 2.0
 
 
 def anonymous_mb(pid: int) -> float:
@@ -94,10 +91,4 @@ class Watch:
 def doors(process: Process) -> list[tuple[str, int]]:
     """Where a process answers the handshake of the library; torch's own ports do not."""
     places = [(str(address), port) for address, port in listeners(process.pid)]
-    return [place for place in places if _greets(place)]
-
-
-def _greets(place: tuple[str, int]) -> bool:
-    with socket.create_connection(place, _GREETING_SECONDS) as stream:
-        stream.sendall(hello())
-        return len(read(stream, CHALLENGE_BYTES)) == CHALLENGE_BYTES
+    return [place for place in places if greets(place)]
