@@ -29,7 +29,7 @@ MOST_GROWTH_MB = 16.0
 LEAST_ATTACKS = 2000
 DDP: dict[str, Any] = {"ddp": True}
 #: Without torch's own connections, of which a member would have to tell the library's.
-FOUR: dict[str, Any] = {"pipeline_parallel_degree": 4}
+FOUR: dict[str, Any] = {"pipeline_parallel_degree": 4, "transport": "tcp"}
 
 
 def all_rows(count: int, seed: int, only: str) -> Iterator[Row]:
@@ -48,7 +48,7 @@ def all_rows(count: int, seed: int, only: str) -> Iterator[Row]:
         ("4 hosts, ddp, encrypted", lambda job: sieges.over_hosts(job, 4, {**DDP, "encrypt": True}, count, seed)),
         ("2 ranks, member, tcp", lambda job: hostile(job, members.over_tcp(tcp, 2, members.frames()))),
         ("2 ranks, member, shared memory", lambda job: hostile(job, members.over_tcp(shared, 2, members.places()))),
-        ("4 ranks, member, auto", lambda job: hostile(job, members.over_tcp(FOUR, 4, members.frames()[:8]))),
+        ("4 ranks, member, tcp", lambda job: hostile(job, members.over_tcp(FOUR, 4, members.frames()[:8]))),
         ("2 ranks, member, ucx", lambda job: hostile(job, members.over_ucx(2))),
     ]
     for name, attack in jobs:
