@@ -4,6 +4,7 @@
 pub mod buffers;
 #[cfg(test)]
 mod conformance;
+pub mod connection;
 pub mod counters;
 pub mod cuda;
 pub mod envelope;
@@ -27,6 +28,7 @@ pub mod ucx;
 use std::time::Duration;
 
 pub use buffers::{Exchange, Pool, Reach, SHARED_BYTES};
+pub use connection::Connection;
 pub use counters::{Carried, Counters};
 pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};

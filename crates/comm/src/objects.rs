@@ -68,10 +68,14 @@ impl ObjectPlane {
         self.lock().interrupt = None;
     }
 
-    /// Ends all waiting for good.
+    /// Ends all waiting for good, and drops what nobody has received.
     pub fn close(&self) {
-        self.lock().closed = true;
+        let mut state = self.lock();
+        state.closed = true;
+        let unreceived = std::mem::take(&mut state.queues);
+        drop(state);
         self.changed.notify_all();
+        drop(unreceived);
     }
 
     /// How many objects wait, over all channels.

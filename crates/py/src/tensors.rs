@@ -1,6 +1,6 @@
 //! Tensors' bytes on their way between Python and messages.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -33,6 +33,14 @@ static DEVICE: Mutex<Option<Arc<DeviceMemory>>> = Mutex::new(None);
 pub(crate) fn set_process_memory(pool: Option<Arc<Pool>>, device: Option<Arc<DeviceMemory>>) {
     *POOL.lock().unwrap_or_else(PoisonError::into_inner) = pool;
     *DEVICE.lock().unwrap_or_else(PoisonError::into_inner) = device;
+}
+
+/// Use the persistent buffer, and the device beside it, no more, if they are the ones in use.
+pub(crate) fn forget_process_memory(pool: &Weak<Pool>) {
+    let is_it = process_pool().is_some_and(|ours| std::ptr::eq(Arc::as_ptr(&ours), pool.as_ptr()));
+    if is_it {
+        set_process_memory(None, None);
+    }
 }
 
 fn process_pool() -> Option<Arc<Pool>> {

@@ -269,6 +269,11 @@ impl Exchange {
         self.reach.device.as_ref()
     }
 
+    /// The connection is closed: nothing is sent from this rank's buffer any more.
+    pub fn close(&self) {
+        self.pool.iter().for_each(|pool| pool.close());
+    }
+
     /// What travelled by which route.
     pub fn counters(&self) -> &Counters {
         &self.counters

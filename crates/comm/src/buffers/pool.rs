@@ -50,6 +50,7 @@ struct State {
     allocator: Allocator,
     slots: Vec<u32>,
     lent: VecDeque<Loan>,
+    closed: bool,
 }
 
 /// A block that a peer holds, or will.
@@ -96,6 +97,7 @@ impl Pool {
                 allocator: Allocator::new(bytes, layout::ALIGNMENT),
                 slots: (0..layout::SLOTS).rev().collect(),
                 lent: VecDeque::new(),
+                closed: false,
             }),
         }))
     }
@@ -197,7 +199,8 @@ impl Pool {
         if self.lock().slots.is_empty() {
             self.take_back(usize::MAX);
         }
-        !self.lock().slots.is_empty()
+        let state = self.lock();
+        !state.slots.is_empty() && !state.closed
     }
 
     /// Lends memory, of this buffer or the one in device memory, and keeps it until it is given back.
@@ -232,6 +235,17 @@ impl Pool {
         }
     }
 
+    /// Takes and lends no block any more, and waits for none that a peer has: what is lent holds the buffer, and a peer
+    /// may keep it for as long as its own process lives. Its mapping keeps the memory until then.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let lent = std::mem::take(&mut state.lent);
+        drop(state);
+        // Their blocks go back to the allocator here, which takes the lock again.
+        drop(lent);
+    }
+
     /// Bytes in use here or lent, after taking back what was given back.
     pub fn used_bytes(&self) -> u64 {
         self.take_back(usize::MAX);
@@ -240,7 +254,7 @@ impl Pool {
     }
 
     fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
-        if bytes == 0 || !self.owner.is_here() {
+        if bytes == 0 || !self.owner.is_here() || self.lock().closed {
             return None;
         }
         self.take_back(LOOKED_AT);

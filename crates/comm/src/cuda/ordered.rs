@@ -299,7 +299,7 @@ impl Transport for Ordered {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         self.inner.pulse()
     }
 

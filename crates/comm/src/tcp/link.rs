@@ -19,7 +19,7 @@ use crate::transport::{Loss, Pulse, Receiver};
 /// What the links of a rank share.
 pub(super) struct Hub {
     pub(super) receiver: Arc<dyn Receiver>,
-    pub(super) pulse: Pulse,
+    pub(super) pulse: Arc<Pulse>,
     pub(super) limits: Limits,
     pub(super) exchange: Arc<Exchange>,
     pub(super) liveness: Duration,
