@@ -39,9 +39,7 @@ class ScriptEnd:
         if is_main and self._handles_termination and signal.getsignal(signal.SIGTERM) == self._on_termination:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _on_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Tell the others why this rank leaves; one line instead of a traceback for Ctrl-C."""
         runtime = self._runtime
         if runtime is not None and issubclass(kind, KeyboardInterrupt):

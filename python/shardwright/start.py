@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -194,6 +195,10 @@ def _leave_process_groups(runtime: Runtime) -> None:
         _keep_for_ever([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
+    elif dist.is_initialized():
+        for group in runtime.process_groups.values():
+            with contextlib.suppress(ValueError):  # the script has ended its own, and all others with it
+                dist.destroy_process_group(group)
     runtime.process_groups.clear()
 
 
