@@ -122,6 +122,11 @@ impl Transport for Connection {
             .map_or(Cow::Borrowed("nothing"), |open| open.reached_by(rank))
     }
 
+    fn devices(&self, rank: Rank) -> Cow<'static, str> {
+        self.transport()
+            .map_or(Cow::Borrowed("not used"), |open| open.devices(rank))
+    }
+
     fn stats(&self) -> CommStats {
         match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
             State::Open(transport) => transport.stats(),

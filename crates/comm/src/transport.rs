@@ -122,6 +122,11 @@ pub trait Transport: Send + Sync {
         Cow::Borrowed("memory of this process")
     }
 
+    /// How this rank's device stands to another's, in words for people.
+    fn devices(&self, _rank: Rank) -> Cow<'static, str> {
+        Cow::Borrowed("not used")
+    }
+
     /// The counters.
     fn stats(&self) -> CommStats;
 }

@@ -95,6 +95,7 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
     if !hub.closing.load(Ordering::SeqCst) {
         hub.receiver.peer_lost(link.peer, loss);
     }
+    hub.exchange.lost(link.peer);
 }
 
 fn loss_of(error: ReadError, liveness: Duration) -> Loss {
