@@ -119,7 +119,7 @@ test-compat: setup ## the Python tests with the oldest and the newest supported 
 	@tools/compatibility.sh
 
 bench-overhead: optimised ## what one rank costs over plain PyTorch
-	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.overhead $(ARGS)
 
 bench-start: optimised ## imports, smp.init of two ranks, and the first step beside plain PyTorch's
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.start $(ARGS)
@@ -169,7 +169,7 @@ stress: optimised ## many messages among four processes, and fifty kills; ARGS="
 gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
 	@$(PYTHON) -m pytest --quiet -m gpu
-	@$(PYTHON) benches/overhead.py --device cuda $(ARGS)
+	@$(PYTHON) -m benches.overhead --device cuda $(ARGS)
 
 wheel: setup ## build the wheel, install it into an empty environment and train with it
 	@tools/wheel.sh
