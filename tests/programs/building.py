@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.programs.blocks import WIDTH, Block
 from tests.programs.layers import make_layer
+from tests.programs.log import log_of_run
 
 #: A module as data: a block with its parts, a layer, or a module used again.
 Spec = dict[str, Any]
@@ -31,14 +32,17 @@ def build(spec: Spec, made: dict[int, nn.Module]) -> nn.Module:
 
 
 def _before(module: nn.Module, args: Any) -> Any:
+    log_of_run[0].saw("hooks of modules")
     return tuple(arg * 0.9 if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args)
 
 
 def _after(module: nn.Module, args: Any, result: Any) -> Any:
+    log_of_run[0].saw("hooks of modules")
     return result * 1.1 if isinstance(result, torch.Tensor) and result.is_floating_point() else None
 
 
 def _backward(module: nn.Module, given: Any, wanted: Any) -> Any:
+    log_of_run[0].saw("hooks of modules")
     return tuple(None if gradient is None else gradient * 0.9 for gradient in given)
 
 

@@ -23,6 +23,9 @@ class Generator:
 
     #: How many modules one microbatch may run.
     budget = 40
+    #: How many operations a module has at most, and how many parts the model and any other has.
+    most_operations = 6
+    most_parts = (3, 2)
 
     def __init__(self, seed: str) -> None:
         """Start from a seed."""
@@ -101,11 +104,11 @@ class Generator:
         draw = self.random
         if depth and draw.random() < 0.15:
             return self.layer()
-        most = 0 if depth >= self.deepest else 3 if depth == 0 else 2
+        most = 0 if depth >= self.deepest else self.most_parts[depth > 0]
         least = min(1, most) if depth + 1 < self.deepest or depth == 0 else 0
         parts = [self.part(depth + 1) for _ in range(draw.randint(least, most))]
         self.cost = 1
-        operations = self.operations(parts, draw.randint(1, 6))
+        operations = self.operations(parts, draw.randint(1, self.most_operations))
         if parts and not any(kind == "call" for kind, *_ in operations):
             operations.append(self.call(parts))
         result = ["all", []]

@@ -237,6 +237,8 @@ def make_layer(kind: str, width: int, activations: Sequence[int] = ()) -> nn.Mod
         return nn.BatchNorm1d(width)
     if kind == "linear":
         return nn.Linear(width, width)
+    if kind == "scripted":
+        return torch.jit.script(nn.Sequential(nn.Linear(width, width), nn.Sigmoid()))
     if kind == "recurrent":
         return nn.GRU(width, width, batch_first=True)
     activation = nn.Tanh()
@@ -259,6 +261,11 @@ def call_layer(module: nn.Module, given: Sequence[torch.Tensor]) -> Any:
         rows = matrix(given[0], len(module.weight))
         with log.running(module, [rows]):
             log.changes(module)
+            return module(rows)
+    if isinstance(module, torch.jit.ScriptModule):
+        log.saw("a layer scripted itself")
+        rows = matrix(given[0], next(module.parameters()).shape[-1])
+        with log.running(module, [rows]):
             return module(rows)
     width = _width(module)
     if width is None:

@@ -29,9 +29,8 @@ def main(given: Path) -> None:
     runtime = current_runtime()
     file = given.with_name(f"rank{runtime.rank}.pt")
     log = log_of_run[0] = Log(plain=False)
-    module, batch = program.start()
     try:
-        left = run_on_rank(program, runtime, module, batch)
+        left = run_on_rank(program, runtime)
         left.add_log(log)
         assert not len(runtime.frames), "frames are left"
         assert not runtime.unclosed_frames, "frames are left"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -97,9 +96,7 @@ def joins_of(program: Program) -> list[tuple[str, str]]:
 def run_divided(program: Program, job: Job) -> tuple[Outcome, Counter[str]]:
     """Run divided over the ranks of a job; the outcome, and how many requests of each kind were sent."""
     log = log_of_run[0] = Log(plain=False)
-    original, batch = program.start()
-    results = job.run(lambda runtime: run_on_rank(program, runtime, copy.deepcopy(original), batch), program.settings())
-    left: list[Left] = []
+    results = job.run(lambda runtime: run_on_rank(program, runtime), program.settings())
     # The refusal of one rank reaches the others as a RemoteError.
     for result in sorted(results, key=lambda result: isinstance(result, smp.RemoteError)):
         if isinstance(result, BaseException):
@@ -114,8 +111,9 @@ def run_divided(program: Program, job: Job) -> tuple[Outcome, Counter[str]]:
     return merged(left), sent
 
 
-def run_on_rank(program: Program, runtime: Runtime, module: nn.Module, whole_batch: torch.Tensor) -> Left:
+def run_on_rank(program: Program, runtime: Runtime) -> Left:
     """Run a program as one of the ranks."""
+    module, whole_batch = program.start()  # anew on each: a copy of a scripted module has no parameters
     for path, rank in program.places.items():
         smp.set_partition(module.get_submodule(path), rank)
     model = smp.DistributedModel(module)

@@ -112,8 +112,9 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
         if all(value is None for value in gradients):
             continue
         program.places = generator.places(log.ran, joins_of(program), fields)
-        if program.processes:
-            log.saw("real processes")
+        for has, feature in ((program.processes, "real processes"), (program.updates, "updates between steps")):
+            if has:
+                log.saw(feature)
         if wide:
             return program, plain, frozenset(log.features)
         if seed % 3 == 0:  # beside what the generator drew, so that the programs stay what they were

@@ -1,4 +1,4 @@
-"""Draws programs that make use of more: widths, layers of many kinds, state, evaluation steps, modes, real processes."""
+"""Draws programs that make use of more: widths, layers of many kinds, state, evaluation, modes, real processes."""
 
 from __future__ import annotations
 
@@ -17,35 +17,38 @@ WIDTHS = (8, 160, 256)
 ROWS = 40
 #: Operations by how often a program has them at all, and how often those that have them do them.
 _FURTHER = {
-    "resize": (0.5, 1),
-    "use": (0.6, 4),
-    "until": (0.25, 2),
-    "infer": (0.12, 1),
-    "fresh": (0.5, 2),
-    "viewhook": (0.08, 1),
-    "shrink": (0.06, 1),
-    "number": (0.2, 1),
-    "level": (0.15, 1),
-    "past": (0.12, 1),
+    "resize": (0.6, 2),
+    "use": (0.8, 6),
+    "until": (0.4, 3),
+    "infer": (0.2, 2),
+    "fresh": (0.6, 2),
+    "viewhook": (0.15, 2),
+    "shrink": (0.1, 1),
+    "number": (0.3, 2),
+    "level": (0.2, 2),
+    "past": (0.2, 2),
 }
 #: What hangs hooks on tensors, most of which are refused where another rank gave them.
 _HOOKS = ("hook", "retain", "viewhook")
 #: What is not the same when it is computed twice.
 _KEEPING = ("number", "level", "past", "shrink", "until", "infer")
-_ORDINARY = ("sequential", "sequential", "linear", "linear", "recurrent", "normalisation")
+_ORDINARY = ("sequential", "sequential", "linear", "linear", "recurrent", "normalisation", "scripted")
 
 
 class WideGenerator(Generator):
     """Draws one program of this kind."""
 
-    budget = 14
+    budget = 24
+    #: How many operations a module has at most, and how many parts the model and any other has.
+    most_operations = 9
+    most_parts = (4, 3)
 
     def __init__(self, seed: str, processes: float = 0.0) -> None:
         """Start from a seed; so large a share of programs runs in real processes."""
         super().__init__(seed)
         draw = self.random
         self.processes = processes
-        self.deepest = draw.choice((1, 2, 2, 3, 3))
+        self.deepest = draw.choice((1, 2, 2, 3, 3, 4))
         for kind, (share, weight) in _FURTHER.items():
             if draw.random() < share:
                 self.kinds[kind] = weight
@@ -56,7 +59,7 @@ class WideGenerator(Generator):
             self.kinds.pop("borrow", None)
         self.styles += [*draw.sample(STRUCTURES, 2), "mapped"] if draw.random() < 0.5 else []
         self.results = [*draw.sample(STRUCTURES, 2)] if draw.random() < 0.5 else []
-        self.layers = draw.choice((0.15, 0.3, 0.5))
+        self.layers = draw.choice((0.3, 0.5, 0.7))
         self.stateful = 0.0 if self.checkpoints else draw.choice((0.0, 0.3, 0.7))
         self.width = draw.choice(WIDTHS)
         self.mixes = draw.random() < 0.6
@@ -75,6 +78,8 @@ class WideGenerator(Generator):
         kinds = ("no_grad", "no_grad", "inference_mode")
         return fields | {
             "ranks": draw.choice((2, 3)),
+            "auto": draw.random() < 0.15,
+            "read": fields["read"] if draw.random() < 0.3 else list(range(24)),
             "microbatches": microbatches,
             "pipeline": pipeline,
             "active": draw.randint(1, microbatches + 1),
@@ -89,6 +94,16 @@ class WideGenerator(Generator):
             "updates": draw.random() < 0.7,
             "processes": draw.random() < self.processes,
         }
+
+    def places(self, ran: list[str], joins: list[tuple[str, str]], fields: dict[str, Any]) -> dict[str, int]:
+        """Places by hand; small models are whole on a rank unless something is said, so here something is."""
+        places = super().places(ran, joins, fields)
+        joined = {path for join in joins for path in join}
+        alone = [f"parts.{index}" for index in range(len(fields["tree"]["parts"]))]
+        alone = [path for path in alone if path in ran and path not in joined and path not in places]
+        if fields["auto"] and alone and not any(places.values()):
+            places[self.random.choice(alone)] = self.random.randrange(1, fields["ranks"])
+        return places
 
     def module(self, depth: int) -> Spec:
         """A module, with a width of its own."""

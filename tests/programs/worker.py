@@ -1,4 +1,4 @@
-"""Tries programs as they are asked for: a seed on each line of standard input, a trial as JSON on each of the output."""
+"""Tries programs as they are asked for: a seed on each line of standard input, a trial as JSON on each of output."""
 
 from __future__ import annotations
 

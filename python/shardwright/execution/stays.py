@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
+from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
 from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
 from shardwright.execution.task import RunningTask, running_task
@@ -246,13 +246,9 @@ class KeptHere:
             )
         depth, frame.checkpointing = frame.checkpointing, 0
         try:
-            return checkpoint(MethodType(_calling(call), module), *args, use_reentrant=False, **kwargs)
+            return run_checkpointed(module, call, args, kwargs)
         finally:
             frame.checkpointing = depth
-
-
-def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda _, *args, **kwargs: call(*args, **kwargs)
 
 
 def in_backward() -> bool:
