@@ -198,7 +198,7 @@ class Watch:
         self._inside = {}
         self._tensors, self._cells, self._places = [], [], []
         self._weights = [
-            (module, name, weight, 0)
+            (module, name, weight, weight._version)
             for module, path in self._modules.items()
             for name, weight in module._parameters.items()
             if isinstance(weight, nn.Parameter) and not self._is_settled(path, name)

@@ -40,7 +40,8 @@ class Audit:
         self._stack = stack
         self._joins: dict[tuple[str, str], str] = {}
         self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
-        self._addresses = {id(entry.tensor): _address(entry.tensor) for entry in tree.parameters}
+        #: By number, the version of each parameter and where its values are.
+        self._weights = {id(entry.tensor): (entry.tensor._version, _address(entry.tensor)) for entry in tree.parameters}
         self._buffers: dict[int, int] = {}
         # A forward may put another tensor in a buffer's place; the first one's number must not be used again.
         self._alive: list[torch.Tensor] = []
@@ -108,8 +109,13 @@ class Audit:
         """The forward wrote to these tensors, or exchanged what is in them; parameters among them are kept state."""
         changed = {id(tensor) for tensor in written}
         for entry in self._tree.parameters:
-            if id(entry.tensor) in changed or _address(entry.tensor) != self._addresses[id(entry.tensor)]:
-                self.keep(entry.names, {*entry.holders, *self._users.get((id(entry.tensor), ""), ())})
+            number = id(entry.tensor)
+            before = self._weights[number]
+            if number not in changed and before[1] == _address(entry.tensor):
+                continue
+            self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
+            if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
+                self._flows.append(Flow(scope="", what=f"{entry.name} is written to past its version"))
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
