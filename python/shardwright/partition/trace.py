@@ -319,6 +319,7 @@ class _Recording:
             self.audit.join(user, writer, "uses a tensor that the other writes to, which no module has as a buffer")
         for users in self._foreign.changed():
             self.audit.keep((), users)
+        self.audit.written_parameters(self._writes.written())
         self._joins = self.audit.joins()
 
     def is_large(self) -> bool:
