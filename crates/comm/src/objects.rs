@@ -1,13 +1,14 @@
 //! Plain objects between ranks: queues by sender and channel, and a barrier.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, Value};
 
 use crate::error::{CommError, describe_loss};
 use crate::patience::Patience;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Loss, Sight, Transport};
 
 /// How many objects may wait on one channel. A sender never waits for its

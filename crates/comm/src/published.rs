@@ -2,12 +2,13 @@
 //! or said that they will not. Served by the thread that the question arrives on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
 use crate::error::CommError;
+use crate::sync::{Mutex, MutexGuard};
 use crate::transport::Transport;
 
 const FETCH: &str = "\0fetch";

@@ -2,13 +2,14 @@
 //! handler. What comes before there is a handler is kept for it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, Message};
 
 use crate::objects::ObjectPlane;
 use crate::published::Published;
+use crate::sync::{Mutex, MutexGuard};
 use crate::transport::{Loss, Receiver};
 
 /// How many messages are kept for a handler that is not there yet: more than

@@ -7,9 +7,10 @@
 
 mod calls;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use shardwright_comm::sync::{Condvar, Mutex, MutexGuard, thread};
 use shardwright_comm::{CommError, Loss, Receiver, Transport};
 use shardwright_core::{ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_wire::{Beat, Body, Message};
@@ -218,7 +219,9 @@ impl Server {
             if state.outbox.is_empty() || left.is_zero() {
                 return;
             }
-            state = wait_on(&self.main_bell, state, left.min(CLOSING_SLICE));
+            drop(state);
+            thread::sleep(left.min(CLOSING_SLICE));
+            state = self.lock();
         }
     }
 
@@ -259,7 +262,7 @@ impl Server {
                     Action::WakeWorker(worker) if Some(worker) == caller => {}
                     Action::WakeWorker(worker) => {
                         wake_reader |= state.reader.is_some_and(|(reader, thread)| {
-                            reader == worker && thread != std::thread::current().id()
+                            reader == worker && thread != thread::current().id()
                         });
                         bells.push(state.bell(worker));
                     }
