@@ -161,7 +161,7 @@ mod tests {
             .map(|transport| transport as Arc<dyn Transport>);
         let ranks: Vec<_> = shared.zip(routers).collect();
         for (transport, router) in &ranks {
-            router.published().connect(transport);
+            router.connect(transport);
         }
         ranks
     }

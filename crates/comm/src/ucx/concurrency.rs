@@ -267,7 +267,7 @@ fn receiver_of_objects(
     let router = Arc::new(Router::default());
     let pair = Pair::new(Arc::<Router>::clone(&router));
     let transport: Arc<dyn Transport> = Arc::new(Reads(Arc::clone(&pair.here), Pulse::default()));
-    router.published().connect(&transport);
+    router.connect(&transport);
     let reading = Arc::clone(&pair.here);
     let reader = thread::spawn(move || reading.read_all());
     let receiving = {

@@ -228,8 +228,20 @@ impl Engine {
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let loss = from.get(&peer)?.lost.clone()?;
-        Some(CommError::PeerLost { rank: peer, loss })
+        let loss = from.get(&peer).and_then(|from| from.lost.clone());
+        drop(from);
+        self.leave_delivery();
+        Some(CommError::PeerLost {
+            rank: peer,
+            loss: loss?,
+        })
+    }
+
+    /// After the lock of deliveries was held for something else: what came meanwhile was left to its holder.
+    pub(super) fn leave_delivery(&self) {
+        if !lock(&self.inbox).is_empty() {
+            self.events.signal();
+        }
     }
 
     fn read(&self, sending: &mut Sending) -> bool {

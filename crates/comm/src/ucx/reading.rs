@@ -23,12 +23,15 @@ impl Engine {
     fn condemned(&self) -> Vec<(Rank, String)> {
         let delivery = lock(&self.delivery);
         let overdue = delivery.iter().filter(|(_, from)| from.lost.is_none());
-        overdue
+        let condemned = overdue
             .filter_map(|(peer, from)| {
                 let (since, reason) = from.suspected.as_ref()?;
                 (since.elapsed() > VERDICT_DEADLINE).then(|| (*peer, reason.clone()))
             })
-            .collect()
+            .collect();
+        drop(delivery);
+        self.leave_delivery();
+        condemned
     }
 
     /// Reads for a thread that waits, until it sees that to be over, or for `slice`; `false`, at once, where another reads
