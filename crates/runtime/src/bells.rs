@@ -19,6 +19,8 @@ pub(crate) struct State {
     pub(crate) outbox: Outbox,
     /// What the heartbeats have been told of the machine's progress.
     pub(crate) pulsed: u64,
+    /// Whether somebody closes the server and waits until all is sent.
+    pub(crate) closing: bool,
 }
 
 impl State {

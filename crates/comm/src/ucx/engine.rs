@@ -230,18 +230,14 @@ impl Engine {
         };
         let loss = from.get(&peer).and_then(|from| from.lost.clone());
         drop(from);
-        self.leave_delivery();
+        // What came meanwhile was left to the holder of the lock.
+        if !lock(&self.inbox).is_empty() {
+            self.events.signal();
+        }
         Some(CommError::PeerLost {
             rank: peer,
             loss: loss?,
         })
-    }
-
-    /// After the lock of deliveries was held for something else: what came meanwhile was left to its holder.
-    pub(super) fn leave_delivery(&self) {
-        if !lock(&self.inbox).is_empty() {
-            self.events.signal();
-        }
     }
 
     fn read(&self, sending: &mut Sending) -> bool {
@@ -262,7 +258,7 @@ impl Engine {
         happened
     }
 
-    fn deliver(&self) {
+    pub(super) fn deliver(&self) {
         // Who cannot have the lock leaves its events to the holder, which looks again after giving it up.
         while !lock(&self.inbox).is_empty() && self.setup.get().is_some() {
             let mut delivery = match self.delivery.try_lock() {

@@ -30,7 +30,8 @@ impl Engine {
             })
             .collect();
         drop(delivery);
-        self.leave_delivery();
+        // What came meanwhile was left to the holder of the lock.
+        self.deliver();
         condemned
     }
 
