@@ -2,6 +2,8 @@
 //! secret, liveness, and the plane on which plain objects travel.
 
 pub mod buffers;
+#[cfg(all(test, feature = "shuttle"))]
+mod concurrency;
 #[cfg(test)]
 mod conformance;
 pub mod counters;
@@ -21,6 +23,7 @@ pub mod routing;
 pub mod secret;
 pub mod sequence;
 pub mod start_error;
+pub mod sync;
 pub mod tcp;
 pub mod transport;
 pub mod ucx;

@@ -312,7 +312,7 @@ impl Node {
 
 impl Node {
     fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
-        router.published().connect(&transport);
+        router.connect(&transport);
         Self {
             transport,
             router,

@@ -17,6 +17,8 @@
 mod admission;
 mod assembly;
 mod closing;
+#[cfg(all(test, feature = "shuttle"))]
+mod concurrency;
 mod engine;
 pub mod error;
 pub mod library;
@@ -27,18 +29,19 @@ mod sending;
 mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 pub mod transport;
 pub mod transports;
+#[cfg(not(feature = "shuttle"))]
 mod wakes;
 mod window;
+#[cfg_attr(feature = "shuttle", path = "modelled.rs")]
 pub mod worker;
 
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
 pub use options::{Options, transports_of};
-pub use raw::EventHandle;
 pub use transport::{Ucx, connect_ucx};
 pub use transports::transports;
-pub use worker::{Armed, EndpointId, Worker};
+pub use worker::{Armed, EndpointId, EventHandle, Worker};
