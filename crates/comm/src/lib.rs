@@ -2,6 +2,8 @@
 //! secret, liveness, and the plane on which plain objects travel.
 
 pub mod buffers;
+#[cfg(all(test, feature = "shuttle"))]
+mod concurrency;
 #[cfg(test)]
 mod conformance;
 pub mod connection;
@@ -10,6 +12,7 @@ pub mod cuda;
 pub mod envelope;
 pub mod error;
 pub mod in_process;
+pub mod meeting;
 pub mod objects;
 pub mod options;
 pub mod owner;
@@ -21,6 +24,7 @@ pub mod routing;
 pub mod secret;
 pub mod sequence;
 pub mod start_error;
+pub mod sync;
 pub mod tcp;
 pub mod transport;
 pub mod ucx;
@@ -34,6 +38,7 @@ pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};
 pub use in_process::faults::{Cut, Faults, FaultsError};
 pub use in_process::{InProcess, in_process, in_process_with};
+pub use meeting::Meeting;
 pub use objects::{ObjectPlane, barrier};
 pub use options::CommOptions;
 pub use owner::Owner;

@@ -1,66 +1,113 @@
 //! Plain objects between ranks: queues by sender and channel, and a barrier.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use shardwright_core::Rank;
-use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, Value};
+use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, TensorPart, Value};
 
 use crate::error::{CommError, describe_loss};
 use crate::patience::Patience;
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Loss, Sight, Transport};
 
-/// How many objects may wait on one channel. A sender never waits for its
+/// How many objects of one sender may wait, over all channels. A sender never waits for its
 /// receiver (CM-1), so a receiver that never asks has to be an error somewhere.
-pub const CHANNEL_CAPACITY: usize = 65_536;
+pub const CAPACITY: usize = 65_536;
+
+/// How many bytes of tensors they may have: as many as the largest tensor.
+pub const CAPACITY_BYTES: u64 = 64 << 30;
 
 /// Objects that have arrived and wait to be received.
 #[derive(Default)]
 pub struct ObjectPlane {
     state: Mutex<State>,
     changed: Condvar,
+    transport: OnceLock<Weak<dyn Transport>>,
 }
 
 #[derive(Default)]
 struct State {
     queues: BTreeMap<(Rank, String), VecDeque<Body>>,
-    overflown: BTreeSet<(Rank, String)>,
+    waiting: BTreeMap<Rank, Waiting>,
+    /// The channel of the first object of a sender that found no room.
+    overflown: BTreeMap<Rank, String>,
     lost: BTreeMap<Rank, Loss>,
     /// How many threads wait for `changed`: to tell nobody costs a system call too.
     asleep: usize,
+    /// The threads that receive by themselves while they wait.
+    reading: Vec<ThreadId>,
     interrupt: Option<Box<ErrorReport>>,
     closed: bool,
 }
 
+/// What waits of one sender.
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    objects: usize,
+    bytes: u64,
+}
+
+fn bytes_of(body: &Body) -> u64 {
+    let bytes = |tensor: &TensorPart| tensor.data.len() as u64;
+    body.tensors.iter().map(bytes).sum()
+}
+
 impl ObjectPlane {
+    /// Lets threads be woken that wait while they receive by themselves.
+    pub fn connect(&self, transport: &Arc<dyn Transport>) {
+        // A second call would bring the same transport.
+        self.transport.get_or_init(|| Arc::downgrade(transport));
+    }
+
     /// An object has arrived.
     pub fn push(&self, from: Rank, object: ObjectMessage) {
         let mut state = self.lock();
-        let key = (from, object.channel);
-        let waiting = state.queues.get(&key).map_or(0, VecDeque::len);
-        if waiting >= CHANNEL_CAPACITY {
-            state.overflown.insert(key);
-        } else if !state.overflown.contains(&key) {
-            // What follows a lost object is not received either: nobody would see the gap.
-            state.queues.entry(key).or_default().push_back(object.body);
+        // What follows a lost object is not received either: nobody would see the gap.
+        if !state.overflown.contains_key(&from) {
+            let waiting = state.waiting.get(&from).copied().unwrap_or_default();
+            let with_it = Waiting {
+                objects: waiting.objects + 1,
+                bytes: waiting.bytes.saturating_add(bytes_of(&object.body)),
+            };
+            if with_it.objects > CAPACITY || with_it.bytes > CAPACITY_BYTES {
+                state.overflown.insert(from, object.channel);
+            } else {
+                state.waiting.insert(from, with_it);
+                let key = (from, object.channel);
+                state.queues.entry(key).or_default().push_back(object.body);
+            }
         }
-        let asleep = state.asleep;
+        self.wake(state);
+    }
+
+    /// Wakes who waits, but for this thread, which looks by itself.
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let asleep = state.asleep > 0;
+        let this = thread::current().id();
+        let reads = state.reading.iter().any(|thread| *thread != this);
         drop(state);
-        if asleep > 0 {
+        if asleep {
             self.changed.notify_all();
+        }
+        if reads && let Some(transport) = self.transport.get().and_then(Weak::upgrade) {
+            transport.wake_reader();
         }
     }
 
     /// A peer is gone: what it sent can still be received, then waiting for it fails.
     pub fn peer_lost(&self, rank: Rank, loss: Loss) {
-        self.lock().lost.entry(rank).or_insert(loss);
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.lost.entry(rank).or_insert(loss);
+        self.wake(state);
     }
 
     /// Ends all waiting with an error, until [`Self::resume`].
     pub fn interrupt(&self, report: ErrorReport) {
-        self.lock().interrupt = Some(Box::new(report));
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.interrupt = Some(Box::new(report));
+        self.wake(state);
     }
 
     /// Allows waiting again.
@@ -73,8 +120,7 @@ impl ObjectPlane {
         let mut state = self.lock();
         state.closed = true;
         let unreceived = std::mem::take(&mut state.queues);
-        drop(state);
-        self.changed.notify_all();
+        self.wake(state);
         drop(unreceived);
     }
 
@@ -110,6 +156,8 @@ impl ObjectPlane {
             state.check(&key, watched)?;
             drop(state);
             let slice = patience.next_slice(from, "object")?;
+            let this = thread::current().id();
+            self.lock().reading.push(this);
             let mut look = || {
                 if self.lock().is_unmoved(&key, watched) {
                     Sight::Idle
@@ -117,12 +165,10 @@ impl ObjectPlane {
                     Sight::Done
                 }
             };
-            if patience.read_until(slice, &mut look) {
-                state = self.lock();
-                continue;
-            }
+            let read = patience.read_until(slice, &mut look);
             state = self.lock();
-            if state.is_unmoved(&key, watched) {
+            state.reading.retain(|thread| *thread != this);
+            if !read && state.is_unmoved(&key, watched) {
                 state.asleep += 1;
                 let (guard, _) = self
                     .changed
@@ -146,6 +192,10 @@ impl State {
         if queue.is_empty() {
             self.queues.remove(key);
         }
+        if let (Some(body), Some(waiting)) = (&body, self.waiting.get_mut(&key.0)) {
+            waiting.objects -= 1;
+            waiting.bytes -= bytes_of(body);
+        }
         body
     }
 
@@ -155,7 +205,7 @@ impl State {
     }
 
     fn check(&self, key: &(Rank, String), watched: &[Rank]) -> Result<(), CommError> {
-        let (from, channel) = key;
+        let (from, _) = key;
         if self.closed {
             return Err(CommError::Closed);
         }
@@ -164,11 +214,12 @@ impl State {
                 report: report.clone(),
             });
         }
-        if self.overflown.contains(key) {
+        if let Some(channel) = self.overflown.get(from) {
             return Err(CommError::Overflow {
                 rank: *from,
                 channel: channel.clone(),
-                capacity: CHANNEL_CAPACITY,
+                capacity: CAPACITY,
+                capacity_bytes: CAPACITY_BYTES,
             });
         }
         if let Some(loss) = self.lost.get(from) {
@@ -292,29 +343,54 @@ mod tests {
     #[test]
     fn nothing_is_received_past_an_object_that_found_no_room() {
         let plane = ObjectPlane::default();
-        let push = |number| {
+        let push_on = |channel: String, number| {
             let body = Body {
                 value: Value::Int(number),
                 tensors: vec![],
             };
-            let channel = "a".to_owned();
             plane.push(Rank(1), ObjectMessage { channel, body });
         };
+        let push = |number| push_on("a".to_owned(), number);
         let take = || {
             let mut go_on = || true;
             let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
             plane.receive(Rank(1), "a", &mut patience)
         };
-        let capacity = i64::try_from(CHANNEL_CAPACITY).unwrap();
+        let capacity = i64::try_from(CAPACITY).unwrap();
         (0..=capacity).for_each(push);
         assert_eq!(take().unwrap().value, Value::Int(0));
         push(capacity + 1);
+        push_on("b".to_owned(), 7);
         for number in 1..capacity {
             assert_eq!(take().unwrap().value, Value::Int(number));
         }
         let found = take().unwrap_err();
         assert!(
             matches!(found, CommError::Overflow { rank: Rank(1), .. }),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn channels_do_not_add_to_what_one_sender_may_leave_waiting() {
+        let plane = ObjectPlane::default();
+        let push = |from, number: usize| {
+            let body = Body {
+                value: Value::None,
+                tensors: vec![],
+            };
+            let channel = format!("channel {number}");
+            plane.push(from, ObjectMessage { channel, body });
+        };
+        (0..2 * CAPACITY).for_each(|number| push(Rank(1), number));
+        assert_eq!(plane.waiting(), CAPACITY);
+        push(Rank(2), 0);
+        assert_eq!(plane.waiting(), CAPACITY + 1, "another sender's has room");
+        let mut go_on = || true;
+        let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
+        let found = plane.receive(Rank(1), "any", &mut patience).unwrap_err();
+        assert!(
+            matches!(&found, CommError::Overflow { channel, .. } if *channel == format!("channel {CAPACITY}")),
             "{found}"
         );
     }

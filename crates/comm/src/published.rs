@@ -2,12 +2,13 @@
 //! or said that they will not. Served by the thread that the question arrives on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
 use crate::error::CommError;
+use crate::sync::{Mutex, MutexGuard};
 use crate::transport::Transport;
 
 const FETCH: &str = "\0fetch";
@@ -166,7 +167,7 @@ mod tests {
             .map(|transport| transport as Arc<dyn Transport>);
         let ranks: Vec<_> = shared.zip(routers).collect();
         for (transport, router) in &ranks {
-            router.published().connect(transport);
+            router.connect(transport);
         }
         ranks
     }

@@ -88,6 +88,7 @@ impl Node {
             bind_address: bind_address.map(parse_address).transpose()?,
             host_name,
             secret: Secret::new(secret.as_bytes().to_vec()),
+            encrypt: comm_options.as_ref().is_some_and(|wanted| wanted.encrypt),
             version,
             fingerprint,
             connect_timeout: duration("connect_timeout", connect_timeout)?,
@@ -316,7 +317,7 @@ impl Node {
 impl Node {
     fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
         let transport: Arc<dyn Transport> = Connection::new(transport);
-        router.published().connect(&transport);
+        router.connect(&transport);
         Self {
             transport,
             router,
@@ -383,7 +384,7 @@ fn parse_address(text: &str) -> PyResult<IpAddr> {
     })
 }
 
-fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         PyValueError::new_err(format!(
             "{name} is {seconds}; it has to be a number of seconds"

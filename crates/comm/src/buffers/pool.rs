@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shardwright_core::Rank;
@@ -17,6 +17,7 @@ use super::allocator::{Allocator, Block};
 use super::layout::{self, mapped, slot};
 use super::raw::{Mapping, Piece};
 use crate::owner::Owner;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The name under which the memory shows in `/proc`.
 pub(super) const NAME: &str = "shardwright";

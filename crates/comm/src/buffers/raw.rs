@@ -11,6 +11,8 @@ use std::sync::atomic::AtomicU32;
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use crate::sync::others_may_run;
+
 /// A whole mapped buffer. Its file cannot shrink (the caller has checked the seal), so that
 /// every byte stays there as long as the mapping.
 pub(super) struct Mapping(MmapRaw);
@@ -30,6 +32,7 @@ impl Mapping {
             offset.is_multiple_of(4) && offset + 4 <= super::layout::HEAD_BYTES.min(self.len()),
             "the word lies in the head"
         );
+        others_may_run();
         // SAFETY: the word is inside the mapping, which lives as long as `self`, and aligned: mappings
         // begin at pages. No reference to the head but these atomics is ever made.
         unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().add(offset).cast()) }

@@ -166,22 +166,25 @@ impl Opened {
         offer: &Offered,
         in_use: DeviceUse,
     ) -> Result<Self, CudaError> {
-        match device.open_shared(offer.handle) {
-            Ok(address) => {
-                in_use.is_open();
-                Ok(Self {
-                    device: Arc::clone(device),
-                    address,
-                    bytes: offer.bytes,
-                    same_device: offer.uuid == device.uuid(),
-                    _in_use: in_use,
-                })
-            }
+        let address = match device.open_shared(offer.handle) {
+            Ok(address) => address,
             Err(error) => {
                 in_use.is_refused();
-                Err(error)
+                return Err(error);
             }
-        }
+        };
+        in_use.is_open();
+        // Closed again where this rank does not keep it.
+        let mut opened = Self {
+            device: Arc::clone(device),
+            address,
+            bytes: 0,
+            same_device: offer.uuid == device.uuid(),
+            _in_use: in_use,
+        };
+        // What messages name has to lie inside what was opened, whatever its owner says of it.
+        opened.bytes = device.bytes_from(address)?.min(offer.bytes);
+        Ok(opened)
     }
 
     /// How the peer's device stands to this rank's.

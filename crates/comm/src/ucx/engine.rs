@@ -8,25 +8,26 @@
 //! - UE-2: a reader that leaves arms the descriptor before it says so: what has come since then wakes the
 //!   thread at once, what came before was read.
 //! - UE-3: after a loss was told nothing of that peer is delivered (CM-3).
+//! - UE-4: who arms the descriptor takes what was to wake others, and so wakes them again or looks for them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Frame, Limits};
 
+use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
-use super::raw::EventHandle;
-use super::sending::{KEY_BYTES, Key, Sending, peer_of};
-use super::wakes::Wakes;
-use super::worker::Worker;
+use super::sending::{Sending, peer_of};
+use super::worker::{EventHandle, Wakes, Worker};
 use crate::BACKLOG_DEADLINE;
 use crate::buffers::Exchange;
 use crate::error::CommError;
 use crate::routing::Route;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, thread};
 use crate::transport::{Loss, Receiver};
 
 /// How long a failed connection may wait for the liveness link to say what became of its peer.
@@ -50,7 +51,6 @@ pub(super) struct Engine {
     received: AtomicU64,
     bytes_sent: AtomicU64,
     bytes_received: AtomicU64,
-    strangers: AtomicU64,
 }
 
 /// Who delivers what is found while sending.
@@ -74,8 +74,10 @@ pub(super) struct From {
 pub(super) type Counts = [u64; 5];
 
 impl Engine {
+    /// Of a job of `world` ranks.
     pub(super) fn new(
         mut worker: Worker,
+        world: u32,
         spin: Duration,
         receiver: Arc<dyn Receiver>,
     ) -> Result<Self, UcxError> {
@@ -89,12 +91,14 @@ impl Engine {
             action: "watch its event descriptor",
             reason: error.to_string(),
         })?;
+        let mut sending = Sending::new(worker);
+        sending.require(key, world)?;
         Ok(Self {
             key,
             receiver,
             events,
             wakes,
-            sending: Mutex::new(Sending::new(worker)),
+            sending: Mutex::new(sending),
             inbox: Mutex::default(),
             delivery: Mutex::default(),
             reader: Mutex::default(),
@@ -106,11 +110,11 @@ impl Engine {
             received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
-            strangers: AtomicU64::new(0),
         })
     }
 
-    /// Connects to the workers of the peers, but for those who left meanwhile. Nothing is delivered before.
+    /// Connects to the workers of the peers, but for those to whom UCX has no way, which the others get told by
+    /// [`Self::reaches`], and those who left meanwhile. Nothing is delivered before.
     pub(super) fn begin(
         &self,
         limits: Limits,
@@ -119,10 +123,13 @@ impl Engine {
     ) -> Result<(), UcxError> {
         for (peer, address) in addresses {
             let connected = lock(&self.sending).connect(*peer, address);
-            if let Err(error) = connected
-                && !self.hears_of_loss(*peer)
-            {
-                return Err(error);
+            match connected {
+                Ok(()) => {}
+                Err(UcxError::Unreachable { .. }) => {
+                    tracing::debug!(%peer, "no way of UCX to a rank; its messages go over TCP");
+                }
+                Err(_) if self.hears_of_loss(*peer) => {}
+                Err(error) => return Err(error),
             }
         }
         self.setup.get_or_init(|| (limits, exchange));
@@ -141,7 +148,7 @@ impl Engine {
             if Instant::now() > deadline {
                 return false;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -159,14 +166,15 @@ impl Engine {
     }
 
     pub(super) fn counts(&self) -> Counts {
-        [
+        let [sent, received, bytes_sent, bytes_received] = [
             &self.sent,
             &self.received,
             &self.bytes_sent,
             &self.bytes_received,
-            &self.strangers,
         ]
-        .map(|count| count.load(Ordering::Relaxed))
+        .map(|count| count.load(Ordering::Relaxed));
+        let strangers = lock(&self.sending).strangers();
+        [sent, received, bytes_sent, bytes_received, strangers]
     }
 
     /// Sends a frame; waits only while too much is on its way already.
@@ -189,7 +197,7 @@ impl Engine {
                 });
             }
             if !moved {
-                std::thread::sleep(Duration::from_micros(50));
+                thread::sleep(Duration::from_micros(50));
             }
             sending = lock(&self.sending);
         }
@@ -228,8 +236,16 @@ impl Engine {
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let loss = from.get(&peer)?.lost.clone()?;
-        Some(CommError::PeerLost { rank: peer, loss })
+        let loss = from.get(&peer).and_then(|from| from.lost.clone());
+        drop(from);
+        // What came meanwhile was left to the holder of the lock.
+        if !lock(&self.inbox).is_empty() {
+            self.events.signal();
+        }
+        Some(CommError::PeerLost {
+            rank: peer,
+            loss: loss?,
+        })
     }
 
     fn read(&self, sending: &mut Sending) -> bool {
@@ -250,7 +266,7 @@ impl Engine {
         happened
     }
 
-    fn deliver(&self) {
+    pub(super) fn deliver(&self) {
         // Who cannot have the lock leaves its events to the holder, which looks again after giving it up.
         while !lock(&self.inbox).is_empty() && self.setup.get().is_some() {
             let mut delivery = match self.delivery.try_lock() {
@@ -274,11 +290,6 @@ impl Engine {
                 header,
                 payload,
             } => {
-                let Some(name) = header.strip_prefix(&self.key[..]) else {
-                    self.strangers.fetch_add(1, Ordering::Relaxed);
-                    tracing::debug!("a UCX message without this rank's key was dropped");
-                    return;
-                };
                 let state = delivery.entry(from).or_default();
                 if state.lost.is_some() || self.closing.load(Ordering::SeqCst) {
                     return;
@@ -288,7 +299,7 @@ impl Engine {
                 let Some((limits, exchange)) = self.setup.get() else {
                     return;
                 };
-                let assembled = Name::from_bytes(name).and_then(|name| {
+                let assembled = Name::from_bytes(&header).and_then(|name| {
                     state.assembly.take(name, payload, limits, &|placed| {
                         if let Some(place) = placed.shared {
                             return exchange.receive(from, place, placed.bytes).map(Some);
@@ -308,13 +319,7 @@ impl Engine {
                     Err(error) => (from, error.to_string()),
                 }
             }
-            Event::Refused { from, refusal } => {
-                let Some(from) = from else {
-                    tracing::warn!(?refusal, "a UCX message without a sender was dropped");
-                    return;
-                };
-                (from, format!("{refusal:?}"))
-            }
+            Event::Refused { from, refusal } => (from, refusal.to_string()),
             Event::ReceiveFailed { from, reason } => (from, reason),
             Event::EndpointFailed { peer, reason, .. } => (peer, reason),
             Event::SendFailed { token, reason } => (peer_of(token), reason),
@@ -340,7 +345,7 @@ impl Engine {
                 break;
             }
             if !moved {
-                std::thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_micros(200));
             }
         }
         let mut delivery = lock(&self.delivery);

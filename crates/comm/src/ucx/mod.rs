@@ -5,7 +5,8 @@
 //!
 //! - UCX-1: a message that was accepted by `send` ends with exactly one `Sent` or `SendFailed`.
 //! - UCX-2: memory of a message is freed only when UCX is done with it; closing frees all of it.
-//! - UCX-3: no payload above the limit is ever allocated for; its sender is told.
+//! - UCX-3: no payload above the limit is ever allocated for, nor any of a sender that does not show the worker's
+//!   key; and of one sender only so much may be announced at a time.
 //! - UCX-4: messages from one worker to another arrive in the order of sending as long as all of
 //!   them are sent eagerly or all are announced first (rendezvous). Between the two kinds there
 //!   is no order: an announced message is complete only when its data have been fetched, and
@@ -13,8 +14,11 @@
 //! - UCX-5: nothing of a peer is reported after its endpoint was abandoned.
 //! - UCX-6: nothing stays in `/dev/shm`, however a process ends.
 
+mod admission;
 mod assembly;
 mod closing;
+#[cfg(all(test, feature = "shuttle"))]
+mod concurrency;
 mod engine;
 pub mod error;
 pub mod library;
@@ -25,17 +29,19 @@ mod sending;
 mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 pub mod transport;
 pub mod transports;
+#[cfg(not(feature = "shuttle"))]
 mod wakes;
+mod window;
+#[cfg_attr(feature = "shuttle", path = "modelled.rs")]
 pub mod worker;
 
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
-pub use options::Options;
-pub use raw::EventHandle;
+pub use options::{Options, transports_of};
 pub use transport::{Ucx, connect_ucx};
 pub use transports::transports;
-pub use worker::{Armed, EndpointId, Worker};
+pub use worker::{Armed, EndpointId, EventHandle, Worker};
