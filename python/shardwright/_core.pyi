@@ -15,6 +15,7 @@ __all__ = [
     "Description",
     "Event",
     "Listener",
+    "Meeting",
     "Node",
     "ReceivedBuffer",
     "Request",
@@ -38,6 +39,7 @@ __all__ = [
     "simulate",
     "splits_backward",
     "take_log",
+    "use_device",
 ]
 
 __version__: Final[str]
@@ -98,6 +100,8 @@ class CommOptions:
         /,
         *,
         transport: str,
+        one_host: bool,
+        encrypt: bool,
         spin_microseconds: SupportsIndex,
         ucx_library: str | None,
         ucx_packages: SupportsGetItem[int, str],
@@ -218,6 +222,30 @@ class Listener:
     def port(self, /) -> int:
         """
         The port.
+        """
+
+@final
+class Meeting:
+    """
+    Rank 0's door on its host: processes of the same user that know the job's name get a few bytes there.
+    """
+    @staticmethod
+    def ask(name: str, timeout: SupportsFloat | SupportsIndex) -> bytes:
+        """
+        What rank 0 of the job of this name hands out, once it is there.
+
+        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
+        """
+    def close(self, /) -> None:
+        """
+        Close the door; further calls do nothing.
+        """
+    @staticmethod
+    def open(name: str, content: bytes) -> Meeting:
+        """
+        Open the door of the job of this name, and hand `content` out until `close`.
+
+        Raises `JobStartError` where another process has that name.
         """
 
 @final
@@ -1098,4 +1126,9 @@ def splits_backward(schedule: str) -> bool:
 def take_log() -> list[tuple[int, str]]:
     """
     Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
+    """
+
+def use_device(ordinal: SupportsIndex) -> None:
+    """
+    Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
     """
