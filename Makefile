@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp programs zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp programs zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -165,6 +165,9 @@ $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 
 rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
 	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
+
+soak: setup ## 200 jobs in the same processes, and 2,000 steps of which 200 fail: nothing may be left behind
+	@$(PYTHON) -m tests.soak $(ARGS)
 
 stress: optimised ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.comm.stress $(ARGS)

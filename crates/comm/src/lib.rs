@@ -6,6 +6,7 @@ pub mod buffers;
 mod concurrency;
 #[cfg(test)]
 mod conformance;
+pub mod connection;
 pub mod counters;
 pub mod cuda;
 pub mod envelope;
@@ -31,6 +32,7 @@ pub mod ucx;
 use std::time::Duration;
 
 pub use buffers::{Exchange, Pool, Reach, SHARED_BYTES};
+pub use connection::Connection;
 pub use counters::{Carried, Counters};
 pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};

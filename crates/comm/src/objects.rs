@@ -115,11 +115,13 @@ impl ObjectPlane {
         self.lock().interrupt = None;
     }
 
-    /// Ends all waiting for good.
+    /// Ends all waiting for good, and drops what nobody has received.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
+        let unreceived = std::mem::take(&mut state.queues);
         self.wake(state);
+        drop(unreceived);
     }
 
     /// How many objects wait, over all channels.

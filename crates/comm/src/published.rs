@@ -64,6 +64,12 @@ impl Published {
         });
     }
 
+    /// Keeps nothing any more.
+    pub fn close(&self) {
+        let kept = std::mem::take(&mut self.lock().kept);
+        drop(kept);
+    }
+
     /// Takes an object that is a question to this rank; others come back.
     pub fn answer(&self, from: Rank, object: ObjectMessage) -> Option<ObjectMessage> {
         if object.channel != FETCH && object.channel != RELEASE {

@@ -67,9 +67,15 @@ impl Router {
         state.handler = Some(handler);
     }
 
-    /// Takes the handler away; what arrives is kept again.
-    pub fn clear_handler(&self) {
-        self.lock().handler = None;
+    /// The connection is closed: who waits for an object hears of it, and nothing is kept any more. The handler goes
+    /// too, which may hold the connection, which holds this.
+    pub fn close(&self) {
+        self.objects.close();
+        self.published.close();
+        let mut state = self.lock();
+        let gone = (state.handler.take(), std::mem::take(&mut state.kept));
+        drop(state);
+        drop(gone);
     }
 
     /// The last heartbeat of every peer that has sent one.

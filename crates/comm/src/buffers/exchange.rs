@@ -277,6 +277,44 @@ impl Exchange {
         self.reach.device.as_ref()
     }
 
+    /// The other ranks' buffers.
+    pub(crate) fn imports(&self) -> impl Iterator<Item = (Rank, &Arc<Import>)> {
+        self.imports.iter().map(|(rank, import)| (*rank, import))
+    }
+
+    /// Nothing comes from a rank any more, after what was delivered.
+    pub fn lost(&self, rank: Rank) {
+        if let Some(import) = self.imports.get(&rank) {
+            import.device.close();
+        }
+    }
+
+    /// The connection is closed: nothing is sent from this rank's buffer any more, nor received.
+    pub fn close(&self) {
+        self.pool.iter().for_each(|pool| pool.close());
+        for import in self.imports.values() {
+            import.device.close();
+        }
+    }
+
+    /// How this rank's device stands to another's, and why they do not copy from each other.
+    pub(crate) fn describe_devices(&self, to: Rank) -> String {
+        let import = self.imports.get(&to);
+        let refusal = import.and_then(|import| import.device.refusal());
+        let refused_there = self
+            .pool
+            .as_ref()
+            .is_some_and(|pool| pool.device_is_refused_to(to));
+        let opened = import.and_then(|import| import.device.devices());
+        match (refusal, opened) {
+            (Some(reason), _) => format!("its memory cannot be opened here: {reason}"),
+            _ if refused_there => "this rank's memory cannot be opened there".to_owned(),
+            (None, Some(Devices::Same)) => "the same device".to_owned(),
+            (None, Some(_)) => "copies between two devices".to_owned(),
+            (None, None) => "not used".to_owned(),
+        }
+    }
+
     /// What travelled by which route.
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -26,10 +26,6 @@ impl Mapping {
         self.0.len()
     }
 
-    pub(super) fn start(&self) -> *mut u8 {
-        self.0.as_mut_ptr()
-    }
-
     /// A word of the head; only ever used as an atomic, by both processes.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
