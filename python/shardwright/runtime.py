@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import socket
 import time
-import traceback
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import _core, logs
+from shardwright import _core, failure_text, logs
 from shardwright.data_parallel.weights import StepWeights
-from shardwright.errors import RemoteError, ShardwrightError, StepAborted
+from shardwright.errors import PartialUpdateError, RemoteError, ShardwrightError, StepAborted
 from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
@@ -22,6 +22,7 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
 from shardwright.progress import Progress
 from shardwright.scheduling import Scheduling
+from shardwright.updates import Updates
 from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ class Runtime:
         self.in_step = False
         #: Whether the step's tasks are over and its gradients are being finished.
         self.committing = False
-        self._torn_step: int | None = None
+        #: Whether other ranks may already know that the step has succeeded.
+        self.voted = False
+        self.updates = Updates(self)
         #: Whether the execution server has begun the step.
         self.entered = False
         self.process_groups: dict[str, Any] = {}
@@ -236,19 +239,6 @@ class Runtime:
         if self.launch.world_size > 1:
             self.server.begin_alone(step=self.step, function=name)
 
-    def check_whole(self) -> None:
-        """Refuse to train on when an earlier step may have succeeded on some ranks only.
-
-        Raises:
-            ShardwrightError: A step failed here while it was being committed.
-        """
-        if self._torn_step is not None:
-            raise ShardwrightError(
-                f"step {self._torn_step} failed on rank {self.rank} while its gradients were being finished, and may "
-                "have succeeded on other ranks, whose weights then differ; restore the state of every rank and start "
-                "the job anew (smp.shutdown(), then smp.init())"
-            )
-
     def end_tasks(self) -> None:
         """Clear away what the tasks of a step left, once all of them are over."""
         self.unclosed_frames += len(self.frames)
@@ -317,41 +307,65 @@ class Runtime:
             time.sleep(0.01)
 
     def fail_step(self, error: BaseException, transaction: StepTransaction) -> None:
-        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here."""
-        if self.launch.world_size > 1:
-            self._report_failure(error)
-            # The main thread may be the one that raised, at a signal for example, while a task runs.
-            self.server.unwind(_UNWIND_SECONDS)
-        if self.committing and self.launch.world_size > 1 and not isinstance(error, (RemoteError, StepAborted)):
-            self._torn_step = self.step
-        self.committing = False
+        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here.
+
+        Whatever goes wrong meanwhile, every rank is told, and all is undone that can be.
+        """
+        known = isinstance(error, (RemoteError, StepAborted, PartialUpdateError))
+        if self.voted and not known:
+            self.updates.refuse(
+                f"step {self.step} failed on rank {self.rank} on host {socket.gethostname()!r} when other ranks knew "
+                "already that it would succeed"
+            )
+        self._attempt(functools.partial(self._report_failure, error))
+        if self.launch.world_size > 1 and not self._attempt(self._unwind):
+            self.updates.refuse(
+                f"step {self.step} was taken back on rank {self.rank} on host {socket.gethostname()!r} while a module "
+                "still computed, whose gradients came too late to be taken back"
+            )
+        self.voted = self.committing = False
         self.frames.clear()
         self.workers.end_step()
         self.pending_controls.clear()
-        transaction.rollback()
-        stays.rollback(self)
+        undone = [self._attempt(transaction.rollback), self._attempt(functools.partial(stays.rollback, self))]
         for placement in self.placements:
-            placement.replicas.abandon_step()
+            undone.append(self._attempt(placement.replicas.abandon_step))
         if self.tensor_group is not None:
             self.tensor_group.abandon_step()
         for collectives in self.all_collectives:
-            if isinstance(error, (Exception, StepAborted)):
-                collectives.abandon_step()
-            else:
-                collectives.leave_unfinished()
+            collectives.abandon_step(waits=isinstance(error, (Exception, StepAborted)))
+        if not all(undone):
+            self.updates.refuse(
+                f"step {self.step} failed on rank {self.rank} on host {socket.gethostname()!r}, and could not be taken "
+                "back there"
+            )
+
+    def _attempt(self, part: Callable[[], object]) -> bool:
+        """Do a part of what ends a failed step; whether it went well and did not return False."""
+        try:
+            return part() is not False
+        except BaseException:  # what comes after it has to be done, too
+            self.logger.warning("rank %d could not end step %d in good order", self.rank, self.step, exc_info=True)
+            return False
+
+    def _unwind(self) -> bool:
+        """Wait for tasks that still run: the main thread may be the one that raised, at a signal for example."""
+        unwound: bool = self.server.unwind(_UNWIND_SECONDS)
+        return unwound
 
     def _report_failure(self, error: BaseException) -> None:
+        if self.launch.world_size == 1:
+            return
         if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:
-            error.add_note(f"(rank {self.rank} on host {socket.gethostname()!r}, step {self.step})")
-            self.server.fail(
-                module=None,
-                microbatch=None,
-                phase=None,
-                kind=type(error).__qualname__,
-                message=str(error),
-                traceback="".join(traceback.format_exception(error)),
-                step=self.step,
-            )
+            failure_text.add_note(error, f"(rank {self.rank} on host {socket.gethostname()!r}, step {self.step})")
+            failure_text.report(self.server, error, step=self.step)
+
+    def vote(self) -> None:
+        """Agree with all ranks of the job that the step has succeeded; see :func:`shardwright.step.vote.vote`."""
+        # Imported late: objects between ranks need the runtime.
+        from shardwright.step.vote import vote
+
+        vote(self)
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of another rank of the pipeline."""

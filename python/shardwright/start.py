@@ -15,7 +15,6 @@ import stat
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -26,13 +25,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from shardwright import _core, logs
+from shardwright import _core, interrupts, logs
 from shardwright.communication import comm_options
 from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, JobStartError, ShardwrightError
 from shardwright.execution import process
 from shardwright.execution.task import running_task
+from shardwright.failure_text import FailureText
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
 from shardwright.model import wrapping
@@ -119,6 +119,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         runtime.photographer = Photographer(runtime)
         runtime.photographer.start()
         _watch_the_end_of_the_script(runtime)
+        interrupts.install(runtime.updates.interrupted)
 
 
 def _check_same_start(running: Runtime, cfg: Config) -> None:
@@ -154,6 +155,7 @@ def shutdown() -> None:
     if runtime.step:
         usage, _ = runtime.usage()
         logs.logger.info("rank %d: %s", runtime.rank, usage)
+    interrupts.uninstall()
     runtime.server.close()
     runtime.workers.join(5.0)
     step_guards.uninstall(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
@@ -348,11 +350,7 @@ def _watch_the_end_of_the_script(runtime: Runtime) -> None:
         if issubclass(kind, KeyboardInterrupt):
             sys.stderr.write(f"shardwright: rank {runtime.rank} was interrupted\n")
             return
-        runtime.farewell = {
-            "kind": kind.__qualname__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(kind, error, trace)),
-        }
+        runtime.farewell = FailureText.of(error)._asdict()
         previous(kind, error, trace)
 
     sys.excepthook = excepthook

@@ -81,11 +81,13 @@ def joined(
             last_present = attendance.present
             if says == _TRAINS:
                 replicas.shadow_step()
-            else:
-                replicas.agree()
+            runtime.vote()
+            if says == _TRAINS:
+                replicas.end_step()
             runtime.server.leave_step()
         runtime.server.leave_step()
         replicas.take_over_from(last_present[-1])
+        runtime.updates.forget()
     finally:
         replicas.attendance = None
         replicas.divides_by_group = True
