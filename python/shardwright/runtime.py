@@ -8,6 +8,7 @@ import os
 import socket
 import time
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,6 +115,8 @@ class Runtime:
         #: The ranks that divide modules among them; None until a job of degree 1 asks for them.
         self.tensor_group: TensorGroup | None = None
         self.pending_controls: list[int] = []
+        #: How often each kind of gather was called.
+        self.gathers: Counter[str] = Counter()
         self.owns_process_group = False
         self.pid = os.getpid()
         #: What the main thread waits for outside the execution server, the innermost last.
@@ -127,6 +130,11 @@ class Runtime:
         """Number a model; the script alone keeps it alive."""
         self._models.append(weakref.ref(model))
         return len(self._models) - 1
+
+    @property
+    def num_models(self) -> int:
+        """How many models there have been."""
+        return len(self._models)
 
     @property
     def models(self) -> list[DistributedModel]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardwright.data_parallel.participants import participants
 from shardwright.errors import ShardwrightError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Attendance:
         """Begin a step in which this rank runs nothing of its own."""
         for collectives in self._runtime.all_collectives:
             collectives.begin_step()
+        participants(self._runtime, self._runtime.placements)
 
     def announce(self, says: int) -> int:
         """Exchange what the ranks do next; returns what those who are left do.

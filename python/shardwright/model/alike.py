@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from shardwright.errors import ConfigError, PartitionError
 from shardwright.objects import allgather
-from shardwright.ranks import DP_GROUP
+from shardwright.ranks import WORLD
 from shardwright.tensor_parallel.module import named_shardings
 
 if TYPE_CHECKING:
@@ -31,35 +32,34 @@ class _Said(NamedTuple):
 
 
 def check_alike(module: nn.Module, runtime: Runtime) -> None:
-    """Refuse models that differ between ranks, before their tensors meet in collectives.
+    """Refuse models that differ between ranks, before their tensors meet in collectives; all ranks of the job call it.
 
-    All ranks of DP_GROUP, which TP_GROUP is a part of, call it together. Parameters that not all tensor-parallel ranks
-    have, such as those of distributed modules that only one of them keeps, count where they are.
+    Parameters that not all tensor-parallel ranks have, such as those of distributed modules that only one of them
+    keeps, count where they are.
 
     Raises:
         PartitionError: Ranks have built different models; all ranks raise it.
-        ConfigError: A parameter is trained on some ranks and frozen on others; all ranks raise it.
+        ConfigError: A parameter is trained on some ranks and frozen on others that hold it too; all ranks raise it.
     """
-    if len(runtime.dp_ranks) == 1:
+    world = runtime.launch.world_size
+    if world == 1:
         return
     divided = named_shardings(module)
-    own = {name: tuple(_told(tensor, name in divided)) for name, tensor in _named_tensors(module)}
-    gathered = allgather(own, DP_GROUP)
-    of_rank = {
-        rank: {name: _Said(*said) for name, said in each.items()}
-        for rank, each in zip(runtime.dp_ranks, gathered, strict=True)
-    }
-    first = runtime.dp_ranks[0]
-    for rank in runtime.dp_ranks[1:]:
+    said = {name: _told(tensor, name in divided) for name, tensor in _named_tensors(module)}
+    # What all ranks have in common is compared by a few bytes; what they have is told only where that differs.
+    common = repr(sorted((name, *each) for name, each in said.items() if not each.divided))
+    digest = hashlib.sha256(common.encode()).hexdigest()
+    if len({*allgather((digest, bool(divided)), WORLD)}) == 1 and not divided:
+        return
+    gathered = allgather({name: tuple(each) for name, each in said.items()}, WORLD)
+    models = [{name: _Said(*each) for name, each in of_rank.items()} for of_rank in gathered]
+    for rank in range(1, world):
         # What is divided differs between the tensor-parallel ranks of one replica.
-        same_place = rank in runtime.topology.group("RDP_GROUP", first)
-        _compare_models(first, of_rank[first], rank, of_rank[rank], same_place)
-    flags = {
-        rank: {name: said.trained for name, said in each.items() if said.trained is not None}
-        for rank, each in of_rank.items()
-    }
-    for kind, ranks in (("tp", runtime.tp_ranks), ("dp", runtime.dp_ranks)):
-        _compare_flags(kind, [flags[rank] for rank in ranks])
+        same_place = runtime.topology.coordinates(rank)[1] == runtime.topology.coordinates(0)[1]
+        _compare_models(models, rank, same_place)
+    for kind in ("TP_GROUP", "DP_GROUP"):
+        for group in runtime.topology.groups(kind):
+            _compare_flags(kind[:2].lower(), [models[rank] for rank in group])
 
 
 def _named_tensors(module: nn.Module) -> Iterable[tuple[str, nn.Parameter | object]]:
@@ -75,25 +75,27 @@ def _told(tensor: object, divided: bool) -> _Said:
     return _Said(trained, f"{tuple(shape)} {dtype}", divided)
 
 
-def _compare_models(first: int, there: dict[str, _Said], rank: int, here: dict[str, _Said], same_place: bool) -> None:
-    for name in dict.fromkeys((*there, *here)):
-        one, other = there.get(name), here.get(name)
-        if not same_place and any(said is not None and said.divided for said in (one, other)):
+def _compare_models(models: list[dict[str, _Said]], rank: int, same_place: bool) -> None:
+    """Hold a rank's model against that of rank 0."""
+    for name in dict.fromkeys(name for model in (models[0], models[rank]) for name in model):
+        one, other = models[0].get(name), models[rank].get(name)
+        known = one or other
+        assert known is not None, "one of them has it"
+        if (known.divided and not same_place) or (one is not None and other is not None and one.what == other.what):
             continue
-        if one is None or other is None or one.what != other.what:
-            kind = "buffer" if (one or other or _Said(None, "", False)).trained is None else "parameter"
-            raise PartitionError(
-                f"rank {rank} built another model than rank {first}: {kind} {name!r} is "
-                f"{'absent' if one is None else one.what} on rank {first} and "
-                f"{'absent' if other is None else other.what} on rank {rank}; every rank must run the same script with "
-                "the same model configuration"
-            )
+        there, here = ("absent" if each is None else each.what for each in (one, other))
+        raise PartitionError(
+            f"rank {rank} built another model than rank 0: {'buffer' if known.trained is None else 'parameter'} "
+            f"{name!r} is {there} on rank 0 and {here} on rank {rank}; every rank must run the same script with the "
+            "same model configuration"
+        )
 
 
-def _compare_flags(kind: str, flags: list[dict[str, bool]]) -> None:
-    for name in dict.fromkeys(name for each in flags for name in each):
-        trained = [rank for rank, each in enumerate(flags) if each.get(name) is True]
-        frozen = [rank for rank, each in enumerate(flags) if each.get(name) is False]
+def _compare_flags(kind: str, models: list[dict[str, _Said]]) -> None:
+    for name in dict.fromkeys(name for each in models for name in each):
+        flags = [each[name].trained if name in each else None for each in models]
+        trained = [rank for rank, flag in enumerate(flags) if flag is True]
+        frozen = [rank for rank, flag in enumerate(flags) if flag is False]
         if trained and frozen:
             raise ConfigError(
                 f"smp.DistributedModel: all {kind} ranks have to train the same parameters, but {name!r} is frozen "

@@ -9,6 +9,7 @@ import torch
 
 from shardwright import interrupts, logs
 from shardwright.data_parallel.divisor import agreed_divisor
+from shardwright.data_parallel.participants import check_left_out, participants
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import DepartureError, RemoteError, ShardwrightError, StateOrderError, StepAborted
 from shardwright.execution import process
@@ -37,6 +38,9 @@ from shardwright.values import decode_from, encode
 _MOST_RUNS = 6
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwright.model.placement import Placement
     from shardwright.runtime import Runtime
     from shardwright.step.decorator import StepFunction
 
@@ -102,9 +106,11 @@ def _run_once(
         )
         runtime.updates.check()
         with interrupts.LetThrough():
+            taking_part = _begin_reductions(runtime, transaction, placements)
             results = _run_tasks(runtime, step, transaction, args, kwargs)
-            _prepare(runtime, step, transaction)
-        _commit(runtime, transaction)
+            _prepare(runtime, step, transaction, taking_part)
+            check_left_out(runtime, placements, taking_part)
+        _commit(runtime, transaction, taking_part)
     except BaseException as error:
         runtime.fail_step(error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
@@ -123,6 +129,24 @@ def _run_once(
     return merge_microbatches(results, runtime.weights.of_outputs())
 
 
+def _begin_reductions(
+    runtime: Runtime, transaction: StepTransaction, placements: Sequence[Placement]
+) -> list[Placement]:
+    """Prepare for the step's collectives; the models that take part in them."""
+    if runtime.collectives is None:
+        return list(placements)
+    for collectives in runtime.all_collectives:
+        collectives.begin_step()
+    if runtime.tensor_group is not None:
+        runtime.tensor_group.begin_step()
+    taking_part = participants(runtime, placements)
+    may_overlap = transaction.is_plain
+    for placement in taking_part:
+        if placement.replicas.begin_step(may_overlap):
+            may_overlap = False
+    return taking_part
+
+
 def _run_tasks(
     runtime: Runtime,
     step: StepFunction[..., Any],
@@ -130,15 +154,6 @@ def _run_tasks(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[Any]:
-    if runtime.collectives is not None:
-        for collectives in runtime.all_collectives:
-            collectives.begin_step()
-        if runtime.tensor_group is not None:
-            runtime.tensor_group.begin_step()
-        may_overlap = transaction.is_plain
-        for placement in runtime.placements:
-            if placement.replicas.begin_step(may_overlap):
-                may_overlap = False
     if runtime.pp_size > 1:
         return _Pipeline(runtime, step).run(args, kwargs)
     results = _run_alone(runtime, step, args, kwargs)
@@ -147,7 +162,9 @@ def _run_tasks(
     return results
 
 
-def _prepare(runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction) -> None:
+def _prepare(
+    runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction, taking_part: Sequence[Placement]
+) -> None:
     """Average over microbatches and over data-parallel ranks, and run hooks: all that may still fail."""
     runtime.committing = True
     divisor = agreed_divisor(runtime)
@@ -155,17 +172,17 @@ def _prepare(runtime: Runtime, step: StepFunction[..., Any], transaction: StepTr
         warn_of_labels(runtime, step, labels)
     transaction.prepare(divisor.value, runtime.tensor_divisor, in_place=len(runtime.dp_ranks) == 1)
     if runtime.launch.world_size > 1:
-        for placement in runtime.placements:
+        for placement in taking_part:
             placement.replicas.reduce_gradients(divisor)
 
 
-def _commit(runtime: Runtime, transaction: StepTransaction) -> None:
+def _commit(runtime: Runtime, transaction: StepTransaction, taking_part: Sequence[Placement]) -> None:
     """Succeed, together with all other ranks."""
     if runtime.launch.world_size > 1:
         runtime.vote()
     transaction.finish()
     if runtime.launch.world_size > 1:
-        for placement in runtime.placements:
+        for placement in taking_part:
             placement.replicas.end_step()
         for collectives in runtime.all_collectives:
             collectives.end_step()
