@@ -96,19 +96,21 @@ class HeldBack:
 class Step:
     """A step: signals are held back, but in its blocks :class:`LetThrough`."""
 
-    __slots__ = ("_is_main",)
+    __slots__ = ("_before", "_is_main")
 
     def __enter__(self) -> None:
         self._is_main = threading.get_ident() == _main
+        self._before = 0
         if self._is_main:
-            _State.depth += 1
+            self._before = _State.depth
+            _State.depth = self._before + 1
             if _State.noticed is not None:
                 _take_over()
 
     def __exit__(self, *_: object) -> None:
         if self._is_main:
-            _State.depth -= 1
-            if not _State.depth:
+            _State.depth = self._before
+            if not self._before:
                 let_pending_through()
 
 
@@ -120,8 +122,13 @@ class LetThrough:
     def __enter__(self) -> None:
         self._depth = 0
         if threading.get_ident() == _main:
-            self._depth, _State.depth = _State.depth, 0
-            let_pending_through()
+            let_pending_through()  # what it raises is raised within the step still
+            self._depth = _State.depth
+            _State.depth = 0
+            if _State.pending:  # of that very moment
+                _State.depth = self._depth
+                let_pending_through()
+                _State.depth = 0
 
     def __exit__(self, *_: object) -> None:
         if self._depth:

@@ -314,6 +314,20 @@ class Runtime:
             self.check_abort(ranks)
             time.sleep(0.01)
 
+    def check_process(self, what: str) -> None:
+        """Refuse to do something in a forked process, which has none of the rank's threads.
+
+        Raises:
+            ShardwrightError: This is not the process that called ``smp.init``.
+        """
+        if (pid := os.getpid()) != self.pid:
+            raise ShardwrightError(
+                f"{what} was called in process {pid}, which was forked from rank {self.rank} (process {self.pid}) and is "
+                "no rank of the job: call it in the rank itself, and use forked processes, such as those of a "
+                "DataLoader, for data; for a job of its own, let the process be started anew (multiprocessing's start "
+                'method "spawn") and call smp.init there'
+            )
+
     def fail_step(self, error: BaseException, transaction: StepTransaction) -> None:
         """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here.
 

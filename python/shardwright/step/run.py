@@ -51,6 +51,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     A step is run again, on all ranks, if a module departed in it from what static mode expected, then as in dynamic
     mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
+    runtime.check_process(step.name)
     runtime.num_microbatches = step.num_microbatches(runtime)
     runtime.scheduling.check(step.name, runtime.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
@@ -112,7 +113,8 @@ def _run_once(
             check_left_out(runtime, placements, taking_part)
         _commit(runtime, transaction, taking_part)
     except BaseException as error:
-        runtime.fail_step(error, transaction)
+        with interrupts.HeldBack():
+            runtime.fail_step(error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
             runtime.check_abort([])
         raise
