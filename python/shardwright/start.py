@@ -113,6 +113,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     step_guards.install(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
     wrapping.install()
     process.keep_device_guard()
+    process.end_forks_at_once()
     set_default_runtime(runtime)
     atexit.register(shutdown)
     if launch.world_size > 1:
