@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp programs zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ parity: setup ## compare split models with one process, gradient by gradient; AR
 parity-tp: setup ## the same for tensor parallelism, with pipelines and data parallelism; ARGS="--only ..." chooses
 	@$(PYTHON) -m tests.parity_tp $(ARGS)
 
+programs: setup ## 5,000 random programs beside plain PyTorch, two at once; ARGS="--count N --start SEED --processes-share X"
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.programs $(ARGS)
+
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
 
@@ -119,7 +122,7 @@ test-compat: setup ## the Python tests with the oldest and the newest supported 
 	@tools/compatibility.sh
 
 bench-overhead: optimised ## what one rank costs over plain PyTorch
-	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.overhead $(ARGS)
 
 bench-start: optimised ## imports, smp.init of two ranks, and the first step beside plain PyTorch's
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.start $(ARGS)
@@ -169,7 +172,7 @@ stress: optimised ## many messages among four processes, and fifty kills; ARGS="
 gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
 	@$(PYTHON) -m pytest --quiet -m gpu
-	@$(PYTHON) benches/overhead.py --device cuda $(ARGS)
+	@$(PYTHON) -m benches.overhead --device cuda $(ARGS)
 
 wheel: setup ## build the wheel, install it into an empty environment and train with it
 	@tools/wheel.sh

@@ -71,11 +71,13 @@ def spin_microseconds(cfg: Any, local_size: int) -> int:
     return _SPIN_MICROSECONDS if local_size <= len(os.sched_getaffinity(0)) else _SHARED_SPIN_MICROSECONDS
 
 
-def comm_options(cfg: Any, environ: Mapping[str, str], local_size: int) -> _core.CommOptions:
-    """What the configuration and the environment say, for the core, with so many ranks on this host."""
+def comm_options(cfg: Any, environ: Mapping[str, str], local_size: int, *, one_host: bool) -> _core.CommOptions:
+    """What the configuration and the environment say, for the core, with so many ranks on this host, or all of them."""
     device_to_device = read_device_to_device(environ)
     return _core.CommOptions(
         transport=cfg.transport,
+        one_host=one_host,
+        encrypt=cfg.encrypt,
         spin_microseconds=spin_microseconds(cfg, local_size),
         ucx_library=cfg.ucx_library,
         ucx_packages=ucx_packages(),

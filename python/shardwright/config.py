@@ -96,6 +96,11 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
             'the configuration key "fast_mode" is true, but static_mode is false, without which it does nothing; set '
             '"static_mode": True too, or leave out "fast_mode"'
         )
+    if found.encrypt and found.transport == "ucx":
+        raise ConfigError(
+            'the configuration key "encrypt" is true, but "transport" is "ucx", which would send between hosts what '
+            'nobody encrypts; allowed with "encrypt": "auto", "tcp" or "shared_memory"'
+        )
     return found
 
 

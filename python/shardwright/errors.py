@@ -20,7 +20,16 @@ class PartitionError(ShardwrightError, ValueError):
 
 
 class UnsupportedValueError(ShardwrightError, TypeError):
-    """A value of a type that cannot cross ranks stands in arguments or results."""
+    """A value of a type that cannot cross ranks stands in arguments or results.
+
+    Attributes:
+        kind: The type's full name; for tensors, what they are.
+    """
+
+    def __init__(self, text: str = "", kind: str = "value of an unknown type") -> None:
+        """Keep both; only the text is shown."""
+        super().__init__(text)
+        self.kind = kind
 
 
 class FrameError(ShardwrightError):

@@ -5,27 +5,20 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import itertools
-import json
 import os
-import secrets
 import signal
 import socket
-import stat
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
-from shardwright import _core, interrupts, logs
+from shardwright import _core, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
@@ -46,13 +39,7 @@ from shardwright.tensor_parallel.back_ends.messages import ByMessages
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import TensorGroup
 
-_STORE_PREFIX = "shardwright"
 _TRACE_CAPACITY = 1 << 16
-_SECRET_BYTES = 32
-#: Counts the calls of ``init``, which are the same on every rank, so that a second job finds nothing of the first.
-_starts = itertools.count()
-#: Kept from one call of ``init`` to the next: a rank that is there first must not meet a store that is about to go.
-_stores: dict[tuple[int, str, int], Store] = {}
 
 
 def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
@@ -79,7 +66,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if launch.rank == 0:
         for sentence in without_effect(config, keys, os.environ):
             logs.logger.warning("%s", sentence)
-    options = comm_options(cfg, os.environ, launch.local_size)
+    options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
     cfg.core.check_world(launch.world_size)
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
@@ -87,10 +74,8 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     store = None
     progress = Progress(launch.rank)
     if launch.world_size > 1:
-        secret = _given_secret(launch, cfg)
         with progress.phase("meeting the other ranks"):
-            store = _open_store(launch, cfg)
-            node = _connect(launch, cfg, options, store, secret)
+            node, store = rendezvous.join(launch, cfg, options)
     else:
         node = _core.Node.single()
     server = _core.Server.attach(
@@ -165,6 +150,7 @@ def shutdown() -> None:
         guards.uninstall()
         loss_scaling.uninstall()
     runtime.node.close(runtime.farewell)
+    rendezvous.leave()
     logs.forward()
     unfinished = [] if runtime.tensor_group is None else runtime.tensor_group.unfinished
     if unfinished or any(collectives.has_unfinished for collectives in runtime.all_collectives):
@@ -188,117 +174,11 @@ def _keep_for_ever(groups: Iterable[Any], works: Iterable[Any]) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
-def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
-    host, port = launch.rendezvous_host, launch.rendezvous_port
-    if host is None or port is None:
-        raise JobStartError(
-            f"rank {launch.rank} does not know where the job meets; set MASTER_ADDR and MASTER_PORT on every rank"
-        )
-    hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and cfg.ddp_port is None
-    port = port if cfg.ddp_port is None else cfg.ddp_port
-    timeout = timedelta(seconds=cfg.connect_timeout_seconds)
-    store = _stores.get((os.getpid(), host, port))
-    if store is None:
-        try:
-            store = TCPStore(
-                host,
-                port,
-                world_size=None,
-                is_master=launch.rank == 0 and not hosted_by_launcher,
-                timeout=timeout,
-                wait_for_workers=False,
-                # Where the script's own init_process_group meets at the same port, this process serves both.
-                multi_tenant=True,
-            )
-        except (RuntimeError, ValueError) as error:
-            raise JobStartError(
-                f"rank {launch.rank} could not reach the job's store at {host}:{port}: {_first_line(error)}"
-            ) from None
-        _stores[os.getpid(), host, port] = store
-    store.set_timeout(timeout)
-    return PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
-
-
-def _connect(launch: LaunchInfo, cfg: Any, options: _core.CommOptions, store: Store, secret: bytes | None) -> Any:
-    began = time.monotonic()
-    bind = cfg.bind_interface_address or ("127.0.0.1" if launch.single_host else _own_address(launch))
-    listener = None
-    if launch.rank == 0:
-        listener = _core.Listener.bind(bind, 0)
-        store.set("address", f"{bind}:{listener.port}")
-        # Empty where one was given: a rank that was given none then fails the proof at once, instead of waiting.
-        store.set("secret", secrets.token_hex(_SECRET_BYTES) if secret is None else "")
-    try:
-        address = store.get("address").decode()
-        if secret is None:
-            secret = bytes(store.get("secret"))
-    except RuntimeError as error:
-        raise JobStartError(
-            f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
-            f"{_first_line(error)}"
-        ) from None
-    host, _, port = address.rpartition(":")
-    return _core.Node.connect(
-        rank=launch.rank,
-        world=launch.world_size,
-        host=host,
-        port=int(port),
-        secret=secret,
-        fingerprint=_lines(cfg.core.fingerprint()),
-        version=_core.__version__,
-        connect_timeout=cfg.connect_timeout_seconds,
-        liveness_timeout=cfg.liveness_timeout_seconds,
-        bind_address=bind,
-        host_name=socket.gethostname(),
-        buffer_bytes=0 if cfg.transport == "tcp" else cfg.comm_buffer_bytes,
-        listener=listener,
-        options=options,
-    )
-
-
-def _first_line(error: Exception) -> str:
-    """Without the stack of torch's own functions."""
-    return str(error).partition("\n")[0]
-
-
-def _lines(fingerprint: str) -> str:
-    """A key to a line, so that an error can show the lines that differ."""
-    return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(json.loads(fingerprint).items()))
-
-
-def _own_address(launch: LaunchInfo) -> str:
-    """The address of the interface that leads to the rendezvous host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((launch.rendezvous_host, launch.rendezvous_port or 1))
-        return str(probe.getsockname()[0])
-
-
-def _given_secret(launch: LaunchInfo, cfg: Any) -> bytes | None:
-    """The job's secret: given, or from a file that only its owner can read; else rank 0 makes one up."""
-    given = os.environ.get("SHARDWRIGHT_SECRET")
-    if given:
-        return given.encode()
-    if cfg.secret_file is not None:
-        path = Path(cfg.secret_file)
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            content = path.read_bytes().strip()
-        except OSError as error:
-            raise JobStartError(f"rank {launch.rank} cannot read secret_file {str(path)!r}: {error}") from error
-        if mode & 0o077:
-            raise JobStartError(f"secret_file {str(path)!r} has mode {mode:04o}; others must not read it: chmod 600")
-        if not content:
-            raise JobStartError(f"secret_file {str(path)!r} is empty")
-        return content
-    if not launch.single_host and not cfg.allow_insecure_hosts:
-        raise JobStartError(
-            "the job spans several hosts but has no secret: set SHARDWRIGHT_SECRET (or the key secret_file) on every "
-            "rank, or allow_insecure_hosts=True where the network is trusted"
-        )
-    return None
-
-
 def _make_process_groups(runtime: Runtime, store: Store) -> None:
+    if runtime.launch.single_host:
+        # Else torch's back ends listen where other hosts can call, by the name of this one.
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, "lo")
     if not dist.is_initialized():
         if runtime.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
             raise ConfigError('the configuration key "ddp_dist_backend" is "nccl", but no GPU is here; allowed: "auto"')

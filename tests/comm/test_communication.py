@@ -55,8 +55,8 @@ def test_a_buffer_size_that_is_no_size_is_refused_by_name(value: str) -> None:
 def test_the_core_gets_every_option() -> None:
     cfg = load_config({"transport": "tcp"}, {}, {})
     environ = {"SMP_DISABLE_D2D": "1", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": "4096"}
-    assert repr(comm_options(cfg, environ, 1)) == (
-        f"CommOptions {{ transport: Tcp, spin: 300µs, ucx_library: None, ucx_packages: {json.dumps(ucx_packages())}, "
+    assert repr(comm_options(cfg, environ, 1, one_host=True)) == (
+        f"CommOptions {{ transport: Tcp, one_host: true, encrypt: false, spin: 300µs, ucx_library: None, ucx_packages: {json.dumps(ucx_packages())}, "
         "host_buffer_bytes: 1073741824, device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
     )
 
@@ -92,7 +92,7 @@ def connect(
         host_name=host_names[rank],
         buffer_bytes=0 if transport == "tcp" else buffer_bytes,
         listener=listener if rank == 0 else None,
-        options=comm_options(load_config({"transport": transport, **keys}, {}, {}), {}, 2),
+        options=comm_options(load_config({"transport": transport, **keys}, {}, {}), {}, 2, one_host=True),
     )
 
 

@@ -46,7 +46,8 @@ def test_who_waits_for_a_dead_rank_or_sends_to_it_is_told() -> None:
 @pytest.mark.slow  # some ten seconds on a small machine
 def test_more_objects_than_may_wait_are_an_error_after_those_that_had_room() -> None:
     (text, _) = outputs_of_ranks(ENDING, "overflow")
-    assert 'more than 65536 objects from rank 1 wait on channel "objects" without being received' in text
+    assert "more than 65536 objects (or 68719476736 bytes of them) from rank 1 wait without being received" in text
+    assert 'no room for one on channel "objects"' in text
 
 
 @pytest.mark.slow  # 2 GiB of memory, and half a minute on a small machine

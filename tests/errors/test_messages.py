@@ -20,7 +20,7 @@ from shardwright.frames.watch import Watched
 from shardwright.model.ownership import apply_ownership
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
-from shardwright.start import _given_secret
+from shardwright.rendezvous import given_secret
 from shardwright.step.split import Splitter
 from shardwright.values import ValueRegistry, build, registry
 from shardwright.verify.report import Departure, Report, Row
@@ -58,7 +58,7 @@ def batch_that_does_not_divide() -> None:
 
 def no_secret_on_several_hosts() -> None:
     launch: Any = SimpleNamespace(rank=3, single_host=False)
-    _given_secret(launch, SimpleNamespace(secret_file=None, allow_insecure_hosts=False))
+    given_secret(launch, SimpleNamespace(secret_file=None, encrypt=False, allow_insecure_hosts=False))
 
 
 def another_model_on_another_rank() -> None:

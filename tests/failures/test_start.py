@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import shardwright as smp
+from shardwright import _core, rendezvous
 from shardwright.errors import ConfigError, JobStartError
 from shardwright.runtime import current_runtime
 
 from tests.jobs.job import END_SECONDS, Job
+from tests.jobs.listeners import any_listener_outside
 from tests.jobs.ports import next_port
 
 #: Each of several attempts to start, in order: what differs between the ranks. Rank 0's own comes first.
 ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "configuration": [{"keys": {"microbatches": 4}}, {"keys": {"microbatches": 2}}],
     "version": [{"version": "7.0.0"}, {"version": "7.0.1"}],
-    "secret": [{"environment": {"SHARDWRIGHT_SECRET": f"the secret of rank {rank}"}} for rank in (0, 1)],
+    "secret": [
+        {"environment": {"SHARDWRIGHT_SECRET": f"the secret of rank {rank}"}, "keys": {"connect_timeout_seconds": 3}}
+        for rank in (0, 1)
+    ],
     "agreement": [{"environment": {"SHARDWRIGHT_SECRET": "a secret"}}] * 2,
 }
 
@@ -61,7 +68,8 @@ def test_ranks_with_different_versions(attempts: dict[str, list[dict[str, Any]]]
 
 def test_a_rank_of_the_job_with_the_wrong_secret(attempts: dict[str, list[dict[str, Any]]]) -> None:
     first, second = (said["failure"]["text"] for said in attempts["secret"])
-    assert first == "rank 1 presented a wrong secret"
+    assert first.startswith("rank 1 did not join the job within 3")
+    assert first.endswith("a connection was dropped: it presented a wrong secret as rank 1")
     assert "rank 0 did not prove the job's secret to rank 1" in second
 
 
@@ -115,6 +123,17 @@ def test_a_job_on_several_hosts_without_a_secret(monkeypatch: pytest.MonkeyPatch
     assert "allow_insecure_hosts" in text
 
 
+def test_a_secret_file_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a file away")
+    path = tmp_path / "secret"
+    path.write_text("s")
+    path.chmod(0o600)
+    os.chown(path, 65534, 65534)
+    text = refused(monkeypatch, ranks_of(2), pipeline_parallel_degree=2, secret_file=str(path))
+    assert "belongs to user 65534; it has to belong to user 0" in text
+
+
 @pytest.mark.parametrize(("mode", "content", "expected"), [(0o644, "s", "0644"), (0o600, "", "empty")])
 def test_a_secret_file_that_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: int, content: str, expected: str
@@ -132,19 +151,85 @@ def test_a_secret_file_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert path in refused(monkeypatch, ranks_of(2), pipeline_parallel_degree=2, secret_file=path)
 
 
-def test_the_port_of_the_rendezvous_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_of_the_rendezvous_over_several_hosts_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        text = refused(monkeypatch, ranks_of(2, MASTER_PORT=str(port)), pipeline_parallel_degree=2)
+        environment = ranks_of(2, MASTER_PORT=str(port), LOCAL_WORLD_SIZE="1", SHARDWRIGHT_SECRET="s")
+        text = refused(monkeypatch, environment, pipeline_parallel_degree=2)
     assert f"127.0.0.1:{port}" in text
     assert "in use" in text
 
 
+def test_another_job_of_this_host_meets_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = ranks_of(2, MASTER_PORT=str(next_port()))
+    port = environment["MASTER_PORT"]
+    # The first start of a process that is yet to come has the number that this process's next one has.
+    number = next(rendezvous._starts)
+    monkeypatch.setattr(rendezvous, "_starts", iter([number]))
+    door = _core.Meeting.open(f"127.0.0.1:{port}/0 127.0.0.1:{port} {number}", b"another job")
+    try:
+        text = refused(monkeypatch, environment, pipeline_parallel_degree=2)
+    finally:
+        door.close()
+    assert f"process {os.getpid()} of user {os.geteuid()} waits already" in text
+    assert "MASTER_PORT" in text
+
+
 def test_rank_0_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = str(next_port())
-    environment = ranks_of(2, RANK="1", LOCAL_RANK="1", MASTER_PORT=port)
+    environment = ranks_of(2, RANK="1", LOCAL_RANK="1", MASTER_PORT=str(next_port()))
     text = refused(monkeypatch, environment, pipeline_parallel_degree=2, connect_timeout_seconds=1)
-    assert f"rank 1 could not reach the job's store at 127.0.0.1:{port}" in text
+    assert re.fullmatch(r"rank 1: waited 1\.\d s for rank 0, which did not start", text)
+
+
+def test_the_secret_of_a_job_on_one_host_lies_in_no_store_and_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 tells it through a socket without a file, and to processes of its own user only."""
+    with Job("training", arguments=["train for ever", '{"ddp": true}']) as job:
+        job.events("step")
+        for process in job.ranks:
+            assert not any_listener_outside(process.pid)
+            unix = Path(f"/proc/{process.pid}/net/unix").read_text()
+        assert re.search(r"@shardwright/[0-9a-f]{64}$", unix, re.MULTILINE)
+
+
+def test_another_user_is_told_nothing() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may become another user")
+    name = f"a job of process {os.getpid()}"
+    door = _core.Meeting.open(name, b"the secret")
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(f"\0shardwright/{digest}".encode())
+            told = stranger.recv(100)
+        os._exit(0 if told == b"" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert _core.Meeting.ask(name, 10.0) == b"the secret"
+    door.close()
+
+
+def test_a_door_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may become another user")
+    name = f"a job that another user waits for, of process {os.getpid()}"
+    ready, over = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        with socket.socket(socket.AF_UNIX) as impostor:
+            impostor.bind(f"\0shardwright/{hashlib.sha256(name.encode()).hexdigest()}".encode())
+            impostor.listen()
+            os.write(ready[1], b"x")
+            os.read(over[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    try:
+        with pytest.raises(JobStartError, match="a process of user 65534 waits where the ranks of this job of user 0"):
+            _core.Meeting.ask(name, 10.0)
+    finally:
+        os.write(over[1], b"x")
+        os.waitpid(child, 0)
 
 
 def test_the_other_ranks_never_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from shardwright import _core
 from shardwright.errors import JobStartError
 
 from tests.jobs.job import Job, Process
+from tests.jobs.listeners import any_listener_outside, listeners
 
 TOLERANCE = 1e-10
-LISTENING = "0A"
 MAGIC = b"SHARDWRT"
 HALF_OPEN = 5
 MANY = 500
@@ -25,23 +25,16 @@ GARBAGE = (
     b"\xff" * 64,
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     # A hello, and then a frame that is said to be of 2 to the 64 bytes.
-    MAGIC + b"\1\0\1\0" + b"\1\0\0\0\2\0\0\0" + b"\0" * 32 + b"\xff" * 4096,
+    MAGIC + b"\2\0\1\0" + b"\1\0\0\0\2\0\0\0" + b"\0" * 32 + b"\xff" * 4096,
     # Another version of the handshake.
     MAGIC + b"\xff\xff" + b"\0" * 42,
 )
 
 
 def listening_ports(process: Process) -> list[int]:
-    """The ports on which a process listens on the loopback interface."""
-    own = {os.readlink(entry) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()}
-    ports = []
-    for line in Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
-            address, _, port = fields[1].partition(":")
-            if address == "0100007F":
-                ports.append(int(port, 16))
-    return ports
+    """The ports on which a process listens, on the loopback interface only."""
+    assert not any_listener_outside(process.pid)
+    return [port for _, port in listeners(process.pid)]
 
 
 def send_garbage(port: int, garbage: bytes) -> None:
@@ -89,7 +82,7 @@ def speaks_the_handshake(port: int) -> bool:
     with socket.create_connection(("127.0.0.1", port), 10) as stream:
         stream.settimeout(1)
         try:
-            stream.sendall(MAGIC + b"\1\0\1\0" + b"\0" * 40)
+            stream.sendall(MAGIC + b"\2\0\1\0" + b"\0" * 40)
             return stream.recv(8) == MAGIC
         except (ConnectionError, TimeoutError):
             return False
@@ -128,7 +121,7 @@ def test_many_slow_strangers_get_nothing_and_cost_little_memory(training: Job) -
     most = before
     with ExitStack() as stack:
         streams = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(MANY)]
-        for byte in MAGIC + b"\1\0\1\0" + b"\0" * 36:  # all of a hello but its end, a byte at a time
+        for byte in MAGIC + b"\2\0\1\0" + b"\0" * 36:  # all of a hello but its end, a byte at a time
             for stream in streams:
                 with suppress(ConnectionError):  # those beyond the number that may prove themselves are dropped
                     stream.send(bytes([byte]))

@@ -29,6 +29,12 @@ def closed_over_by_a_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.func.grad(lambda given: (given * given * y).sum())(x.detach()) * x
 
 
+def transformed_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    jacobian = torch.func.jacrev(lambda given: given * y.mean())(x[0])
+    value, pull = torch.func.vjp(lambda given: (given.tanh() * y).sum(), x)
+    return jacobian.sum() + pull(torch.ones_like(value))[0]
+
+
 class Labelled(torch.Tensor):
     """A subclass of a script's own."""
 
@@ -59,6 +65,28 @@ def test_first_use_of_a_result(use: Callable[..., Any], needs_gradient: bool, si
         return x * (part.weight if needs_gradient else part.weight.detach()).sum()
 
     assert_exact(Part(body, child=Part(child)), data(*size))
+
+
+def test_calls_in_inference_mode_with_what_needs_a_gradient() -> None:
+    """Leaves have no edge there that torch could find."""
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            seen = float(root.child(x).sum() + root.child(root.weight).sum())
+        return root.child(x * seen)
+
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight)), data(needs_gradient=True))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("use", [closed_over_by_a_gradient, transformed_twice])
+def test_transforms_beside_a_call_without_gradients(use: Callable[..., Any], mode: Callable[[], Any]) -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with mode():
+            seen = float(use(x, root.child(x)).sum())
+        return root.child(x) * seen
+
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight)), data())
 
 
 def test_hook_on_several_gradients_is_refused() -> None:

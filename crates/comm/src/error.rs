@@ -49,17 +49,19 @@ pub enum CommError {
         /// For how long.
         waited: Duration,
     },
-    /// More objects arrived on a channel than may wait there.
+    /// More objects arrived from a rank than may wait.
     #[error(
-        "more than {capacity} objects from rank {rank} wait on channel {channel:?} without being received"
+        "more than {capacity} objects (or {capacity_bytes} bytes of them) from rank {rank} wait without being received; there was no room for one on channel {channel:?}"
     )]
     Overflow {
         /// The sender.
         rank: Rank,
-        /// The channel.
+        /// The channel of the first that had no room.
         channel: String,
         /// How many may wait.
         capacity: usize,
+        /// How many bytes of tensors they may have.
+        capacity_bytes: u64,
     },
     /// What was waited for did not come in time.
     #[error("no {what} from rank {rank} within {} s", waited.as_secs_f64())]

@@ -1,18 +1,21 @@
 //! Plain objects between ranks: queues by sender and channel, and a barrier.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use shardwright_core::Rank;
-use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, Value};
+use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, TensorPart, Value};
 
 use crate::error::{CommError, describe_loss};
 use crate::patience::Patience;
 use crate::transport::{Loss, Sight, Transport};
 
-/// How many objects may wait on one channel. A sender never waits for its
+/// How many objects of one sender may wait, over all channels. A sender never waits for its
 /// receiver (CM-1), so a receiver that never asks has to be an error somewhere.
-pub const CHANNEL_CAPACITY: usize = 65_536;
+pub const CAPACITY: usize = 65_536;
+
+/// How many bytes of tensors they may have: as many as the largest tensor.
+pub const CAPACITY_BYTES: u64 = 64 << 30;
 
 /// Objects that have arrived and wait to be received.
 #[derive(Default)]
@@ -24,7 +27,9 @@ pub struct ObjectPlane {
 #[derive(Default)]
 struct State {
     queues: BTreeMap<(Rank, String), VecDeque<Body>>,
-    overflown: BTreeSet<(Rank, String)>,
+    waiting: BTreeMap<Rank, Waiting>,
+    /// The channel of the first object of a sender that found no room.
+    overflown: BTreeMap<Rank, String>,
     lost: BTreeMap<Rank, Loss>,
     /// How many threads wait for `changed`: to tell nobody costs a system call too.
     asleep: usize,
@@ -32,17 +37,36 @@ struct State {
     closed: bool,
 }
 
+/// What waits of one sender.
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    objects: usize,
+    bytes: u64,
+}
+
+fn bytes_of(body: &Body) -> u64 {
+    let bytes = |tensor: &TensorPart| tensor.data.len() as u64;
+    body.tensors.iter().map(bytes).sum()
+}
+
 impl ObjectPlane {
     /// An object has arrived.
     pub fn push(&self, from: Rank, object: ObjectMessage) {
         let mut state = self.lock();
-        let key = (from, object.channel);
-        let waiting = state.queues.get(&key).map_or(0, VecDeque::len);
-        if waiting >= CHANNEL_CAPACITY {
-            state.overflown.insert(key);
-        } else if !state.overflown.contains(&key) {
-            // What follows a lost object is not received either: nobody would see the gap.
-            state.queues.entry(key).or_default().push_back(object.body);
+        // What follows a lost object is not received either: nobody would see the gap.
+        if !state.overflown.contains_key(&from) {
+            let waiting = state.waiting.get(&from).copied().unwrap_or_default();
+            let with_it = Waiting {
+                objects: waiting.objects + 1,
+                bytes: waiting.bytes.saturating_add(bytes_of(&object.body)),
+            };
+            if with_it.objects > CAPACITY || with_it.bytes > CAPACITY_BYTES {
+                state.overflown.insert(from, object.channel);
+            } else {
+                state.waiting.insert(from, with_it);
+                let key = (from, object.channel);
+                state.queues.entry(key).or_default().push_back(object.body);
+            }
         }
         let asleep = state.asleep;
         drop(state);
@@ -142,6 +166,10 @@ impl State {
         if queue.is_empty() {
             self.queues.remove(key);
         }
+        if let (Some(body), Some(waiting)) = (&body, self.waiting.get_mut(&key.0)) {
+            waiting.objects -= 1;
+            waiting.bytes -= bytes_of(body);
+        }
         body
     }
 
@@ -151,7 +179,7 @@ impl State {
     }
 
     fn check(&self, key: &(Rank, String), watched: &[Rank]) -> Result<(), CommError> {
-        let (from, channel) = key;
+        let (from, _) = key;
         if self.closed {
             return Err(CommError::Closed);
         }
@@ -160,11 +188,12 @@ impl State {
                 report: report.clone(),
             });
         }
-        if self.overflown.contains(key) {
+        if let Some(channel) = self.overflown.get(from) {
             return Err(CommError::Overflow {
                 rank: *from,
                 channel: channel.clone(),
-                capacity: CHANNEL_CAPACITY,
+                capacity: CAPACITY,
+                capacity_bytes: CAPACITY_BYTES,
             });
         }
         if let Some(loss) = self.lost.get(from) {
@@ -288,29 +317,54 @@ mod tests {
     #[test]
     fn nothing_is_received_past_an_object_that_found_no_room() {
         let plane = ObjectPlane::default();
-        let push = |number| {
+        let push_on = |channel: String, number| {
             let body = Body {
                 value: Value::Int(number),
                 tensors: vec![],
             };
-            let channel = "a".to_owned();
             plane.push(Rank(1), ObjectMessage { channel, body });
         };
+        let push = |number| push_on("a".to_owned(), number);
         let take = || {
             let mut go_on = || true;
             let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
             plane.receive(Rank(1), "a", &mut patience)
         };
-        let capacity = i64::try_from(CHANNEL_CAPACITY).unwrap();
+        let capacity = i64::try_from(CAPACITY).unwrap();
         (0..=capacity).for_each(push);
         assert_eq!(take().unwrap().value, Value::Int(0));
         push(capacity + 1);
+        push_on("b".to_owned(), 7);
         for number in 1..capacity {
             assert_eq!(take().unwrap().value, Value::Int(number));
         }
         let found = take().unwrap_err();
         assert!(
             matches!(found, CommError::Overflow { rank: Rank(1), .. }),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn channels_do_not_add_to_what_one_sender_may_leave_waiting() {
+        let plane = ObjectPlane::default();
+        let push = |from, number: usize| {
+            let body = Body {
+                value: Value::None,
+                tensors: vec![],
+            };
+            let channel = format!("channel {number}");
+            plane.push(from, ObjectMessage { channel, body });
+        };
+        (0..2 * CAPACITY).for_each(|number| push(Rank(1), number));
+        assert_eq!(plane.waiting(), CAPACITY);
+        push(Rank(2), 0);
+        assert_eq!(plane.waiting(), CAPACITY + 1, "another sender's has room");
+        let mut go_on = || true;
+        let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
+        let found = plane.receive(Rank(1), "any", &mut patience).unwrap_err();
+        assert!(
+            matches!(&found, CommError::Overflow { channel, .. } if *channel == format!("channel {CAPACITY}")),
             "{found}"
         );
     }

@@ -14,6 +14,10 @@ use crate::routing::Choice;
 pub struct CommOptions {
     /// Which transports may be used.
     pub transport: Choice,
+    /// Whether all ranks are on this host: then nothing listens where others could call.
+    pub one_host: bool,
+    /// Whether connections are encrypted, and nothing else leaves a host.
+    pub encrypt: bool,
     /// How long a waiting thread looks again and again before it sleeps.
     pub spin: Duration,
     /// The UCX library to load; `None` to look for one.
@@ -54,6 +58,8 @@ impl Default for CommOptions {
     fn default() -> Self {
         Self {
             transport: Choice::Auto,
+            one_host: true,
+            encrypt: false,
             spin: Duration::from_micros(50),
             ucx_library: None,
             ucx_packages: Vec::new(),

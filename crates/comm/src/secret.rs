@@ -29,6 +29,11 @@ impl Secret {
         self.mac(label, transcript).verify_slice(proof).is_ok()
     }
 
+    /// The pre-shared key of the connections that are encrypted.
+    pub(crate) fn noise_key(&self) -> [u8; PROOF_BYTES] {
+        self.prove(b"shardwright noise", &[])
+    }
+
     fn mac(&self, label: &[u8], transcript: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");

@@ -55,6 +55,32 @@ pub enum StartError {
         /// What happened last.
         reason: String,
     },
+    /// Rank 0 did not come to where the ranks of a host meet.
+    #[error("waited {:.1} s for rank 0, which did not start", waited.as_secs_f64())]
+    NoLeader {
+        /// For how long.
+        waited: Duration,
+    },
+    /// Where the ranks of a host are to meet, another process waits already.
+    #[error(
+        "process {process} of user {user} waits already where the ranks of this job are to meet: the job runs twice, or another one has the same MASTER_PORT"
+    )]
+    MeetingTaken {
+        /// That process.
+        process: i32,
+        /// Its user.
+        user: u32,
+    },
+    /// Where the ranks of a host are to meet, a process of another user waits.
+    #[error(
+        "a process of user {user} waits where the ranks of this job of user {own} are to meet; give the job another MASTER_PORT"
+    )]
+    ForeignMeeting {
+        /// That user.
+        user: u32,
+        /// This process's.
+        own: u32,
+    },
     /// The other side does not know this rank's secret.
     #[error(
         "rank {other} did not prove the job's secret to rank {own}: the two were started with different secrets"
@@ -65,19 +91,15 @@ pub enum StartError {
         /// The other.
         other: Rank,
     },
-    /// Ranks came with a wrong secret, and nobody else came for them.
-    #[error("{} presented a wrong secret", list_ranks(ranks))]
-    WrongSecretPresented {
-        /// The ranks they said they were.
-        ranks: Vec<Rank>,
-    },
     /// Ranks did not come.
-    #[error("{} did not join the job within {} s", list_ranks(ranks), waited.as_secs_f64())]
+    #[error("{} did not join the job within {} s{doubts}", list_ranks(ranks), waited.as_secs_f64())]
     Missing {
         /// Which.
         ranks: Vec<Rank>,
         /// For how long rank 0 waited.
         waited: Duration,
+        /// What is known of those who said to be these ranks and did not prove it; clauses, or nothing.
+        doubts: String,
     },
     /// Two ranks differ in something they must agree about.
     #[error("rank 0 and rank {other} differ in {}: {}", what.noun(), differences(ours, *other, theirs))]

@@ -24,6 +24,7 @@ fn job(world: u32) -> Vec<Arc<Tcp>> {
                 bind_address: None,
                 host_name: "host".to_owned(),
                 secret: Secret::new(b"secret".to_vec()),
+                encrypt: false,
                 version: "1".to_owned(),
                 fingerprint: String::new(),
                 connect_timeout: Duration::from_secs(30),

@@ -89,6 +89,15 @@ impl Memory {
         Ok(address)
     }
 
+    /// The whole mapping, of this process's memory or an opened one, that an address lies in.
+    pub(crate) fn range(&self, address: u64) -> Result<(u64, usize), i32> {
+        let own = self.own.values().map(|(_, mapping)| mapping);
+        own.chain(self.opened.values())
+            .map(|mapping| (address_of(mapping), mapping.len()))
+            .find(|(start, bytes)| (*start..*start + *bytes as u64).contains(&address))
+            .ok_or(INVALID_VALUE)
+    }
+
     pub(crate) fn close(&mut self, address: u64) -> Result<(), i32> {
         self.opened.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }

@@ -191,6 +191,21 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     current(|| memory(|memory| memory.open(&handle.0)).map(|made| put(address, made)))
 }
 
+/// The allocation that an address lies in.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetAddressRange_v2(
+    start: *mut u64,
+    bytes: *mut usize,
+    address: u64,
+) -> c_int {
+    current(|| {
+        memory(|memory| memory.range(address)).map(|(found, length)| {
+            put(start, found);
+            put(bytes, length);
+        })
+    })
+}
+
 /// Closes another process's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> c_int {

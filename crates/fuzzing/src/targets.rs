@@ -210,7 +210,7 @@ pub fn handshake(input: &[u8]) {
         if calls {
             fuzzing::call(&bytes, register)
         } else {
-            fuzzing::answer(&bytes, started)
+            fuzzing::answer(&bytes, started, usize::from(mode >> 4) + 1)
         }
     });
     assert!(

@@ -20,10 +20,12 @@ impl PyCommOptions {
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
     )]
-    #[pyo3(signature = (*, transport, spin_microseconds, ucx_library, ucx_packages, host_buffer_bytes,
+    #[pyo3(signature = (*, transport, one_host, encrypt, spin_microseconds, ucx_library, ucx_packages, host_buffer_bytes,
                         device_to_device, device_buffer_bytes, cuda_library=None))]
     fn new(
         transport: &str,
+        one_host: bool,
+        encrypt: bool,
         spin_microseconds: u64,
         ucx_library: Option<String>,
         ucx_packages: Vec<String>,
@@ -39,6 +41,8 @@ impl PyCommOptions {
         })?;
         Ok(Self(CommOptions {
             transport,
+            one_host,
+            encrypt,
             spin: Duration::from_micros(spin_microseconds),
             ucx_library: ucx_library.map(Into::into),
             ucx_packages: ucx_packages.into_iter().map(Into::into).collect(),

@@ -9,6 +9,7 @@ mod error;
 mod interruptible;
 mod listener;
 mod log;
+mod meeting;
 mod modules;
 mod node;
 mod partition;
@@ -46,6 +47,8 @@ mod _core {
     use crate::listener::Listener;
     #[pymodule_export]
     use crate::log::take_log;
+    #[pymodule_export]
+    use crate::meeting::Meeting;
     #[pymodule_export]
     use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]

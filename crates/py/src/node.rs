@@ -86,6 +86,7 @@ impl Node {
             bind_address: bind_address.map(parse_address).transpose()?,
             host_name,
             secret: Secret::new(secret.as_bytes().to_vec()),
+            encrypt: comm_options.as_ref().is_some_and(|wanted| wanted.encrypt),
             version,
             fingerprint,
             connect_timeout: duration("connect_timeout", connect_timeout)?,
@@ -377,7 +378,7 @@ fn parse_address(text: &str) -> PyResult<IpAddr> {
     })
 }
 
-fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         PyValueError::new_err(format!(
             "{name} is {seconds}; it has to be a number of seconds"

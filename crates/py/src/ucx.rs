@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use shardwright_cli::UcxReport;
 use shardwright_comm::routing::Choice;
-use shardwright_comm::ucx::{Candidates, Library, Options, Worker, transports};
+use shardwright_comm::ucx::{Candidates, Library, Options, Worker, transports, transports_of};
 use shardwright_comm::{CommOptions, JobOptions, StartError};
 
 use crate::error::start_error;
@@ -37,7 +37,9 @@ fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
         }
         tracing::warn!(%version, "this UCX is newer than those that were tested");
     }
+    let transports = transports_of(wanted.transport, wanted.one_host, wanted.encrypt);
     let options = Options {
+        transports: transports.to_owned(),
         num_peers: job.world as usize - 1,
         max_payload: job.limits.tensor_bytes as usize,
         ..Options::default()

@@ -83,7 +83,7 @@ class Seen:
 def seen_of(place: Attribute) -> Seen:
     """What is in an attribute now."""
     value = value_of(*place)
-    values, versions = [value], []
+    values, versions = [value], [_version(value)] if isinstance(value, nn.Parameter) else []
     for part in reached(value):
         if isinstance(part, torch.Tensor):
             versions.append(_version(part))
@@ -94,15 +94,19 @@ def seen_of(place: Attribute) -> Seen:
 
 def value_of(holder: Any, name: str) -> Any:
     """What an object holds under a name."""
-    if isinstance(holder, nn.Module) and name in holder._buffers:
-        return holder._buffers[name]
+    if isinstance(holder, nn.Module):
+        for tensors in (holder._buffers, holder._parameters):
+            if name in tensors:
+                return tensors[name]
     return vars(holder).get(name, _MISSING)
 
 
 class Snapshot:
     """What some modules keep, with copies of tensors, to be put back; buffers that they hold are put back elsewhere."""
 
-    def __init__(self, modules: Iterable[nn.Module], variables: Iterable[Attribute]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], variables: Iterable[Attribute], parameters: Iterable[nn.Parameter]
+    ) -> None:
         """Remember it."""
         self._attributes = [
             (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
@@ -111,6 +115,8 @@ class Snapshot:
         self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
         self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        for parameter in parameters:
+            self._tensors.append((parameter, -1, parameter.detach().clone()))  # `parameter.data` has its own version
         seen: set[int] = set()
         values = [value for _, own in self._attributes for value in own.values()]
         for value in (*values, *(value for _, _, value in self._variables)):
@@ -182,12 +188,21 @@ class Watch:
         #: Attributes of modules whose code may set them past ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
         self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
+        #: Parameters that no forward is known to write to, and their versions; by module for those in it.
+        self._weights: list[tuple[nn.Module, str, nn.Parameter, int]] = []
+        self._weights_in: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter, int]]] = {}
         self._find()
 
     def _find(self) -> None:
         self.is_stale = False
         self._inside = {}
         self._tensors, self._cells, self._places = [], [], []
+        self._weights = [
+            (module, name, weight, weight._version)
+            for module, path in self._modules.items()
+            for name, weight in module._parameters.items()
+            if isinstance(weight, nn.Parameter) and not self._is_settled(path, name)
+        ]
         known: set[int] = set()
         kinds: dict[type, bool] = {}
         for module, path in self._modules.items():
@@ -220,6 +235,8 @@ class Watch:
 
     def begin_step(self) -> None:
         """Whatever the script has changed between steps is how it is now."""
+        self._weights_in = {}
+        self._weights = [(module, name, weight, weight._version) for module, name, weight, _ in self._weights]
         if self.is_stale:
             self._find()
         elif self._tensors or self._cells or self._places:
@@ -258,6 +275,20 @@ class Watch:
             if not _are_same(_items(cell), _items(before)):
                 return f"what {self.name_of(module, name)} holds"
         return None
+
+    def written_weight(self, within: nn.Module | None) -> str | None:
+        """The full name of a parameter that was written to since the step began; None if there is none.
+
+        Args:
+            within: Where to look; None for everywhere here.
+        """
+        weights = self._weights
+        if within is not None:
+            if within not in self._weights_in:
+                inside = set(within.modules())
+                self._weights_in[within] = [entry for entry in weights if entry[0] in inside]
+            weights = self._weights_in[within]
+        return next((self.name_of(m, name) for m, name, tensor, version in weights if tensor._version != version), None)
 
     def _of(self, within: nn.Module) -> tuple[list[Any], list[Any], list[Any]]:
         found = self._inside.get(within)

@@ -116,6 +116,8 @@ class Ownership(LocalTensors):
             path = self._paths.get(id(submodule))
             if path is None:
                 continue
+            if isinstance(submodule, torch.jit.ScriptModule):  # its tensors are those of its compiled code
+                continue
             holders: tuple[dict[str, torch.Tensor | None], ...] = (submodule._parameters, submodule._buffers)  # type: ignore[assignment]
             for holder in holders:
                 for name in holder:

@@ -14,6 +14,8 @@ from typing import IO
 
 from torch._C._distributed_c10d import TCPStore
 
+from shardwright.rendezvous import loopback_store
+
 EXACT, DIFFERENT, MISUSE = 0, 1, 2
 _POLL_SECONDS = 0.1
 #: How long the other ranks may take to end by themselves once one has failed.
@@ -82,7 +84,7 @@ def _run(given: argparse.Namespace, folder: Path) -> int:
     result, options = folder / "report.json", folder / "options.json"
     options.write_text(json.dumps({**vars(given), "result": str(result)}))
     # The ranks meet here, so that no port has to be free at a later moment.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = loopback_store(0, given.timeout)
     processes = _start(given.pp * given.dp, options, folder, store)
     try:
         failed = _wait(processes, time.monotonic() + given.timeout)

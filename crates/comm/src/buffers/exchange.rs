@@ -1,7 +1,7 @@
 //! What a transport asks: can this tensor stay where it is, and where is one that came?
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode_placed;
@@ -21,8 +21,6 @@ use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memor
 pub struct Reach {
     /// The ranks of this host.
     pub neighbours: BTreeSet<Rank>,
-    /// Those that UCX reaches.
-    pub ucx_peers: BTreeSet<Rank>,
     /// What the configuration allows.
     pub choice: Choice,
     /// This rank's device, where CUDA's driver is.
@@ -35,6 +33,7 @@ pub struct Exchange {
     pool: Option<Arc<Pool>>,
     imports: BTreeMap<Rank, Arc<Import>>,
     reach: Reach,
+    ucx_peers: OnceLock<BTreeSet<Rank>>,
     counters: Counters,
 }
 
@@ -70,8 +69,14 @@ impl Exchange {
             pool,
             imports,
             reach,
+            ucx_peers: OnceLock::new(),
             counters: Counters::default(),
         }
+    }
+
+    /// Says which ranks UCX reaches, once it has looked; before, none counts as one.
+    pub(crate) fn reached_by_ucx(&self, ranks: BTreeSet<Rank>) {
+        self.ucx_peers.get_or_init(|| ranks);
     }
 
     /// The binary form of a message to a rank; its large tensors are lent to the rank where it
@@ -187,7 +192,10 @@ impl Exchange {
             source: end,
             destination: end,
             between,
-            ucx_loaded: self.reach.ucx_peers.contains(&to),
+            ucx_loaded: self
+                .ucx_peers
+                .get()
+                .is_some_and(|peers| peers.contains(&to)),
             device_to_device_disabled: !self
                 .reach
                 .device

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     /// In one process with harmless faults of this seed.
     Faulty(u64),
     Tcp,
+    /// TCP, encrypted.
+    Encrypted,
     /// TCP, with tensors in persistent buffers that the ranks share.
     Shared,
     /// The same, with tensors of a device that is rehearsed.
@@ -102,7 +104,7 @@ impl Kind {
                     .map(|thread| thread.join().unwrap() as Arc<dyn Transport>)
                     .collect()
             }
-            Self::Tcp | Self::Shared => {
+            Self::Tcp | Self::Encrypted | Self::Shared => {
                 let threads: Vec<_> = self
                     .options(receivers.len())
                     .into_iter()
@@ -153,7 +155,7 @@ impl Kind {
                     Box::new(doomed.join().unwrap().unwrap()),
                 )
             }
-            Self::Tcp | Self::Shared => {
+            Self::Tcp | Self::Encrypted | Self::Shared => {
                 let mut all = self.options(receivers.len() + 1);
                 let doomed = testing::join_frozen(all.pop().unwrap());
                 let threads: Vec<_> = all
@@ -186,6 +188,9 @@ impl Kind {
     /// The options of a job on one host, with persistent buffers where the kind has them.
     fn options(self, world: usize) -> Vec<JobOptions> {
         let mut all = testing::all_options(u32::try_from(world).unwrap());
+        for options in &mut all {
+            options.encrypt = matches!(self, Self::Encrypted);
+        }
         if matches!(self, Self::Shared | Self::Device | Self::UcxShared) {
             for options in &mut all {
                 "localhost".clone_into(&mut options.host_name);
@@ -202,7 +207,7 @@ impl Kind {
         let library = ucx::testing::library();
         let transports = match self {
             Self::UcxTcp => "tcp,self",
-            _ => "posix,tcp,self",
+            _ => "posix,self",
         };
         let ranks: Vec<_> = self
             .options(receivers.len())

@@ -8,6 +8,7 @@ macro_rules! for_every_kind {
         $instantiate!(in_process_with_faults_2 Kind::Faulty(2), $laws);
         $instantiate!(in_process_with_faults_3 Kind::Faulty(3), $laws);
         $instantiate!(tcp Kind::Tcp, $laws);
+        $instantiate!(tcp_encrypted Kind::Encrypted, $laws);
         $instantiate!(tcp_with_shared_memory Kind::Shared, $laws);
         $instantiate!(tcp_with_a_rehearsed_device Kind::Device, $laws);
         $instantiate!(ucx_over_shared_memory Kind::UcxShared, $laws);
@@ -29,6 +30,7 @@ mod faults;
 mod kinds;
 mod laws;
 mod objects;
+mod starts;
 mod tcp;
 mod traffic;
 

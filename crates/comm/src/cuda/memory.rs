@@ -196,12 +196,17 @@ impl DeviceMemory {
             return;
         };
         let offer = Offered::from(offer);
-        let opened = active.device.open_shared(offer.handle);
-        let opened = opened.map(|address| Opened {
-            device: Arc::clone(&active.device),
-            address,
-            bytes: offer.bytes,
-            same_device: offer.uuid == active.device.uuid(),
+        let opened = active.device.open_shared(offer.handle).and_then(|address| {
+            // Closed again where this rank does not keep it.
+            let mut opened = Opened {
+                device: Arc::clone(&active.device),
+                address,
+                bytes: 0,
+                same_device: offer.uuid == active.device.uuid(),
+            };
+            // What messages name has to lie inside what was opened, whatever its owner says of it.
+            opened.bytes = active.device.bytes_from(address)?.min(offer.bytes);
+            Ok(opened)
         });
         match opened {
             Ok(opened) => {

@@ -151,6 +151,17 @@ impl Device {
         Ok(address)
     }
 
+    /// How many bytes the memory at an address has, from there on, as the driver knows it.
+    pub(super) fn bytes_from(&self, address: u64) -> Result<u64, CudaError> {
+        let (mut start, mut bytes) = (0, 0);
+        self.call("cuMemGetAddressRange", |functions| {
+            // SAFETY: two places for the results; the driver refuses what it does not know.
+            unsafe { (functions.range)(&raw mut start, &raw mut bytes, address) }
+        })?;
+        let end = start.saturating_add(bytes as u64);
+        Ok(end.saturating_sub(address))
+    }
+
     /// Closes another process's memory, whose users here are done.
     pub(super) fn close_shared(&self, address: u64) -> Result<(), CudaError> {
         self.call("cuIpcCloseMemHandle", |functions| {

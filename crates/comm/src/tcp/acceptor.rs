@@ -1,46 +1,28 @@
 //! The thread that lets ranks in and keeps strangers out (TCP-1), through the whole job.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shardwright_core::Rank;
-use shardwright_wire::Value;
 use socket2::SockRef;
 
 use super::address::Listener;
-use super::handshake::{Caller, HandshakeError, Identity, Purpose, answer};
-use super::stream::receive_value;
+use super::door::{Arrival, Door, Guest};
+use super::visitors::Visitors;
 use super::{FAREWELL_DEADLINE, HANDSHAKE_DEADLINE};
 use crate::owner::Owner;
 use crate::secret::Secret;
 
-/// Connections that may be proving themselves at once; further ones are
-/// dropped, so that strangers cannot use up threads.
-const MAX_HANDSHAKES: usize = 64;
-
-/// Arrivals that may wait while rank 0 is busy with one.
-const ARRIVAL_CAPACITY: usize = 256;
+/// Connections that are taken in at a time, before those that are here get on.
+const ACCEPTED_AT_ONCE: usize = 64;
 
 /// How long to wait when the system has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Somebody at the door.
-pub(super) enum Arrival {
-    /// A rank that proved itself, with its registration where it brings one.
-    Caller {
-        caller: Caller,
-        stream: TcpStream,
-        registration: Option<Value>,
-    },
-    /// Somebody who said to be a rank of the job, and failed to prove it.
-    Doubtful { rank: Rank, error: HandshakeError },
-}
 
 /// The running acceptor.
 pub(super) struct Acceptor {
@@ -51,16 +33,6 @@ pub(super) struct Acceptor {
     owner: Owner,
 }
 
-struct Door {
-    rank: Rank,
-    world: u32,
-    secret: Secret,
-    arrivals: Mutex<Option<Sender<Arrival>>>,
-    visitors: Mutex<BTreeMap<u64, Arc<TcpStream>>>,
-    strangers: AtomicU64,
-    closed: AtomicBool,
-}
-
 impl Acceptor {
     /// Starts accepting; whoever proves itself comes out of the channel.
     pub(super) fn start(
@@ -68,23 +40,17 @@ impl Acceptor {
         rank: Rank,
         world: u32,
         secret: Secret,
+        encrypt: bool,
     ) -> io::Result<(Self, Receiver<Arrival>)> {
-        let (arrivals, outlet) = bounded(ARRIVAL_CAPACITY);
         let (alive, ended) = bounded(0);
-        let door = Arc::new(Door {
-            rank,
-            world,
-            secret,
-            arrivals: Mutex::new(Some(arrivals)),
-            visitors: Mutex::default(),
-            strangers: AtomicU64::new(0),
-            closed: AtomicBool::new(false),
-        });
+        let (door, outlet) = Door::new(rank, world, secret, encrypt);
+        let door = Arc::new(door);
+        listener.socket.set_nonblocking(true)?;
         let listener = Arc::new(listener);
         let (thread_listener, thread_door) = (Arc::clone(&listener), Arc::clone(&door));
         let thread = std::thread::Builder::new()
             .name("sw-accept".to_owned())
-            .spawn(move || accept_all(&thread_listener, &thread_door, &alive))?;
+            .spawn(move || keep_door(&thread_listener, &thread_door, &alive))?;
         Ok((
             Self {
                 listener,
@@ -99,27 +65,26 @@ impl Acceptor {
 
     /// The job is complete: from now on nobody is let in.
     pub(super) fn job_started(&self) {
-        lock(&self.door.arrivals).take();
+        self.door.job_started();
     }
 
     /// How many connections were dropped for want of a proof.
     pub(super) fn strangers(&self) -> u64 {
-        self.door.strangers.load(Ordering::Relaxed)
+        self.door.strangers()
     }
 
     /// Stops accepting, and ends the handshakes under way.
     pub(super) fn close(&self) {
-        if !self.owner.is_here() || self.door.closed.swap(true, Ordering::SeqCst) {
+        if !self.owner.is_here() || self.door.close() {
             return;
         }
-        // On Linux this wakes the thread in accept().
+        // On Linux this wakes the thread in poll().
         if let Err(error) = SockRef::from(&self.listener.socket).shutdown(Shutdown::Both) {
             tracing::debug!(%error, "the listener was not open");
         }
-        for stream in lock(&self.door.visitors).values() {
-            shut(stream);
-        }
-        let thread = lock(&self.thread).take();
+        self.door.end_registrations();
+        let thread = self.thread.lock();
+        let thread = thread.unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the accepting thread panicked");
         }
@@ -145,111 +110,85 @@ pub(super) fn shut(stream: &TcpStream) {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn accept_all(listener: &Listener, door: &Arc<Door>, alive: &Sender<()>) {
-    for visitor in 0_u64.. {
-        let accepted = listener.socket.accept();
-        if door.closed.load(Ordering::SeqCst) {
+/// The thread at the door: takes in who comes, and gets on with everybody who is there, waiting for none of them.
+fn keep_door(listener: &Listener, door: &Arc<Door>, alive: &Sender<()>) {
+    let began = Instant::now();
+    let mut visitors = Visitors::new(HANDSHAKE_DEADLINE);
+    let mut number = 0;
+    loop {
+        let ready = match wait(listener, &visitors, visitors.next_end(began.elapsed())) {
+            Ok(ready) => ready,
+            Err(error) => {
+                tracing::error!(%error, "cannot wait at the door");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        if door.is_closed() {
             return;
         }
-        let Ok((stream, address)) = accepted else {
-            std::thread::sleep(ACCEPT_PAUSE);
-            continue;
-        };
-        let stream = Arc::new(stream);
-        let mut visitors = lock(&door.visitors);
-        if visitors.len() >= MAX_HANDSHAKES {
-            drop(visitors);
-            door.drop_stranger(
-                &address.to_string(),
-                "too many connections are proving themselves",
-            );
-            continue;
+        // From the last to the first, so that places stay as they are.
+        for place in ready.into_iter().rev() {
+            let step = |guest: &mut Guest| door.hear(guest);
+            if let Some((guest, outcome)) = visitors.advance(place, step) {
+                number += 1;
+                door.part_with(guest, outcome, number, alive);
+            }
         }
-        visitors.insert(visitor, Arc::clone(&stream));
-        drop(visitors);
-        let (thread_door, alive) = (Arc::clone(door), alive.clone());
-        let spawned = std::thread::Builder::new()
-            .name("sw-handshake".to_owned())
-            .spawn(move || {
-                thread_door.receive(stream, visitor, &address.to_string());
-                drop(alive);
-            });
-        if let Err(error) = spawned {
-            lock(&door.visitors).remove(&visitor);
-            tracing::warn!(%error, "no thread for a handshake");
+        take_in(listener, door, &mut visitors, began);
+        for guest in visitors.expire(began.elapsed()) {
+            door.drop_stranger(guest.address(), "it took too long to prove itself");
         }
     }
 }
 
-impl Door {
-    fn receive(&self, stream: Arc<TcpStream>, visitor: u64, address: &str) {
-        let arrivals = lock(&self.arrivals).clone();
-        let me = Identity {
-            rank: self.rank,
-            world: self.world,
-            secret: &self.secret,
-        };
-        let outcome = answer(&stream, &me, arrivals.is_none()).and_then(|caller| {
-            let registration = match caller.purpose {
-                Purpose::Register => Some(registration_of(&stream)?),
-                Purpose::Mesh => None,
-            };
-            Ok((caller, registration))
-        });
-        lock(&self.visitors).remove(&visitor);
-        if self.closed.load(Ordering::SeqCst) {
-            return;
-        }
-        let arrival = match outcome {
-            Ok((caller, registration)) => {
-                let stream = Arc::into_inner(stream)
-                    .expect("the list of visitors held the only other reference");
-                Arrival::Caller {
-                    caller,
-                    stream,
-                    registration,
+/// Waits until somebody comes, or one who is here says something, or the time of one is over; the places of those who
+/// said something.
+fn wait(
+    listener: &Listener,
+    visitors: &Visitors<Guest>,
+    limit: Option<Duration>,
+) -> io::Result<Vec<usize>> {
+    let timeout = limit
+        .map(|limit| Timespec::try_from(limit).map_err(io::Error::other))
+        .transpose()?;
+    let mut descriptors = vec![PollFd::new(&listener.socket, PollFlags::IN)];
+    descriptors.extend(
+        visitors
+            .iter()
+            .map(|guest| PollFd::new(guest.socket(), PollFlags::IN)),
+    );
+    match poll(&mut descriptors, timeout.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
+    let places = descriptors.iter().skip(1).map(ready).enumerate();
+    Ok(places
+        .filter_map(|(place, ready)| ready.then_some(place))
+        .collect())
+}
+
+/// Takes in those who wait outside; who has to go for them is dropped.
+fn take_in(listener: &Listener, door: &Door, visitors: &mut Visitors<Guest>, began: Instant) {
+    for _ in 0..ACCEPTED_AT_ONCE {
+        let accepted = listener.socket.accept();
+        let accepted = accepted.and_then(|(stream, address)| Guest::new(stream, address));
+        match accepted {
+            Ok(guest) => {
+                if let Some(displaced) = visitors.enter(guest, began.elapsed()) {
+                    door.drop_stranger(
+                        displaced.address(),
+                        "too many connections are proving themselves",
+                    );
                 }
             }
-            Err(HandshakeError::AlreadyStarted) => {
-                tracing::warn!(%address, "a rank came after the job had started");
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                tracing::debug!(%error, "a connection was not accepted");
+                std::thread::sleep(ACCEPT_PAUSE);
                 return;
             }
-            Err(error) => {
-                self.drop_stranger(address, &error.to_string());
-                match error {
-                    HandshakeError::WrongSecret { rank } | HandshakeError::Version { rank, .. } => {
-                        Arrival::Doubtful { rank, error }
-                    }
-                    _ => return,
-                }
-            }
-        };
-        if let Some(arrivals) = arrivals
-            && arrivals.send_timeout(arrival, HANDSHAKE_DEADLINE).is_err()
-        {
-            tracing::debug!(%address, "nobody waits for further ranks");
         }
-    }
-
-    /// Counts a stranger; the first is worth a warning, the rest would only fill the log.
-    fn drop_stranger(&self, address: &str, reason: &str) {
-        let before = self.strangers.fetch_add(1, Ordering::Relaxed);
-        if before == 0 {
-            tracing::warn!(rank = %self.rank, %address, %reason, "dropped a stranger's connection; further ones are counted only");
-        } else {
-            tracing::debug!(rank = %self.rank, %address, %reason, "dropped a stranger's connection");
-        }
-    }
-}
-
-fn registration_of(stream: &TcpStream) -> Result<Value, HandshakeError> {
-    match receive_value(stream, HANDSHAKE_DEADLINE) {
-        Ok((name, value)) if name == "register" => Ok(value),
-        Ok(_) => Err(HandshakeError::Stranger),
-        Err(error) => Err(HandshakeError::Io(io::Error::other(error.to_string()))),
     }
 }

@@ -3,7 +3,32 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 
+use socket2::{Domain, Socket, Type};
+
 use crate::start_error::StartError;
+
+/// Connections that may wait to be accepted: those of strangers before rank 0 begins to do so are no obstacle.
+const BACKLOG: i32 = 1024;
+
+/// Listens on the first address that can be had.
+fn listen_on_first(candidates: &[SocketAddr]) -> io::Result<TcpListener> {
+    let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
+    for candidate in candidates {
+        let listen = || {
+            let socket = Socket::new(Domain::for_address(*candidate), Type::STREAM, None)?;
+            // As std does it: connections of the job before, which linger in the system, are in nobody's way.
+            socket.set_reuse_address(true)?;
+            socket.bind(&(*candidate).into())?;
+            socket.listen(BACKLOG)?;
+            Ok(TcpListener::from(socket))
+        };
+        outcome = listen();
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
+}
 
 /// A bound port on one interface.
 #[derive(Debug)]
@@ -26,7 +51,7 @@ impl Listener {
             },
         };
         let candidates: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(failed)?.collect();
-        let socket = TcpListener::bind(candidates.as_slice()).map_err(failed)?;
+        let socket = listen_on_first(&candidates).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         Ok(Self { socket, address })
     }

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use super::acceptor::shut;
+use super::connection::Connection;
 use super::handshake::{HANDSHAKE_VERSION, HandshakeError, Identity, Purpose, call};
 use super::rendezvous::JobOptions;
-use crate::start_error::StartError;
+use crate::start_error::{Agreement, StartError};
 
 /// Ends a start from outside: nothing is waited for any more.
 #[derive(Default)]
@@ -41,25 +42,52 @@ impl Cancel {
 }
 
 /// Connects to rank 0, again and again until it is there.
-pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<TcpStream, StartError> {
+pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<Connection, StartError> {
     let address = format!("{}:{}", options.host, options.port);
+    let attempt = |left| try_reach(options, left);
+    again_and_again(options, cancel, attempt, |waited, reason| {
+        StartError::Unreachable {
+            own: options.rank,
+            address,
+            waited,
+            reason,
+        }
+    })
+}
+
+/// Connects to another rank, which is there; strangers at its door may be in the way for a moment.
+pub(super) fn reach_peer(
+    options: &JobOptions,
+    address: SocketAddr,
+    peer: Rank,
+    cancel: &Cancel,
+) -> Result<Connection, StartError> {
+    let own = options.rank;
+    let attempt = |left| call_rank(options, address, peer, Purpose::Mesh, left);
+    again_and_again(options, cancel, attempt, |_, reason| StartError::Lost {
+        rank: peer,
+        reason: format!("rank {own} did not reach it at {address}: {reason}"),
+    })
+}
+
+fn again_and_again(
+    options: &JobOptions,
+    cancel: &Cancel,
+    mut attempt: impl FnMut(Duration) -> Result<Connection, Attempt>,
+    given_up: impl FnOnce(Duration, String) -> StartError,
+) -> Result<Connection, StartError> {
     let began = Instant::now();
     let mut pause = Duration::from_millis(20);
     loop {
         cancel.check()?;
         let left = options.connect_timeout.saturating_sub(began.elapsed());
-        let reason = match try_reach(options, left) {
+        let reason = match attempt(left) {
             Ok(stream) => return Ok(stream),
             Err(Attempt::Hopeless(error)) => return Err(error),
             Err(Attempt::Again(reason)) => reason,
         };
         if left.is_zero() {
-            return Err(StartError::Unreachable {
-                own: options.rank,
-                address,
-                waited: began.elapsed(),
-                reason,
-            });
+            return Err(given_up(began.elapsed(), reason));
         }
         std::thread::sleep(pause.min(left));
         pause = (pause * 2).min(Duration::from_millis(500));
@@ -67,14 +95,14 @@ pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<TcpStream, 
 }
 
 /// Why a call did not succeed.
-pub(super) enum Attempt {
+enum Attempt {
     /// It may later.
     Again(String),
     /// It never will.
     Hopeless(StartError),
 }
 
-fn try_reach(options: &JobOptions, left: Duration) -> Result<TcpStream, Attempt> {
+fn try_reach(options: &JobOptions, left: Duration) -> Result<Connection, Attempt> {
     let again = |error: std::io::Error| Attempt::Again(error.to_string());
     let mut last = Attempt::Again(format!("{} has no address", options.host));
     for address in (options.host.as_str(), options.port)
@@ -90,13 +118,13 @@ fn try_reach(options: &JobOptions, left: Duration) -> Result<TcpStream, Attempt>
 }
 
 /// Connects to one rank, and proves who is there.
-pub(super) fn call_rank(
+fn call_rank(
     options: &JobOptions,
     address: SocketAddr,
     other: Rank,
     purpose: Purpose,
     limit: Duration,
-) -> Result<TcpStream, Attempt> {
+) -> Result<Connection, Attempt> {
     // A zero limit is not a time that connecting can take.
     let limit = limit.max(Duration::from_millis(100));
     let stream = TcpStream::connect_timeout(&address, limit)
@@ -105,11 +133,12 @@ pub(super) fn call_rank(
         rank: options.rank,
         world: options.world,
         secret: &options.secret,
+        encrypt: options.encrypt,
     };
     let own = options.rank;
     match call(&stream, &me, purpose, limit) {
-        Ok(rank) if rank == other => Ok(stream),
-        Ok(rank) => Err(Attempt::Again(format!(
+        Ok((rank, cipher)) if rank == other => Ok(Connection::new(stream, cipher)),
+        Ok((rank, _)) => Err(Attempt::Again(format!(
             "rank {rank} answered in place of rank {other}"
         ))),
         Err(HandshakeError::WrongSecret { .. }) => {
@@ -121,6 +150,14 @@ pub(super) fn call_rank(
                 other,
                 ours: HANDSHAKE_VERSION,
                 theirs,
+            }))
+        }
+        Err(HandshakeError::Encryption { theirs, .. }) => {
+            Err(Attempt::Hopeless(StartError::Mismatch {
+                what: Agreement::Configuration,
+                other: own,
+                ours: format!("encrypt={theirs}"),
+                theirs: format!("encrypt={}", options.encrypt),
             }))
         }
         Err(HandshakeError::AlreadyStarted) => {

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use shardwright_core::Rank;
 use shardwright_wire::{Limits, Message, Value};
 
-use super::handshake::{Identity, Purpose, answer_over, call_over};
+use super::handshake::{Answering, Identity, Purpose, call_over};
 use super::stream::{Received, read_frame};
 use super::table::{Registration, Row};
 use crate::buffers::Exchange;
@@ -45,13 +45,29 @@ pub struct Side {
     pub written: Vec<u8>,
 }
 
-/// What the answering rank does with these bytes of a visitor.
-pub fn answer(bytes: &[u8], started: bool) -> Side {
-    let mut wire = Wire::new(bytes);
+/// What the answering rank does with these bytes of a visitor, which come in pieces of at most `piece`.
+pub fn answer(bytes: &[u8], started: bool, piece: usize) -> Side {
     let secret = secret();
     let me = identity(ANSWERER, &secret);
-    let outcome = answer_over(&mut wire, &ANSWERER_NONCE, &me, started);
-    wire.end(outcome.is_ok())
+    let mut answering = Answering::new(ANSWERER_NONCE);
+    let mut side = Side {
+        accepted: false,
+        read: 0,
+        written: Vec::new(),
+    };
+    loop {
+        let rest = &bytes[side.read..];
+        let count = rest.len().min(answering.wanted()).min(piece.max(1));
+        let (now, _) = rest.split_at(count);
+        side.read += count;
+        if let Some(outcome) = answering.take(now, &me, started, &mut side.written) {
+            side.accepted = outcome.is_ok();
+            return side;
+        }
+        if count == 0 {
+            return side;
+        }
+    }
 }
 
 /// What the calling rank does with these bytes of whoever answers.
@@ -71,9 +87,9 @@ pub fn call(bytes: &[u8], register: bool) -> Side {
 /// All bytes of the genuine caller and of the genuine answerer, in a handshake that succeeds.
 pub fn genuine(register: bool) -> (Vec<u8>, Vec<u8>) {
     let hello = call(&[], register).written;
-    let challenge = answer(&hello, false).written;
+    let challenge = answer(&hello, false, usize::MAX).written;
     let caller = call(&challenge, register).written;
-    let answerer = answer(&caller, false).written;
+    let answerer = answer(&caller, false, usize::MAX).written;
     (caller, answerer)
 }
 
@@ -97,6 +113,7 @@ fn identity(rank: Rank, secret: &Secret) -> Identity<'_> {
         rank,
         world: WORLD,
         secret,
+        encrypt: false,
     }
 }
 

@@ -2,10 +2,10 @@
 //! secret in both directions (TCP-1).
 //!
 //! ```text
-//! client -> server   hello      magic, version, purpose, rank, world, nonce
+//! client -> server   hello      magic, version, purpose, whether to encrypt, rank, world, nonce
 //! server -> client   challenge  magic, version, verdict, rank, nonce, proof
-//! client -> server   answer     verdict, proof
-//! server -> client   verdict
+//! client -> server   answer     verdict, proof; to encrypt: a key exchange's first message
+//! server -> client   verdict; to encrypt: its second
 //! ```
 
 use std::io::{self, Read, Write};
@@ -15,15 +15,18 @@ use std::time::Duration;
 use shardwright_core::Rank;
 
 use super::HANDSHAKE_DEADLINE;
+use super::connection::{Cipher, EXCHANGE_BYTES, Exchange};
 use super::stream::Hurried;
 use crate::secret::{PROOF_BYTES, Secret, nonce};
 
 const MAGIC: [u8; 8] = *b"SHARDWRT";
 /// The version of the handshake.
-pub(super) const HANDSHAKE_VERSION: u16 = 1;
+pub(super) const HANDSHAKE_VERSION: u16 = 2;
 const HELLO_BYTES: usize = 52;
 const CHALLENGE_BYTES: usize = 48 + PROOF_BYTES;
 const ANSWER_BYTES: usize = 1 + PROOF_BYTES;
+/// The most bytes that an answering side wants at a time.
+pub(super) const MOST_WANTED: usize = ANSWER_BYTES + EXCHANGE_BYTES;
 const SERVER: &[u8] = b"shardwright server";
 const CLIENT: &[u8] = b"shardwright client";
 
@@ -31,6 +34,7 @@ const FINE: u8 = 0;
 const WRONG_PROOF: u8 = 1;
 const WRONG_VERSION: u8 = 2;
 const ALREADY_STARTED: u8 = 3;
+const ENCRYPTION_DIFFERS: u8 = 4;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub(super) struct Identity<'a> {
     pub(super) rank: Rank,
     pub(super) world: u32,
     pub(super) secret: &'a Secret,
+    /// Whether what follows is to be encrypted; the same for all ranks.
+    pub(super) encrypt: bool,
 }
 
 /// Who is at the other end, proved.
@@ -68,6 +74,9 @@ pub(super) enum HandshakeError {
     /// Speaks another version.
     #[error("it speaks version {theirs} of the handshake as rank {rank}")]
     Version { rank: Rank, theirs: u16 },
+    /// A rank of the job that encrypts, among ranks that do not, or the other way round.
+    #[error("rank {rank} encrypts: {theirs}")]
+    Encryption { rank: Rank, theirs: bool },
     /// The job is complete already.
     #[error("the job has already started")]
     AlreadyStarted,
@@ -82,7 +91,7 @@ pub(super) fn call(
     me: &Identity<'_>,
     purpose: Purpose,
     limit: Duration,
-) -> Result<Rank, HandshakeError> {
+) -> Result<(Rank, Option<Cipher>), HandshakeError> {
     let mut stream = Hurried::new(stream, limit.min(HANDSHAKE_DEADLINE));
     call_over(
         &mut stream,
@@ -98,11 +107,12 @@ pub(super) fn call_over(
     own_nonce: &[u8; PROOF_BYTES],
     me: &Identity<'_>,
     purpose: Purpose,
-) -> Result<Rank, HandshakeError> {
+) -> Result<(Rank, Option<Cipher>), HandshakeError> {
     let mut hello = [0; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC);
     hello[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
     hello[10] = u8::from(purpose == Purpose::Mesh);
+    hello[11] = u8::from(me.encrypt);
     hello[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
     hello[16..20].copy_from_slice(&me.world.to_le_bytes());
     hello[20..].copy_from_slice(own_nonce);
@@ -127,91 +137,191 @@ pub(super) fn call_over(
         return Err(HandshakeError::WrongSecret { rank });
     }
     answer[1..].copy_from_slice(&me.secret.prove(CLIENT, &[&hello, open]));
-    stream.write_all(&answer)?;
+    let mut exchange = None;
+    if me.encrypt {
+        let mut begun =
+            Exchange::of_caller(me.secret, &[&hello, &challenge]).map_err(io::Error::other)?;
+        let offer = begun.offer().map_err(io::Error::other)?;
+        stream.write_all(&[&answer[..], &offer].concat())?;
+        exchange = Some(begun);
+    } else {
+        stream.write_all(&answer)?;
+    }
 
     let mut verdict = [0; 1];
     stream.read_exact(&mut verdict)?;
     match verdict[0] {
-        FINE => Ok(rank),
-        WRONG_PROOF => Err(HandshakeError::WrongSecret { rank }),
-        ALREADY_STARTED => Err(HandshakeError::AlreadyStarted),
-        _ => Err(HandshakeError::Stranger),
-    }
-}
-
-/// The accepting side.
-pub(super) fn answer(
-    stream: &TcpStream,
-    me: &Identity<'_>,
-    started: bool,
-) -> Result<Caller, HandshakeError> {
-    let mut stream = Hurried::new(stream, HANDSHAKE_DEADLINE);
-    answer_over(
-        &mut stream,
-        &nonce().map_err(io::Error::other)?,
-        me,
-        started,
-    )
-}
-
-/// The same over any stream, with a nonce from outside.
-pub(super) fn answer_over(
-    stream: &mut (impl Read + Write),
-    own_nonce: &[u8; PROOF_BYTES],
-    me: &Identity<'_>,
-    started: bool,
-) -> Result<Caller, HandshakeError> {
-    let mut hello = [0; HELLO_BYTES];
-    // Garbage is refused at its eighth byte, without waiting for more.
-    stream.read_exact(&mut hello[..8])?;
-    if hello[..8] != MAGIC {
-        return Err(HandshakeError::Stranger);
-    }
-    stream.read_exact(&mut hello[8..])?;
-    let purpose = if hello[10] == 0 {
-        Purpose::Register
-    } else {
-        Purpose::Mesh
-    };
-    let caller = Caller {
-        rank: Rank(u32_at(&hello, 12)),
-        world: u32_at(&hello, 16),
-        purpose,
-    };
-    let theirs = u16::from_le_bytes([hello[8], hello[9]]);
-
-    let mut challenge = [0; CHALLENGE_BYTES];
-    challenge[..8].copy_from_slice(&MAGIC);
-    challenge[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
-    challenge[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
-    if theirs != HANDSHAKE_VERSION {
-        challenge[10] = WRONG_VERSION;
-        stream.write_all(&challenge)?;
-        return Err(HandshakeError::Version {
-            rank: caller.rank,
-            theirs,
-        });
-    }
-    challenge[16..48].copy_from_slice(own_nonce);
-    let (open, proof) = challenge.split_at_mut(CHALLENGE_BYTES - PROOF_BYTES);
-    proof.copy_from_slice(&me.secret.prove(SERVER, &[&hello, open]));
-    stream.write_all(&challenge)?;
-
-    let mut reply = [0; ANSWER_BYTES];
-    stream.read_exact(&mut reply)?;
-    let open = &challenge[..CHALLENGE_BYTES - PROOF_BYTES];
-    if reply[0] != FINE || !me.secret.verify(CLIENT, &[&hello, open], &reply[1..]) {
-        if let Err(error) = stream.write_all(&[WRONG_PROOF]) {
-            tracing::debug!(%error, "a peer with a wrong secret did not wait for the answer");
+        FINE => {}
+        WRONG_PROOF => return Err(HandshakeError::WrongSecret { rank }),
+        ALREADY_STARTED => return Err(HandshakeError::AlreadyStarted),
+        ENCRYPTION_DIFFERS => {
+            let theirs = !me.encrypt;
+            return Err(HandshakeError::Encryption { rank, theirs });
         }
-        return Err(HandshakeError::WrongSecret { rank: caller.rank });
+        _ => return Err(HandshakeError::Stranger),
     }
-    if started {
-        stream.write_all(&[ALREADY_STARTED])?;
-        return Err(HandshakeError::AlreadyStarted);
+    let Some(exchange) = exchange else {
+        return Ok((rank, None));
+    };
+    let mut message = [0; EXCHANGE_BYTES];
+    stream.read_exact(&mut message)?;
+    let cipher = exchange.finish(&message).map_err(io::Error::other)?;
+    Ok((rank, Some(cipher)))
+}
+
+/// What the accepting side has of a visitor who has proved the secret.
+pub(super) type Accepted = (Caller, Option<Cipher>);
+
+/// The accepting side, which is given a visitor's bytes as they come: no visitor is waited for.
+pub(super) struct Answering {
+    nonce: [u8; PROOF_BYTES],
+    /// What has come of the part that is due.
+    received: Vec<u8>,
+    hello: Option<Hello>,
+}
+
+/// A hello, and how it was answered.
+struct Hello {
+    bytes: [u8; HELLO_BYTES],
+    challenge: [u8; CHALLENGE_BYTES],
+    caller: Caller,
+    encrypt: bool,
+}
+
+impl Answering {
+    /// For one visitor, with a nonce that no other gets.
+    pub(super) fn new(nonce: [u8; PROOF_BYTES]) -> Self {
+        Self {
+            nonce,
+            received: Vec::new(),
+            hello: None,
+        }
     }
-    stream.write_all(&[FINE])?;
-    Ok(caller)
+
+    /// How many bytes of the visitor may be read now: none that belongs to what follows the handshake.
+    pub(super) fn wanted(&self) -> usize {
+        let due = match self.hello {
+            // Garbage is refused at its eighth byte, without waiting for more.
+            None if self.received.len() < MAGIC.len() => MAGIC.len(),
+            None => HELLO_BYTES,
+            Some(Hello { encrypt: false, .. }) => ANSWER_BYTES,
+            Some(Hello { encrypt: true, .. }) => ANSWER_BYTES + EXCHANGE_BYTES,
+        };
+        due - self.received.len()
+    }
+
+    /// Whether the visitor has said who it is, which proves nothing yet.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.hello.is_some()
+    }
+
+    /// Takes bytes, as many as [`Self::wanted`] says or fewer; writes what is to be sent into `reply`, and says how the
+    /// handshake ended, once it has.
+    pub(super) fn take(
+        &mut self,
+        bytes: &[u8],
+        me: &Identity<'_>,
+        started: bool,
+        reply: &mut Vec<u8>,
+    ) -> Option<Result<Accepted, HandshakeError>> {
+        self.received.extend_from_slice(bytes);
+        let received = &self.received;
+        if self.hello.is_none() && received.len() >= MAGIC.len() && !received.starts_with(&MAGIC) {
+            return Some(Err(HandshakeError::Stranger));
+        }
+        if self.wanted() > 0 {
+            return None;
+        }
+        let part = std::mem::take(&mut self.received);
+        match self.hello.take() {
+            None => self.greet(&part, me, reply),
+            Some(hello) => Some(judge(&hello, &part, me, started, reply)),
+        }
+    }
+
+    fn greet(
+        &mut self,
+        part: &[u8],
+        me: &Identity<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Option<Result<Accepted, HandshakeError>> {
+        let Ok(bytes) = <[u8; HELLO_BYTES]>::try_from(part) else {
+            self.received = part.to_vec();
+            return None;
+        };
+        let caller = Caller {
+            rank: Rank(u32_at(&bytes, 12)),
+            world: u32_at(&bytes, 16),
+            purpose: if bytes[10] == 0 {
+                Purpose::Register
+            } else {
+                Purpose::Mesh
+            },
+        };
+        let theirs = u16::from_le_bytes([bytes[8], bytes[9]]);
+        let mut challenge = [0; CHALLENGE_BYTES];
+        challenge[..8].copy_from_slice(&MAGIC);
+        challenge[8..10].copy_from_slice(&HANDSHAKE_VERSION.to_le_bytes());
+        challenge[12..16].copy_from_slice(&me.rank.0.to_le_bytes());
+        if theirs != HANDSHAKE_VERSION {
+            challenge[10] = WRONG_VERSION;
+            reply.extend_from_slice(&challenge);
+            let rank = caller.rank;
+            return Some(Err(HandshakeError::Version { rank, theirs }));
+        }
+        challenge[16..48].copy_from_slice(&self.nonce);
+        let (open, proof) = challenge.split_at_mut(CHALLENGE_BYTES - PROOF_BYTES);
+        proof.copy_from_slice(&me.secret.prove(SERVER, &[&bytes, open]));
+        reply.extend_from_slice(&challenge);
+        self.hello = Some(Hello {
+            bytes,
+            challenge,
+            caller,
+            encrypt: bytes[11] != 0,
+        });
+        None
+    }
+}
+
+/// Whether the answer to a challenge is right.
+fn judge(
+    hello: &Hello,
+    answer: &[u8],
+    me: &Identity<'_>,
+    started: bool,
+    reply: &mut Vec<u8>,
+) -> Result<Accepted, HandshakeError> {
+    let open = &hello.challenge[..CHALLENGE_BYTES - PROOF_BYTES];
+    let (answer, offer) = answer.split_at(ANSWER_BYTES.min(answer.len()));
+    let rank = hello.caller.rank;
+    let wrong = || HandshakeError::WrongSecret { rank };
+    let proved = answer[0] == FINE
+        && me
+            .secret
+            .verify(CLIENT, &[&hello.bytes, open], &answer[1..]);
+    let (verdict, outcome) = if !proved {
+        (WRONG_PROOF, Err(wrong()))
+    } else if started {
+        (ALREADY_STARTED, Err(HandshakeError::AlreadyStarted))
+    } else if hello.encrypt != me.encrypt {
+        let theirs = hello.encrypt;
+        let differs = HandshakeError::Encryption { rank, theirs };
+        (ENCRYPTION_DIFFERS, Err(differs))
+    } else if me.encrypt {
+        let transcript: [&[u8]; 2] = [&hello.bytes, &hello.challenge];
+        match Exchange::accept(me.secret, &transcript, offer) {
+            Ok((message, cipher)) => {
+                reply.push(FINE);
+                reply.extend_from_slice(&message);
+                return Ok((hello.caller, Some(cipher)));
+            }
+            Err(_) => (WRONG_PROOF, Err(wrong())),
+        }
+    } else {
+        (FINE, Ok((hello.caller, None)))
+    };
+    reply.push(verdict);
+    outcome
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -1,7 +1,6 @@
 //! One peer's connection: a thread that reads, a thread that writes.
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use shardwright_core::Rank;
 use shardwright_wire::codec::beat_frame;
 use shardwright_wire::{Frame, Limits, Message};
 
-use super::acceptor::shut;
+use super::connection::Connection;
 use super::stream::{Counted, ReadError, Received, read_frame, write_frame};
 use crate::buffers::Exchange;
 use crate::transport::{Loss, Pulse, Receiver};
@@ -33,16 +32,16 @@ pub(super) struct Hub {
 /// A connection to one peer.
 pub(super) struct Link {
     pub(super) peer: Rank,
-    pub(super) stream: TcpStream,
+    pub(super) connection: Connection,
     queue: Mutex<Option<Sender<Frame>>>,
     loss: Mutex<Option<Loss>>,
 }
 
 impl Link {
-    pub(super) fn new(peer: Rank, stream: TcpStream, queue: Sender<Frame>) -> Self {
+    pub(super) fn new(peer: Rank, connection: Connection, queue: Sender<Frame>) -> Self {
         Self {
             peer,
-            stream,
+            connection,
             queue: Mutex::new(Some(queue)),
             loss: Mutex::new(None),
         }
@@ -69,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The reader's loop: ends when the peer is lost (CM-3).
 pub(super) fn read_all(hub: &Hub, link: &Link) {
     let mut stream = Counted {
-        stream: &link.stream,
+        connection: &link.connection,
         read: &hub.bytes_received,
     };
     let loss = loop {
@@ -91,7 +90,7 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
     };
     *lock(&link.loss) = Some(loss.clone());
     link.close_queue();
-    shut(&link.stream);
+    link.connection.shut();
     if !hub.closing.load(Ordering::SeqCst) {
         hub.receiver.peer_lost(link.peer, loss);
     }
@@ -102,6 +101,10 @@ fn loss_of(error: ReadError, liveness: Duration) -> Loss {
         ReadError::Io(error) => match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Loss::Silent {
                 seconds: liveness.as_secs(),
+            },
+            // What an encrypted connection cannot open.
+            io::ErrorKind::InvalidData => Loss::Broken {
+                reason: error.to_string(),
             },
             _ => Loss::Died,
         },
@@ -122,23 +125,23 @@ pub(super) fn write_all(hub: &Hub, link: &Link, queue: &crossbeam_channel::Recei
         let written = match queue.recv_deadline(next_beat) {
             Ok(frame) => {
                 hub.messages_sent.fetch_add(1, Ordering::Relaxed);
-                write_frame(&link.stream, &frame, &hub.bytes_sent)
+                write_frame(&link.connection, &frame, &hub.bytes_sent)
             }
             Err(RecvTimeoutError::Timeout) => {
                 next_beat = Instant::now() + interval;
                 let beat = hub.pulse.beat(!queue.is_empty());
-                write_frame(&link.stream, &beat_frame(beat), &hub.bytes_sent)
+                write_frame(&link.connection, &beat_frame(beat), &hub.bytes_sent)
             }
             Err(RecvTimeoutError::Disconnected) => break,
         };
         if let Err(error) = written {
             // What the peer had sent before can still be read; then the reader finds the end.
             tracing::debug!(peer = %link.peer, %error, "cannot write to a peer");
-            shut(&link.stream);
+            link.connection.shut();
             return;
         }
     }
-    if let Err(error) = link.stream.shutdown(Shutdown::Write) {
+    if let Err(error) = link.connection.end_writing() {
         tracing::trace!(peer = %link.peer, %error, "the connection had ended");
     }
 }

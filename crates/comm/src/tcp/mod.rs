@@ -1,20 +1,22 @@
 //! TCP between the processes of a job.
 //!
-//! Threads: one accepts connections; per peer one reads and one writes. A
+//! Threads: one accepts connections and hears all who have not proved anything yet; per peer one reads and one writes. A
 //! reader owns what arrives from its peer, and finding the peer lost; a writer
 //! owns the queue to its peer, and the heartbeats. They share only the socket,
 //! so that a peer that takes nothing cannot keep its silence from being noticed.
 //!
 //! - TCP-1: nothing of a connection is interpreted before both sides have proved
 //!   the job's secret, and until then at most a few hundred bytes are read, within
-//!   [`HANDSHAKE_DEADLINE`].
+//!   [`HANDSHAKE_DEADLINE`], of a bounded number of visitors. What they say is blamed on no rank.
 //! - TCP-2: a rank that has not sent a byte for the liveness timeout is lost; a
 //!   rank that is alive sends one at least four times as often.
 //! - TCP-3: a forked child does nothing to the sockets.
 
 mod acceptor;
 mod address;
+mod connection;
 mod dial;
+mod door;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;
@@ -26,6 +28,7 @@ mod table;
 #[cfg(test)]
 pub(crate) mod testing;
 mod transport;
+mod visitors;
 
 use std::time::Duration;
 
@@ -33,16 +36,15 @@ pub use address::Listener;
 pub use rendezvous::{JobOptions, connect};
 pub use transport::Tcp;
 
-/// How long a stranger may take to prove that it is none.
-pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a visitor may take to prove that it is no stranger.
+pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long a process that has proved the secret may take to register.
+pub const REGISTRATION_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long rank 0 waits for the ranks still missing once it knows that the job
 /// cannot start, so that they hear why.
 pub const GRACE: Duration = Duration::from_secs(4);
-
-/// How long rank 0 waits for a genuine rank in place of one that presented a
-/// wrong secret: that may have been a stranger.
-pub const GENUINE_GRACE: Duration = Duration::from_secs(8);
 
 /// How long `close` waits for queued messages to leave.
 pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);

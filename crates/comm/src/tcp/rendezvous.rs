@@ -2,7 +2,7 @@
 //! addresses, connect to each other (the higher rank calls), and start together.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,11 @@ use shardwright_core::Rank;
 use shardwright_wire::{Limits, Value};
 
 use super::GRACE;
-use super::acceptor::{Acceptor, Arrival};
+use super::acceptor::Acceptor;
 use super::address::Listener;
-use super::dial::{Attempt, Cancel, call_rank, reach};
+use super::connection::Connection;
+use super::dial::{Cancel, reach, reach_peer};
+use super::door::Arrival;
 use super::handshake::Purpose;
 use super::roll::Roll;
 use super::stream::{receive_value, send_value};
@@ -46,6 +48,8 @@ pub struct JobOptions {
     pub host_name: String,
     /// The job's secret.
     pub secret: Secret,
+    /// Whether connections are encrypted; equal on all ranks.
+    pub encrypt: bool,
     /// The library's version; equal on all ranks.
     pub version: String,
     /// The configuration; equal on all ranks. Of several lines, an error shows those that differ.
@@ -148,10 +152,11 @@ fn connected(
     options: &JobOptions,
     acceptor: Acceptor,
     table: Vec<Row>,
-    streams: BTreeMap<Rank, TcpStream>,
+    streams: BTreeMap<Rank, Connection>,
 ) -> Result<Connected, StartError> {
-    for stream in streams.values() {
-        stream
+    for connection in streams.values() {
+        connection
+            .socket()
             .set_nodelay(true)
             .map_err(|error| system("cannot set a connection's options", &error))?;
     }
@@ -177,7 +182,6 @@ fn connected(
         .filter(|row| row.peer.host == options.host_name);
     let reach = Reach {
         neighbours: same_host.map(|row| row.peer.rank).collect(),
-        ucx_peers: ucx_addresses.keys().copied().collect(),
         choice: options.transport,
         device: options.device.clone(),
     };
@@ -186,11 +190,12 @@ fn connected(
         rank: options.rank,
         ucx_addresses,
         peers: table.into_iter().map(|row| row.peer).collect(),
-        streams,
+        connections: streams,
         acceptor,
         limits: options.limits,
         exchange,
         liveness: options.liveness_timeout,
+        encrypted: options.encrypt,
     })
 }
 
@@ -206,17 +211,18 @@ fn lead(mut options: JobOptions, cancel: &Cancel) -> Result<Connected, StartErro
         options.rank,
         options.world,
         options.secret.clone(),
+        options.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;
     let began = Instant::now();
     let deadline = began + options.connect_timeout;
-    let mut doubtful_since = None;
+    let mut failed_since = None;
     let mut roll = Roll::new(options.world, own.clone());
     while !roll.is_settled() {
         cancel.check()?;
         let now = Instant::now();
-        doubtful_since = roll.is_doubtful().then(|| doubtful_since.unwrap_or(now));
-        let deadline = doubtful_since.map_or(deadline, |since| deadline.min(since + roll.grace()));
+        failed_since = roll.has_failed().then(|| failed_since.unwrap_or(now));
+        let deadline = failed_since.map_or(deadline, |since| deadline.min(since + GRACE));
         let left = deadline.saturating_duration_since(now);
         if left.is_zero() {
             break;
@@ -262,8 +268,9 @@ fn launch(
 /// The part of all others.
 fn follow(options: &JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
     let leader = reach(options, cancel)?;
-    cancel.watch(&leader);
+    cancel.watch(leader.socket());
     let local = leader
+        .socket()
         .local_addr()
         .map_err(|error| system("rank 0's connection has no address", &error))?;
     let listener = Listener::bind_ip(options.bind_address.unwrap_or(local.ip()))?;
@@ -273,6 +280,7 @@ fn follow(options: &JobOptions, cancel: &Cancel) -> Result<Connected, StartError
         options.rank,
         options.world,
         options.secret.clone(),
+        options.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;
     let patience = options.connect_timeout + 2 * GRACE;
@@ -301,11 +309,11 @@ fn lost_leader(reason: &(impl ToString + ?Sized)) -> StartError {
     }
 }
 
-fn tell(leader: &TcpStream, name: &str, value: Value) -> Result<(), StartError> {
+fn tell(leader: &Connection, name: &str, value: Value) -> Result<(), StartError> {
     send_value(leader, GRACE, name, value).map_err(|error| lost_leader(&error))
 }
 
-fn hear(leader: &TcpStream, expected: &str, limit: Duration) -> Result<Value, StartError> {
+fn hear(leader: &Connection, expected: &str, limit: Duration) -> Result<Value, StartError> {
     match receive_value(leader, limit) {
         Ok((name, value)) if name == expected => Ok(value),
         Ok((_, Value::Str(message))) => Err(StartError::Refused { message }),
@@ -322,7 +330,7 @@ fn mesh(
     table: &[Row],
     arrivals: &Outlet<Arrival>,
     cancel: &Cancel,
-) -> Result<BTreeMap<Rank, TcpStream>, StartError> {
+) -> Result<BTreeMap<Rank, Connection>, StartError> {
     let deadline = Instant::now() + options.connect_timeout;
     let own = options.rank;
     let mut streams = BTreeMap::new();
@@ -330,20 +338,7 @@ fn mesh(
         .iter()
         .filter(|row| (1..own.0).contains(&row.peer.rank.0))
     {
-        let stream = call_rank(
-            options,
-            *address,
-            peer.rank,
-            Purpose::Mesh,
-            options.connect_timeout,
-        );
-        let stream = stream.map_err(|error| match error {
-            Attempt::Hopeless(error) => error,
-            Attempt::Again(reason) => StartError::Lost {
-                rank: peer.rank,
-                reason: format!("rank {own} did not reach it at {address}: {reason}"),
-            },
-        })?;
+        let stream = reach_peer(options, *address, peer.rank, cancel)?;
         streams.insert(peer.rank, stream);
     }
     let expected = options.world as usize - 2;
@@ -358,14 +353,16 @@ fn mesh(
             return Err(StartError::Missing {
                 ranks,
                 waited: options.connect_timeout,
+                doubts: String::new(),
             });
         }
         match arrivals.recv_timeout(left.min(SLICE)) {
-            Ok(Arrival::Caller { caller, stream, .. })
-                if caller.purpose == Purpose::Mesh
-                    && (own.0 + 1..options.world).contains(&caller.rank.0) =>
+            Ok(Arrival::Caller {
+                caller, connection, ..
+            }) if caller.purpose == Purpose::Mesh
+                && (own.0 + 1..options.world).contains(&caller.rank.0) =>
             {
-                streams.insert(caller.rank, stream);
+                streams.insert(caller.rank, connection);
             }
             Ok(_) | Err(_) => {}
         }

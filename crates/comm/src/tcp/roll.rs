@@ -1,26 +1,27 @@
 //! Rank 0's list of who has come, and of what is wrong with whom.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
 use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::Value;
 
-use super::acceptor::Arrival;
-use super::handshake::{Caller, HANDSHAKE_VERSION, HandshakeError, Purpose};
+use super::GRACE;
+use super::connection::Connection;
+use super::door::Arrival;
+use super::handshake::{Caller, HandshakeError, Purpose};
 use super::stream::send_value;
 use super::table::{Registration, Row};
-use super::{GENUINE_GRACE, GRACE};
 use crate::start_error::{Agreement, StartError};
 
 /// The list while ranks are still coming.
 pub(super) struct Roll {
     world: u32,
     own: Registration,
-    present: BTreeMap<Rank, (TcpStream, Row)>,
+    present: BTreeMap<Rank, (Connection, Row)>,
     /// Processes that cannot take part, and still have to hear why.
-    turned_away: Vec<TcpStream>,
+    turned_away: Vec<Connection>,
+    /// What was wrong with those who said to be a rank and did not prove it.
     doubts: BTreeMap<Rank, HandshakeError>,
     fault: Option<StartError>,
 }
@@ -42,18 +43,9 @@ impl Roll {
         self.present.len() + 1 == self.world as usize
     }
 
-    /// Whether the job can hardly start any more.
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.fault.is_some() || !self.doubts.is_empty()
-    }
-
-    /// How much longer to wait for those still missing, since the doubt arose.
-    pub(super) fn grace(&self) -> Duration {
-        if self.fault.is_some() {
-            GRACE
-        } else {
-            GENUINE_GRACE
-        }
+    /// Whether the job cannot start any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.fault.is_some()
     }
 
     pub(super) fn enter(&mut self, arrival: Arrival) {
@@ -70,10 +62,19 @@ impl Roll {
                         world,
                         purpose: Purpose::Register,
                     },
-                stream,
+                connection,
                 registration,
             } => {
-                self.register(rank, world, stream, registration.as_ref());
+                self.register(rank, world, connection, registration.as_ref());
+            }
+            Arrival::Differing { rank, encrypts } => {
+                let of = |encrypts: bool| format!("encrypt={encrypts}");
+                self.note(StartError::Mismatch {
+                    what: Agreement::Configuration,
+                    other: rank,
+                    ours: of(!encrypts),
+                    theirs: of(encrypts),
+                });
             }
             Arrival::Caller { caller, .. } => {
                 tracing::debug!(rank = %caller.rank, "a connection to rank 0 that joins nothing");
@@ -85,7 +86,7 @@ impl Roll {
         &mut self,
         rank: Rank,
         world: u32,
-        stream: TcpStream,
+        stream: Connection,
         registration: Option<&Value>,
     ) {
         let Some(registration) = registration.and_then(Registration::from_value) else {
@@ -142,7 +143,7 @@ impl Roll {
         })
     }
 
-    fn turn_away(&mut self, stream: TcpStream, error: StartError) {
+    fn turn_away(&mut self, stream: Connection, error: StartError) {
         self.turned_away.push(stream);
         self.note(error);
     }
@@ -159,21 +160,13 @@ impl Roll {
             .filter(|rank| !self.present.contains_key(rank))
             .collect();
         let error = self.fault.or_else(|| {
-            let ranks: Vec<Rank> = self.doubts.keys().copied().collect();
-            if let Some((&other, HandshakeError::Version { theirs, .. })) =
-                self.doubts.first_key_value()
-            {
-                return Some(StartError::Handshake {
-                    own: Rank(0),
-                    other,
-                    ours: HANDSHAKE_VERSION,
-                    theirs: *theirs,
-                });
-            }
-            if !ranks.is_empty() {
-                return Some(StartError::WrongSecretPresented { ranks });
-            }
+            // Whoever failed to prove itself may have been anybody: that explains, and condemns no rank.
+            let doubts = missing.iter().filter_map(|rank| self.doubts.get(rank));
+            let doubts = doubts
+                .map(|error| format!("; a connection was dropped: {error}"))
+                .collect();
             (!missing.is_empty()).then_some(StartError::Missing {
+                doubts,
                 ranks: missing,
                 waited,
             })
@@ -189,7 +182,8 @@ impl Roll {
 }
 
 /// Whether the other side has gone away meanwhile.
-fn has_ended(stream: &TcpStream) -> bool {
+fn has_ended(stream: &Connection) -> bool {
+    let stream = stream.socket();
     let probe = || {
         stream.set_nonblocking(true)?;
         let seen = stream.peek(&mut [0]);
@@ -204,8 +198,8 @@ fn has_ended(stream: &TcpStream) -> bool {
 
 /// The ranks that have come.
 pub(super) struct Present {
-    ranks: BTreeMap<Rank, (TcpStream, Row)>,
-    turned_away: Vec<TcpStream>,
+    ranks: BTreeMap<Rank, (Connection, Row)>,
+    turned_away: Vec<Connection>,
 }
 
 impl Present {
@@ -213,7 +207,7 @@ impl Present {
         self.ranks.values().map(|(_, row)| row)
     }
 
-    pub(super) fn streams(&self) -> impl Iterator<Item = (Rank, &TcpStream)> {
+    pub(super) fn streams(&self) -> impl Iterator<Item = (Rank, &Connection)> {
         self.ranks.iter().map(|(rank, (stream, _))| (*rank, stream))
     }
 
@@ -241,7 +235,7 @@ impl Present {
         }
     }
 
-    pub(super) fn into_table(self, own: Row) -> (Vec<Row>, BTreeMap<Rank, TcpStream>) {
+    pub(super) fn into_table(self, own: Row) -> (Vec<Row>, BTreeMap<Rank, Connection>) {
         let mut table = vec![own];
         let mut streams = BTreeMap::new();
         for (rank, (stream, row)) in self.ranks {
@@ -249,5 +243,43 @@ impl Present {
             streams.insert(rank, stream);
         }
         (table, streams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::PeerInfo;
+
+    #[test]
+    fn what_strangers_say_explains_and_condemns_nobody() {
+        let peer = PeerInfo {
+            rank: Rank(0),
+            host: "host".to_owned(),
+            pid: 1,
+        };
+        let row = Row {
+            peer,
+            address: "127.0.0.1:1".parse().unwrap(),
+            offer: None,
+            ucx_address: Vec::new(),
+        };
+        let own = Registration {
+            version: "0.1.0".to_owned(),
+            fingerprint: String::new(),
+            row,
+        };
+        let mut roll = Roll::new(3, own);
+        for rank in [1, 2, 3, u32::MAX].map(Rank) {
+            let error = HandshakeError::WrongSecret { rank };
+            roll.enter(Arrival::Doubtful { rank, error });
+            assert!(!roll.has_failed());
+        }
+        let (_, error) = roll.close(Duration::from_secs(60));
+        let text = error.unwrap().to_string();
+        assert_eq!(
+            text,
+            "ranks 1, 2 did not join the job within 60 s; a connection was dropped: it presented a wrong secret as rank 1; a connection was dropped: it presented a wrong secret as rank 2"
+        );
     }
 }

@@ -12,13 +12,11 @@ use shardwright_wire::{
     Beat, Body, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, NoMemory,
     ObjectMessage, Placed, Value,
 };
-use socket2::SockRef;
+
+use super::connection::Connection;
 
 /// A control part grows as it arrives, by at most this much at a time.
 const CHUNK: usize = 1 << 20;
-
-/// Not defined by std; a peer's death must not become a signal here.
-const MSG_NOSIGNAL: i32 = 0x4000;
 
 /// A frame's content.
 pub(super) enum Received {
@@ -74,7 +72,7 @@ pub(super) fn read_frame(
 }
 
 /// Writes one frame, all its parts gathered into as few calls as possible.
-pub(super) fn write_frame(to: &TcpStream, frame: &Frame, written: &AtomicU64) -> io::Result<()> {
+pub(super) fn write_frame(to: &Connection, frame: &Frame, written: &AtomicU64) -> io::Result<()> {
     let mut parts: Vec<IoSlice<'_>> = Vec::with_capacity(frame.tensors.len() + 1);
     parts.push(IoSlice::new(&frame.head));
     parts.extend(
@@ -83,35 +81,28 @@ pub(super) fn write_frame(to: &TcpStream, frame: &Frame, written: &AtomicU64) ->
             .iter()
             .map(|tensor| IoSlice::new(tensor.as_bytes())),
     );
-    let mut parts = parts.as_mut_slice();
-    IoSlice::advance_slices(&mut parts, 0);
-    let socket = SockRef::from(to);
-    while !parts.is_empty() {
-        // The system takes at most 1024 parts at once.
-        let batch = &parts[..parts.len().min(1024)];
-        match socket.send_vectored_with_flags(batch, MSG_NOSIGNAL) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                written.fetch_add(count as u64, Ordering::Relaxed);
-                IoSlice::advance_slices(&mut parts, count);
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+    to.write_pieces(&mut parts, written)
 }
 
-/// A stream that counts what is read from it.
+/// What a peer says, with a count of the bytes on the wire.
 pub(super) struct Counted<'a> {
-    pub(super) stream: &'a TcpStream,
+    pub(super) connection: &'a Connection,
     pub(super) read: &'a AtomicU64,
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.stream.read(into)?;
-        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        let mut raw = CountedSocket(self.connection.socket(), self.read);
+        self.connection.read(&mut raw, into)
+    }
+}
+
+struct CountedSocket<'a>(&'a TcpStream, &'a AtomicU64);
+
+impl Read for CountedSocket<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.0.read(into)?;
+        self.1.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
     }
 }
@@ -137,6 +128,18 @@ impl<'a> Hurried<'a> {
         } else {
             Ok(left)
         }
+    }
+}
+
+/// What a rank says, in a hurry.
+struct HurriedConnection<'a> {
+    connection: &'a Connection,
+    raw: Hurried<'a>,
+}
+
+impl Read for HurriedConnection<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.connection.read(&mut self.raw, into)
     }
 }
 
@@ -178,7 +181,7 @@ const START_LIMITS: Limits = Limits {
 
 /// Sends a small value under a name.
 pub(super) fn send_value(
-    to: &TcpStream,
+    to: &Connection,
     limit: Duration,
     name: &str,
     value: Value,
@@ -192,15 +195,18 @@ pub(super) fn send_value(
         body,
     }));
     let frame = encode(&message, &START_LIMITS).map_err(io::Error::other)?;
-    Hurried::new(to, limit).write_all(&frame.head)
+    // Small enough for a socket whose other end is there; who reads nothing is given up.
+    to.socket().set_write_timeout(Some(limit))?;
+    write_frame(to, &frame, &AtomicU64::new(0)).map_err(timed_out)
 }
 
 /// Receives a small value and its name.
 pub(super) fn receive_value(
-    from: &TcpStream,
+    connection: &Connection,
     limit: Duration,
 ) -> Result<(String, Value), ReadError> {
-    let mut from = Hurried::new(from, limit);
+    let raw = Hurried::new(connection.socket(), limit);
+    let mut from = HurriedConnection { connection, raw };
     // Without tensors it does not matter from whom they would come.
     match read_frame(&mut from, Rank(0), &START_LIMITS, &Exchange::default())? {
         Received::Message(Message::Object(object)) => Ok((object.channel, object.body.value)),

@@ -1,6 +1,8 @@
 //! TCP jobs whose ranks are threads of a test.
 
+use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -27,6 +29,7 @@ pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
         bind_address: None,
         host_name: format!("host-{rank}"),
         secret: Secret::new(b"the secret of the tests".to_vec()),
+        encrypt: false,
         version: "0.1.0".to_owned(),
         fingerprint: "seed=1".to_owned(),
         connect_timeout: Duration::from_secs(20),
@@ -66,9 +69,18 @@ pub(crate) struct Frozen {
 }
 
 impl Frozen {
-    /// Writes raw bytes to a peer.
+    /// Puts bytes on the wire to a peer, as somebody between the two may.
+    pub(crate) fn inject(&self, to: Rank, bytes: &[u8]) {
+        let mut socket = self.connected.connections[&to].socket();
+        std::io::Write::write_all(&mut socket, bytes).unwrap();
+    }
+
+    /// Writes bytes to a peer, where a frame is due.
     pub(crate) fn write(&self, to: Rank, bytes: &[u8]) {
-        std::io::Write::write_all(&mut &self.connected.streams[&to], bytes).unwrap();
+        let connection = &self.connected.connections[&to];
+        let mut pieces = [IoSlice::new(bytes)];
+        let written = AtomicU64::new(0);
+        connection.write_pieces(&mut pieces, &written).unwrap();
     }
 }
 

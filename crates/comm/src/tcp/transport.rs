@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -14,7 +13,8 @@ use shardwright_core::Rank;
 use shardwright_wire::codec::encode;
 use shardwright_wire::{ErrorReport, Frame, Limits, Message};
 
-use super::acceptor::{Acceptor, shut};
+use super::acceptor::Acceptor;
+use super::connection::Connection;
 use super::link::{Hub, Link, read_all, write_all};
 use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
 use crate::buffers::Exchange;
@@ -27,6 +27,7 @@ use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
 pub struct Tcp {
     rank: Rank,
     owner: Owner,
+    encrypted: bool,
     peers: Vec<PeerInfo>,
     links: BTreeMap<Rank, Arc<Link>>,
     hub: Arc<Hub>,
@@ -41,17 +42,18 @@ pub struct Tcp {
 pub(super) struct Connected {
     pub(super) rank: Rank,
     pub(super) peers: Vec<PeerInfo>,
-    pub(super) streams: BTreeMap<Rank, TcpStream>,
+    pub(super) connections: BTreeMap<Rank, Connection>,
     pub(super) acceptor: Acceptor,
     pub(super) limits: Limits,
     pub(super) exchange: Exchange,
     pub(super) ucx_addresses: BTreeMap<Rank, Vec<u8>>,
     pub(super) liveness: Duration,
+    pub(super) encrypted: bool,
 }
 
 impl Tcp {
-    /// The addresses of the peers' UCX workers.
-    pub(crate) fn ucx_addresses(&self) -> &BTreeMap<Rank, Vec<u8>> {
+    /// Where the peers' UCX workers are, and with which keys.
+    pub fn ucx_addresses(&self) -> &BTreeMap<Rank, Vec<u8>> {
         &self.ucx_addresses
     }
 
@@ -83,7 +85,7 @@ impl Tcp {
     pub(crate) fn vanish(&self) {
         self.hub.closing.store(true, Ordering::SeqCst);
         for link in self.links.values() {
-            shut(&link.stream);
+            link.connection.shut();
         }
     }
 
@@ -100,12 +102,13 @@ impl Tcp {
         let Connected {
             rank,
             peers,
-            streams,
+            connections,
             acceptor,
             limits,
             exchange,
             ucx_addresses,
             liveness,
+            encrypted,
         } = connected;
         let hub = Arc::new(Hub {
             receiver,
@@ -124,6 +127,7 @@ impl Tcp {
         let mut job = Self {
             rank,
             owner: Owner::this_process(),
+            encrypted,
             peers,
             links: BTreeMap::new(),
             hub,
@@ -133,8 +137,8 @@ impl Tcp {
             writers_ended,
             readers_ended,
         };
-        for (peer, stream) in streams {
-            job.add_link(peer, stream, writer_alive.clone(), reader_alive.clone())?;
+        for (peer, connection) in connections {
+            job.add_link(peer, connection, writer_alive.clone(), reader_alive.clone())?;
         }
         Ok(job)
     }
@@ -142,14 +146,15 @@ impl Tcp {
     fn add_link(
         &mut self,
         peer: Rank,
-        stream: TcpStream,
+        connection: Connection,
         writer_alive: Sender<()>,
         reader_alive: Sender<()>,
     ) -> io::Result<()> {
-        stream.set_read_timeout(Some(self.hub.liveness))?;
-        stream.set_write_timeout(None)?;
+        let socket = connection.socket();
+        socket.set_read_timeout(Some(self.hub.liveness))?;
+        socket.set_write_timeout(None)?;
         let (queue, outlet) = bounded(QUEUE_CAPACITY);
-        let link = Arc::new(Link::new(peer, stream, queue));
+        let link = Arc::new(Link::new(peer, connection, queue));
         self.links.insert(peer, Arc::clone(&link));
         let (hub, writer_link) = (Arc::clone(&self.hub), Arc::clone(&link));
         let writer = std::thread::Builder::new()
@@ -258,7 +263,7 @@ impl Transport for Tcp {
             tracing::debug!(rank = %self.rank, "not every peer took the goodbye");
         }
         for link in self.links.values() {
-            shut(&link.stream);
+            link.connection.shut();
         }
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
@@ -274,7 +279,11 @@ impl Transport for Tcp {
     }
 
     fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
-        Cow::Borrowed("tcp")
+        Cow::Borrowed(if self.encrypted {
+            "tcp, encrypted"
+        } else {
+            "tcp"
+        })
     }
 
     fn stats(&self) -> CommStats {

@@ -13,7 +13,11 @@ use shardwright_wire::{
 use crate::buffers::{ImportError, SHARED_BYTES};
 
 /// Messages that may have begun to arrive before one that is still missing.
-const WINDOW: u64 = 1 << 16;
+pub(super) const WINDOW: u64 = 1 << 16;
+
+/// Bytes that are kept of messages behind one that is not complete, and of parts whose message's frame has not come.
+/// A rank of the job never has more under way; see [`super::window`].
+pub(super) const HELD_BYTES: u64 = 512 << 20;
 
 /// The size of a part's name.
 pub(super) const NAME_BYTES: usize = 12;
@@ -36,6 +40,10 @@ pub(super) enum AssemblyError {
     },
     #[error("a part without a name")]
     Nameless,
+    #[error(
+        "{held} bytes behind message {next}, which is not complete; at most {HELD_BYTES} are kept"
+    )]
+    TooMuch { held: u64, next: u64 },
 }
 
 /// Which part of which message.
@@ -90,10 +98,15 @@ pub(super) type Finding<'a> = &'a dyn Fn(&Placed) -> Result<Option<Buffer>, Impo
 pub(super) struct Assembly {
     next: u64,
     begun: BTreeMap<u64, Begun>,
+    /// Bytes of all that has begun.
+    held: u64,
 }
 
 #[derive(Default)]
 struct Begun {
+    /// Bytes that have come of it, and of them those that came before part 0.
+    bytes: u64,
+    early_bytes: u64,
     incoming: Option<Incoming>,
     /// The tensors, as far as they are there.
     tensors: Vec<Option<Buffer>>,
@@ -127,6 +140,24 @@ impl Assembly {
             return Err(misplaced);
         }
         let begun = self.begun.entry(message).or_default();
+        let bytes = payload.len() as u64;
+        self.held += bytes;
+        begun.bytes += bytes;
+        if part > 0 && begun.incoming.is_none() {
+            // Smaller tensors come with part 0; so the number of early parts is bounded by their bytes.
+            if !is_large(payload.len()) {
+                return Err(misplaced);
+            }
+            begun.early_bytes += bytes;
+        }
+        let early_bytes = begun.early_bytes;
+        let of_next = self.begun.get(&self.next).map_or(0, |next| next.bytes);
+        let held = (self.held - of_next).max(early_bytes);
+        if held > HELD_BYTES {
+            let next = self.next;
+            return Err(AssemblyError::TooMuch { held, next });
+        }
+        let begun = self.begun.entry(message).or_default();
         match (part, &begun.incoming) {
             (0, None) => begun.begin(message, &payload, limits, find)?,
             (0, Some(_)) => return Err(misplaced),
@@ -139,7 +170,10 @@ impl Assembly {
         }
         let mut complete = Vec::new();
         while self.begun.get(&self.next).is_some_and(Begun::is_complete) {
-            complete.extend(self.begun.remove(&self.next).and_then(Begun::into_message));
+            if let Some(done) = self.begun.remove(&self.next) {
+                self.held -= done.bytes;
+                complete.extend(done.into_message());
+            }
             self.next += 1;
         }
         Ok(complete)
@@ -190,6 +224,7 @@ impl Begun {
             return Err(wrong_size(at));
         }
         self.incoming = Some(incoming);
+        self.early_bytes = 0;
         for (part, payload) in std::mem::take(&mut self.early) {
             self.fill(Name { message, part }, payload)?;
         }
@@ -316,13 +351,36 @@ mod tests {
             message: 2,
             part: 9,
         };
-        assert_eq!(
-            take(&mut assembly, unknown, Buffer::copy_of(&[0; 10])),
-            Ok(vec![])
-        );
+        let small = take(&mut assembly, unknown, Buffer::copy_of(&[0; 10])).unwrap_err();
+        assert_eq!(small, "part 9 of message 2 while message 2 is due");
+        let large = Buffer::copy_of(&[0; SHARED_BYTES]);
+        assert_eq!(take(&mut assembly, unknown, large), Ok(vec![]));
         let whole = arriving(&[numbered(1), numbered(2), numbered(3)]);
         let error = take(&mut assembly, whole[2].0, whole[2].1.clone()).unwrap_err();
         assert_eq!(error, "part 9 of message 2 while message 2 is due");
+    }
+
+    #[test]
+    fn what_is_kept_behind_a_message_that_is_missing_is_bounded() {
+        let piece = Buffer::copy_of(&vec![0; 64 << 20]);
+        let most = HELD_BYTES / piece.len() as u64;
+        for first in [0, 1] {
+            // Parts of one message before its frame, and parts of many messages before the first.
+            let mut assembly = Assembly::default();
+            let name = |count: u64| Name {
+                message: first * (count + 1),
+                part: if first == 0 { count as u32 + 1 } else { 1 },
+            };
+            for count in 0..most {
+                assert_eq!(take(&mut assembly, name(count), piece.clone()), Ok(vec![]));
+            }
+            let error = take(&mut assembly, name(most), piece.clone()).unwrap_err();
+            let held = HELD_BYTES + piece.len() as u64;
+            let expected = format!(
+                "{held} bytes behind message 0, which is not complete; at most {HELD_BYTES} are kept"
+            );
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]

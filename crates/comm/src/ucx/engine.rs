@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::{Frame, Limits};
 
+use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
 use super::raw::EventHandle;
-use super::sending::{KEY_BYTES, Key, Sending, peer_of};
+use super::sending::{Sending, peer_of};
 use super::wakes::Wakes;
 use super::worker::Worker;
 use crate::BACKLOG_DEADLINE;
@@ -50,7 +51,6 @@ pub(super) struct Engine {
     received: AtomicU64,
     bytes_sent: AtomicU64,
     bytes_received: AtomicU64,
-    strangers: AtomicU64,
 }
 
 /// Who delivers what is found while sending.
@@ -74,8 +74,10 @@ pub(super) struct From {
 pub(super) type Counts = [u64; 5];
 
 impl Engine {
+    /// Of a job of `world` ranks.
     pub(super) fn new(
         mut worker: Worker,
+        world: u32,
         spin: Duration,
         receiver: Arc<dyn Receiver>,
     ) -> Result<Self, UcxError> {
@@ -89,12 +91,14 @@ impl Engine {
             action: "watch its event descriptor",
             reason: error.to_string(),
         })?;
+        let mut sending = Sending::new(worker);
+        sending.require(key, world)?;
         Ok(Self {
             key,
             receiver,
             events,
             wakes,
-            sending: Mutex::new(Sending::new(worker)),
+            sending: Mutex::new(sending),
             inbox: Mutex::default(),
             delivery: Mutex::default(),
             reader: Mutex::default(),
@@ -106,11 +110,11 @@ impl Engine {
             received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
             bytes_received: AtomicU64::new(0),
-            strangers: AtomicU64::new(0),
         })
     }
 
-    /// Connects to the workers of the peers, but for those who left meanwhile. Nothing is delivered before.
+    /// Connects to the workers of the peers, but for those to whom UCX has no way, which the others get told by
+    /// [`Self::reaches`], and those who left meanwhile. Nothing is delivered before.
     pub(super) fn begin(
         &self,
         limits: Limits,
@@ -119,10 +123,13 @@ impl Engine {
     ) -> Result<(), UcxError> {
         for (peer, address) in addresses {
             let connected = lock(&self.sending).connect(*peer, address);
-            if let Err(error) = connected
-                && !self.hears_of_loss(*peer)
-            {
-                return Err(error);
+            match connected {
+                Ok(()) => {}
+                Err(UcxError::Unreachable { .. }) => {
+                    tracing::debug!(%peer, "no way of UCX to a rank; its messages go over TCP");
+                }
+                Err(_) if self.hears_of_loss(*peer) => {}
+                Err(error) => return Err(error),
             }
         }
         self.setup.get_or_init(|| (limits, exchange));
@@ -159,14 +166,15 @@ impl Engine {
     }
 
     pub(super) fn counts(&self) -> Counts {
-        [
+        let [sent, received, bytes_sent, bytes_received] = [
             &self.sent,
             &self.received,
             &self.bytes_sent,
             &self.bytes_received,
-            &self.strangers,
         ]
-        .map(|count| count.load(Ordering::Relaxed))
+        .map(|count| count.load(Ordering::Relaxed));
+        let strangers = lock(&self.sending).strangers();
+        [sent, received, bytes_sent, bytes_received, strangers]
     }
 
     /// Sends a frame; waits only while too much is on its way already.
@@ -274,11 +282,6 @@ impl Engine {
                 header,
                 payload,
             } => {
-                let Some(name) = header.strip_prefix(&self.key[..]) else {
-                    self.strangers.fetch_add(1, Ordering::Relaxed);
-                    tracing::debug!("a UCX message without this rank's key was dropped");
-                    return;
-                };
                 let state = delivery.entry(from).or_default();
                 if state.lost.is_some() || self.closing.load(Ordering::SeqCst) {
                     return;
@@ -288,7 +291,7 @@ impl Engine {
                 let Some((limits, exchange)) = self.setup.get() else {
                     return;
                 };
-                let assembled = Name::from_bytes(name).and_then(|name| {
+                let assembled = Name::from_bytes(&header).and_then(|name| {
                     state.assembly.take(name, payload, limits, &|placed| {
                         if let Some(place) = placed.shared {
                             return exchange.receive(from, place, placed.bytes).map(Some);
@@ -308,13 +311,7 @@ impl Engine {
                     Err(error) => (from, error.to_string()),
                 }
             }
-            Event::Refused { from, refusal } => {
-                let Some(from) = from else {
-                    tracing::warn!(?refusal, "a UCX message without a sender was dropped");
-                    return;
-                };
-                (from, format!("{refusal:?}"))
-            }
+            Event::Refused { from, refusal } => (from, refusal.to_string()),
             Event::ReceiveFailed { from, reason } => (from, reason),
             Event::EndpointFailed { peer, reason, .. } => (peer, reason),
             Event::SendFailed { token, reason } => (peer_of(token), reason),

@@ -52,6 +52,12 @@ pub enum UcxError {
         /// The rank.
         peer: Rank,
     },
+    /// No transport of both sides leads from one to the other.
+    #[error("UCX has no way to rank {peer}")]
+    Unreachable {
+        /// The other side.
+        peer: Rank,
+    },
     /// The worker was closed.
     #[error("the UCX worker is closed")]
     Closed,
@@ -74,8 +80,8 @@ pub enum Event {
     },
     /// A message that was not taken; nothing was allocated for it.
     Refused {
-        /// Who says to have sent it; nobody where the header is too short to tell.
-        from: Option<Rank>,
+        /// Who says to have sent it.
+        from: Rank,
         /// Why.
         refusal: Refusal,
     },
@@ -110,9 +116,10 @@ pub enum Event {
 }
 
 /// Why a message was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Its payload is longer than the worker's limit.
+    #[error("a part of {length} bytes, at most {limit} are allowed")]
     TooLong {
         /// Its bytes.
         length: usize,
@@ -120,10 +127,17 @@ pub enum Refusal {
         limit: usize,
     },
     /// There is no memory for it.
+    #[error("there is no memory for a tensor of {length} bytes")]
     NoMemory {
         /// Its bytes.
         length: usize,
     },
-    /// It does not say who sent it.
-    Unreadable,
+    /// Its sender has announced too much at once.
+    #[error("{bytes} bytes announced at once, in {parts} parts and another")]
+    TooMuch {
+        /// Its parts under way.
+        parts: usize,
+        /// Their bytes, with this one's.
+        bytes: usize,
+    },
 }

@@ -5,7 +5,8 @@
 //!
 //! - UCX-1: a message that was accepted by `send` ends with exactly one `Sent` or `SendFailed`.
 //! - UCX-2: memory of a message is freed only when UCX is done with it; closing frees all of it.
-//! - UCX-3: no payload above the limit is ever allocated for; its sender is told.
+//! - UCX-3: no payload above the limit is ever allocated for, nor any of a sender that does not show the worker's
+//!   key; and of one sender only so much may be announced at a time.
 //! - UCX-4: messages from one worker to another arrive in the order of sending as long as all of
 //!   them are sent eagerly or all are announced first (rendezvous). Between the two kinds there
 //!   is no order: an announced message is complete only when its data have been fetched, and
@@ -13,6 +14,7 @@
 //! - UCX-5: nothing of a peer is reported after its endpoint was abandoned.
 //! - UCX-6: nothing stays in `/dev/shm`, however a process ends.
 
+mod admission;
 mod assembly;
 mod closing;
 mod engine;
@@ -30,11 +32,12 @@ mod tests;
 pub mod transport;
 pub mod transports;
 mod wakes;
+mod window;
 pub mod worker;
 
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
-pub use options::Options;
+pub use options::{Options, transports_of};
 pub use raw::EventHandle;
 pub use transport::{Ucx, connect_ucx};
 pub use transports::transports;

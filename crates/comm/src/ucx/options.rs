@@ -1,9 +1,27 @@
 //! How a worker is configured.
 
-/// Transports that are chosen from by default, where they are there. `sysv` is not among them,
-/// because its segments outlive a killed process, nor `cma`, whose copies through the kernel are
-/// slower than those through shared memory.
-pub const DEFAULT_TRANSPORTS: &str = "self,posix,tcp,rc,dc,ud,cuda";
+use crate::routing::Choice;
+
+/// Transports within a host, of which none has a socket of the Internet protocol: memory that the system lets only
+/// processes of the same user open. `sysv` is not among them, because its segments outlive a killed process, nor
+/// `cma`, whose copies through the kernel are slower than those through shared memory.
+const WITHIN_HOST: &str = "self,posix,cuda";
+
+/// The same, and RDMA, whose peers prove nothing but need an adapter of the same fabric.
+const WITH_RDMA: &str = "self,posix,rc,dc,ud,cuda";
+
+/// The same, and TCP, at which UCX believes whoever calls.
+const WITH_TCP: &str = "self,posix,tcp,rc,dc,ud,cuda";
+
+/// The transports that a job chooses from. What leaves the host unproved is used where the configuration asks for it by
+/// name, and what leaves it unencrypted not where it asks for encryption.
+pub fn transports_of(choice: Choice, one_host: bool, encrypt: bool) -> &'static str {
+    match choice {
+        _ if one_host || encrypt => WITHIN_HOST,
+        Choice::Ucx => WITH_TCP,
+        Choice::Auto | Choice::Tcp | Choice::SharedMemory => WITH_RDMA,
+    }
+}
 
 /// A worker's options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +46,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            transports: DEFAULT_TRANSPORTS.to_owned(),
+            transports: WITHIN_HOST.to_owned(),
             interfaces: String::new(),
             num_peers: 1,
             max_payload: 1 << 40,
@@ -84,5 +102,24 @@ impl Options {
                 .map(|(name, value)| (*name, String::from(*value))),
         );
         settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_internet_socket_within_a_host_and_between_hosts_only_by_name() {
+        for choice in Choice::ALL {
+            for (one_host, encrypt) in [(false, false), (false, true), (true, false), (true, true)]
+            {
+                let transports = transports_of(choice, one_host, encrypt);
+                let named = |name| transports.split(',').any(|one| one == name);
+                assert!(named("posix"));
+                assert_eq!(named("tcp"), choice == Choice::Ucx && !one_host && !encrypt);
+                assert_eq!(named("rc"), !one_host && !encrypt);
+            }
+        }
     }
 }

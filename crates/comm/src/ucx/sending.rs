@@ -5,22 +5,14 @@ use std::collections::{BTreeMap, VecDeque};
 use shardwright_core::Rank;
 use shardwright_wire::Frame;
 
+use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Name, parts_of};
 use super::error::{Event, UcxError};
+use super::window::Window;
 use super::worker::{Armed, EndpointId, Worker};
 
-/// Bytes that may be on their way to one peer before a sender waits for some to arrive.
-const BYTES_UNDER_WAY: u64 = 256 << 20;
-
-/// A token names the peer and the bytes that its message keeps.
-const TOKEN_BYTES: u32 = 40;
-
-/// What a message must carry to be taken: UCX itself lets anybody connect. The receiver makes it,
-/// and the ranks of the job learn it over connections that have proved the job's secret.
-pub(super) type Key = [u8; KEY_BYTES];
-
-/// The size of a key.
-pub(super) const KEY_BYTES: usize = 16;
+/// A token names the peer and the message: more messages than any job sends to one rank.
+const TOKEN_MESSAGE_BITS: u32 = 40;
 
 pub(super) struct Sending {
     worker: Worker,
@@ -30,9 +22,7 @@ pub(super) struct Sending {
 struct Outgoing {
     endpoint: EndpointId,
     key: Key,
-    next_message: u64,
-    under_way: u64,
-    parts: u64,
+    window: Window,
 }
 
 impl Sending {
@@ -52,9 +42,7 @@ impl Sending {
         let outgoing = Outgoing {
             endpoint,
             key: *key,
-            next_message: 0,
-            under_way: 0,
-            parts: 0,
+            window: Window::default(),
         };
         self.peers.insert(peer, outgoing);
         Ok(())
@@ -71,43 +59,53 @@ impl Sending {
 
     /// Whether there is room for so many bytes more on the way to a peer.
     pub(super) fn has_room(&self, peer: Rank, bytes: u64) -> bool {
-        self.peers.get(&peer).is_none_or(|outgoing| {
-            outgoing.parts == 0 || outgoing.under_way.saturating_add(bytes) <= BYTES_UNDER_WAY
-        })
+        self.peers
+            .get(&peer)
+            .is_none_or(|outgoing| outgoing.window.has_room(bytes))
     }
 
     /// Messages sent to a peer so far.
     pub(super) fn sent_to(&self, peer: Rank) -> u64 {
         self.peers
             .get(&peer)
-            .map_or(0, |outgoing| outgoing.next_message)
+            .map_or(0, |outgoing| outgoing.window.next())
     }
 
     /// How many parts are still on their way.
     pub(super) fn parts_under_way(&self) -> usize {
         self.peers
             .values()
-            .map(|outgoing| outgoing.parts as usize)
+            .map(|outgoing| outgoing.window.parts())
             .sum()
+    }
+
+    /// Takes only messages of ranks below `world` that carry the key.
+    pub(super) fn require(&mut self, key: Key, world: u32) -> Result<(), UcxError> {
+        self.worker.require(key, world)
+    }
+
+    /// How many messages were dropped for want of the key.
+    pub(super) fn strangers(&mut self) -> u64 {
+        self.worker.strangers().unwrap_or_default()
     }
 
     pub(super) fn send(&mut self, peer: Rank, frame: Frame) -> Result<(), UcxError> {
         let Some(outgoing) = self.peers.get_mut(&peer) else {
             return Err(UcxError::EndpointClosed { peer });
         };
-        let message = outgoing.next_message;
-        outgoing.next_message += 1;
+        let message = outgoing.window.begin(frame.num_bytes());
+        let token = u64::from(peer.0) << TOKEN_MESSAGE_BITS | message;
+        let mut outcome = Ok(());
         for (part, pieces) in (0..).zip(parts_of(frame)) {
-            let bytes = pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-            let bytes = bytes.min((1 << TOKEN_BYTES) - 1);
-            let token = u64::from(peer.0) << TOKEN_BYTES | bytes;
             let header = [&outgoing.key[..], &Name { message, part }.to_bytes()].concat();
-            self.worker
-                .send(outgoing.endpoint, &header, pieces, token)?;
-            outgoing.under_way += bytes;
-            outgoing.parts += 1;
+            outcome = self.worker.send(outgoing.endpoint, &header, pieces, token);
+            if outcome.is_err() {
+                break;
+            }
+            outgoing.window.add(message);
         }
-        Ok(())
+        outgoing.window.settle();
+        outcome
     }
 
     /// Advances a bounded while; the events that are not only this rank's own bookkeeping go to `inbox`.
@@ -122,10 +120,9 @@ impl Sending {
         for event in self.worker.take_events()? {
             happened = true;
             if let Event::Sent { token } | Event::SendFailed { token, .. } = &event {
-                let peer = Rank((token >> TOKEN_BYTES) as u32);
-                if let Some(outgoing) = self.peers.get_mut(&peer) {
-                    outgoing.under_way -= token & ((1 << TOKEN_BYTES) - 1);
-                    outgoing.parts -= 1;
+                if let Some(outgoing) = self.peers.get_mut(&peer_of(*token)) {
+                    let message = token & ((1 << TOKEN_MESSAGE_BITS) - 1);
+                    outgoing.window.remove(message);
                 }
             }
             if !matches!(event, Event::Sent { .. }) {
@@ -155,5 +152,5 @@ impl Sending {
 
 /// Whom a token of [`Sending::send`] names.
 pub(super) fn peer_of(token: u64) -> Rank {
-    Rank((token >> TOKEN_BYTES) as u32)
+    Rank((token >> TOKEN_MESSAGE_BITS) as u32)
 }

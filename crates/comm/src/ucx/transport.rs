@@ -51,8 +51,8 @@ pub fn connect_ucx(
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Arc<Ucx>, StartError> {
     let limits = options.limits;
-    let engine =
-        Engine::new(worker, spin, Arc::clone(&receiver)).map_err(|error| system(&error))?;
+    let engine = Engine::new(worker, options.world, spin, Arc::clone(&receiver))
+        .map_err(|error| system(&error))?;
     let engine = Arc::new(engine);
     options.ucx_address = engine.place().map_err(|error| system(&error))?;
     let relay = Arc::new(Relay {
@@ -64,6 +64,10 @@ pub fn connect_ucx(
     engine
         .begin(limits, tcp.exchange(), tcp.ucx_addresses())
         .map_err(|error| system(&error))?;
+    let reached = (0..tcp.world())
+        .map(Rank)
+        .filter(|rank| engine.reaches(*rank));
+    tcp.exchange().reached_by_ucx(reached.collect());
     let reading = Arc::clone(&engine);
     let thread = std::thread::Builder::new()
         .name("sw-ucx".to_owned())

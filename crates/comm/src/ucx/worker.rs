@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
+use super::admission::Key;
 use super::error::{Event, UcxError};
 use super::library::Library;
 use super::options::Options;
@@ -69,6 +70,18 @@ impl Worker {
             peers: BTreeMap::new(),
             owner: Owner::this_process(),
         })
+    }
+
+    /// Takes only messages of ranks below `world` whose header begins with the key, which is cut off; others are
+    /// dropped and counted.
+    pub(super) fn require(&mut self, key: Key, world: u32) -> Result<(), UcxError> {
+        self.raw()?.require(key, world);
+        Ok(())
+    }
+
+    /// How many messages were dropped for want of the key.
+    pub(super) fn strangers(&mut self) -> Result<u64, UcxError> {
+        Ok(self.raw()?.strangers())
     }
 
     fn raw(&mut self) -> Result<&mut RawWorker, UcxError> {
@@ -158,8 +171,9 @@ impl Worker {
         };
         match event {
             Event::Sent { .. } | Event::SendFailed { .. } => true,
-            Event::Received { from, .. } | Event::ReceiveFailed { from, .. } => !gone(from),
-            Event::Refused { from, .. } => !from.as_ref().is_some_and(gone),
+            Event::Received { from, .. }
+            | Event::ReceiveFailed { from, .. }
+            | Event::Refused { from, .. } => !gone(from),
             Event::EndpointFailed { peer, .. } => !gone(peer),
         }
     }

@@ -97,6 +97,7 @@ pub struct Config {
     pub allow_insecure_hosts: bool,
     pub bind_interface_address: Option<String>,
     pub transport: String,
+    pub encrypt: bool,
     pub comm_spin_microseconds: Option<u32>,
     pub ucx_library: Option<String>,
     pub comm_buffer_bytes: u64,

@@ -29,7 +29,7 @@ fn the_defaults_are_those_of_the_interface() {
         "tensor_handles": true, "static_steps": 5, "on_departure": "fallback",
         "refine_partition": true, "stall_report_seconds": 30.0, "stall_timeout_seconds": 1800.0,
         "liveness_timeout_seconds": 6.0, "connect_timeout_seconds": 60.0, "secret_file": null,
-        "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto",
+        "allow_insecure_hosts": false, "bind_interface_address": null, "transport": "auto", "encrypt": false,
         "comm_spin_microseconds": null, "ucx_library": null, "comm_buffer_bytes": 1073741824
     }"#;
     assert_eq!(effective, object_of(expected));
@@ -156,6 +156,7 @@ fn a_feature_that_is_not_built_is_refused_with_the_reason() {
             json!({"transport": "mpi"}),
             "allowed: \"auto\" or \"tcp\" or \"ucx\" or \"shared_memory\"",
         ),
+        (json!({"encrypt": "yes"}), "allowed: true or false"),
         (json!({"comm_buffer_bytes": -1}), "an integer of 0 or more"),
     ];
     for (given, expected) in cases {

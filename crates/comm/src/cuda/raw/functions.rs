@@ -41,6 +41,8 @@ functions! {
     share = "cuIpcGetMemHandle": fn(*mut IpcHandle, Address) -> c_int;
     /// `(address, handle, flags)`: opens another process's memory.
     open_shared = "cuIpcOpenMemHandle_v2": fn(*mut Address, IpcHandle, c_uint) -> c_int;
+    /// `(start, bytes, address)`: the whole allocation that an address lies in, opened ones too.
+    range = "cuMemGetAddressRange_v2": fn(*mut Address, *mut usize, Address) -> c_int;
     /// `(address)`: closes it.
     close_shared = "cuIpcCloseMemHandle": fn(Address) -> c_int;
     /// `(to, from, bytes, stream)`: queues a copy; the addresses tell whose memory it is.

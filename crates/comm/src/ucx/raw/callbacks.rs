@@ -11,6 +11,7 @@ use super::layout::{
     ANNOUNCED_ONLY, Completion, EXCEEDS_LIMIT, HOST_MEMORY, IN_PROGRESS, MessageParams, NO_MEMORY,
     OK, Outcome, REQUEST_CALLBACK, REQUEST_MEMORY_TYPE, RequestParams, Status, TRUNCATED, outcome,
 };
+use crate::ucx::admission::Admission;
 use crate::ucx::error::{Event, Refusal};
 
 /// The bytes of a header that say who sends it.
@@ -29,21 +30,20 @@ impl Inbox {
         length: usize,
         announced: bool,
     ) -> Status {
+        // Only an announcement can be answered with an error.
+        let answer = |status| if announced { status } else { OK };
+        // Nothing is set aside, and nobody is blamed, for what a stranger sends.
         let Some((sender, header)) = header.split_first_chunk::<SENDER_BYTES>() else {
-            self.push(Event::Refused {
-                from: None,
-                refusal: Refusal::Unreadable,
-            });
-            return if announced { EXCEEDS_LIMIT } else { OK };
+            self.admission(Admission::count_stranger);
+            return answer(EXCEEDS_LIMIT);
         };
         let from = Rank(u32::from_le_bytes(*sender));
+        let Some(header) = self.admission(|admission| admission.admit(from, header)) else {
+            return answer(EXCEEDS_LIMIT);
+        };
         let refuse = |refusal, status| {
-            self.push(Event::Refused {
-                from: Some(from),
-                refusal,
-            });
-            // Only an announcement can be answered with an error.
-            if announced { status } else { OK }
+            self.push(Event::Refused { from, refusal });
+            answer(status)
         };
         if length > self.limit {
             let limit = self.limit;
@@ -62,6 +62,9 @@ impl Inbox {
         }
         let header = header.to_vec();
         if announced {
+            if let Err(refusal) = self.admission(|admission| admission.announce(from, length)) {
+                return refuse(refusal, EXCEEDS_LIMIT);
+            }
             // SAFETY: upheld by the caller.
             return unsafe { self.fetch(from, header, memory, data, length) };
         }
@@ -144,16 +147,17 @@ impl Inbox {
         let mut operation = unsafe { self.end(operation) };
         let mut status = status;
         if let Work::Receive {
+            from,
             memory,
             length: announced,
             ..
         } = &mut operation.work
-            && status == OK
         {
-            if length == *announced {
+            self.admission(|admission| admission.arrived(*from, *announced));
+            if status == OK && length == *announced {
                 // SAFETY: UCX wrote all bytes, and those behind the end were written before.
                 unsafe { memory.set_len(length.div_ceil(size_of::<u128>())) };
-            } else {
+            } else if status == OK {
                 status = TRUNCATED;
             }
         }

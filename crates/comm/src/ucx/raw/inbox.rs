@@ -10,6 +10,7 @@ use shardwright_wire::Buffer;
 
 use super::functions::Functions;
 use super::layout::{CANCELED, OK, Piece, Status};
+use crate::ucx::admission::Admission;
 use crate::ucx::error::Event;
 use crate::ucx::spare::SpareMemory;
 use crate::ucx::worker::EndpointId;
@@ -22,6 +23,7 @@ pub(super) struct Inbox {
     pub(super) limit: usize,
     pub(super) events: Cell<Vec<Event>>,
     pub(super) spare: Cell<SpareMemory>,
+    admission: Cell<Admission>,
     operations: Cell<Slots>,
 }
 
@@ -77,6 +79,7 @@ impl Inbox {
             limit,
             events: Cell::default(),
             spare: Cell::new(SpareMemory::new(spare_limit)),
+            admission: Cell::default(),
             operations: Cell::default(),
         }
     }
@@ -85,6 +88,14 @@ impl Inbox {
         let mut events = self.events.take();
         events.push(event);
         self.events.set(events);
+    }
+
+    /// Looks at who is let in, and notes it.
+    pub(super) fn admission<T>(&self, look: impl FnOnce(&mut Admission) -> T) -> T {
+        let mut admission = self.admission.take();
+        let seen = look(&mut admission);
+        self.admission.set(admission);
+        seen
     }
 
     /// Registers an operation and gives the address for UCX.

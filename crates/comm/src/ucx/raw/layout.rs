@@ -13,6 +13,8 @@ pub(crate) const OK: Status = 0;
 pub(crate) const IN_PROGRESS: Status = 1;
 /// `UCS_ERR_NO_MEMORY`.
 pub(crate) const NO_MEMORY: Status = -4;
+/// `UCS_ERR_UNREACHABLE`.
+pub(crate) const UNREACHABLE: Status = -6;
 /// `UCS_ERR_MESSAGE_TRUNCATED`.
 pub(crate) const TRUNCATED: Status = -9;
 /// `UCS_ERR_BUSY`.

@@ -17,10 +17,11 @@ use super::inbox::{EndpointArgument, Inbox};
 use super::layout::{
     BUSY, ENDPOINT_ERROR_HANDLER, ENDPOINT_FIELDS, ENDPOINT_TRANSPORTS, ERRORS_REPORTED,
     ERRORS_UNREPORTED, EndpointAttributes, EndpointParams, HANDLER_FIELDS, HandlerParams,
-    IGNORE_REQUEST_LEAK, OK, SERIALIZED, SocketAddress, TransportEntry, WHOLE_MESSAGE,
+    IGNORE_REQUEST_LEAK, OK, SERIALIZED, SocketAddress, TransportEntry, UNREACHABLE, WHOLE_MESSAGE,
     WORKER_ADDRESS, WORKER_FIELDS, WORKER_MAX_HEADER, WorkerAttributes, WorkerParams,
 };
 use crate::owner::Owner;
+use crate::ucx::admission::Key;
 use crate::ucx::error::{Event, UcxError};
 use crate::ucx::worker::EndpointId;
 
@@ -279,6 +280,17 @@ impl RawWorker {
         self.inbox().events.take()
     }
 
+    /// Lets in only ranks below `world` that know the key.
+    pub(crate) fn require(&mut self, key: Key, world: u32) {
+        let inbox = self.inbox();
+        inbox.admission(|admission| admission.require(key, world));
+    }
+
+    /// How many messages were dropped for want of the key.
+    pub(crate) fn strangers(&self) -> u64 {
+        self.inbox().admission(|admission| admission.strangers())
+    }
+
     /// Memory for messages to come.
     pub(crate) fn give_back(&mut self, memory: Vec<u128>) {
         let mut spare = self.inbox().spare.take();
@@ -324,6 +336,9 @@ impl RawWorker {
         self.endpoints.push(Endpoint { handle, argument });
         if status != OK {
             self.endpoints[endpoint.0 as usize].handle = null_mut();
+        }
+        if status == UNREACHABLE {
+            return Err(UcxError::Unreachable { peer });
         }
         check(self.functions(), "connect to a peer", status)?;
         Ok(endpoint)

@@ -153,7 +153,7 @@ fn a_payload_above_the_limit_is_refused_and_its_sender_is_told() {
         pair.send(0, b"", vec![pattern(0, 3_000_001)], 7);
         pair.until(|[sender, receiver]| !receiver.is_empty() && !sender.is_empty());
         let refused = Event::Refused {
-            from: Some(Rank(0)),
+            from: Rank(0),
             refusal: Refusal::TooLong {
                 length: 3_000_001,
                 limit: 3_000_000,
@@ -183,7 +183,7 @@ fn a_small_payload_above_the_limit_is_refused_too() {
         pair.until(|[_, receiver]| !receiver.is_empty());
         let limit = 1_000;
         let refused = Event::Refused {
-            from: Some(Rank(0)),
+            from: Rank(0),
             refusal: Refusal::TooLong { length, limit },
         };
         assert_eq!(pair.events[1], [refused]);

@@ -1,0 +1,261 @@
+"""Where the ranks of a job meet, and the secret by which they know each other.
+
+On one host they meet at a socket that has a name instead of a port, and the system says to which user the process at its
+other end belongs: the secret that rank 0 makes up lies in no store. Over several hosts they meet at a store of
+``torch.distributed``, which anybody may read, and the secret has to be given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import socket
+import stat
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from shardwright import _core, logs
+from shardwright.errors import JobStartError
+from shardwright.launch import LOOPBACK, LaunchInfo
+
+_STORE_PREFIX = "shardwright"
+_SECRET_BYTES = 32
+#: Counts the starts, which are the same on every rank, so that a second job finds nothing of the first.
+_starts = itertools.count()
+#: Kept from one start to the next: a rank that is there first must not meet a store that is about to go.
+_stores: dict[tuple[int, str, int], Store] = {}
+#: Rank 0's door on its host; open as long as the job, to tell ranks that come late.
+_doors: list[_core.Meeting] = []
+
+
+def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
+    """Meet the other ranks and connect with them.
+
+    Args:
+        launch: This process's place among them.
+        cfg: The configuration.
+        options: How tensors are to travel.
+
+    Returns:
+        The connection, and a store for process groups of ``torch.distributed``; on one host None without ``ddp``.
+
+    Raises:
+        JobStartError: The ranks could not find, trust or agree with each other.
+    """
+    secret = given_secret(launch, cfg)
+    if launch.single_host:
+        return _join_on_this_host(launch, cfg, options, secret)
+    if secret is None:
+        secret = b""
+        if launch.rank == 0:
+            logs.logger.warning(
+                "the job has no secret: whoever reaches its ports can take part; set SHARDWRIGHT_SECRET, or the "
+                "configuration key secret_file, on every rank"
+            )
+    store = _open_store(launch, cfg)
+    bind = cfg.bind_interface_address or _own_address(launch)
+    began = time.monotonic()
+    listener = None
+    if launch.rank == 0:
+        listener = _core.Listener.bind(bind, 0)
+        store.set("address", f"{bind}:{listener.port}")
+    try:
+        host, _, port = store.get("address").decode().rpartition(":")
+    except RuntimeError as error:
+        raise JobStartError(
+            f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
+            f"{_first_line(error)}"
+        ) from None
+    return _connect(launch, cfg, options, secret, bind, host, int(port), listener), store
+
+
+def leave() -> None:
+    """Close this host's door, if this process has it."""
+    while _doors:
+        _doors.pop().close()
+
+
+def _join_on_this_host(
+    launch: LaunchInfo, cfg: Any, options: _core.CommOptions, given: bytes | None
+) -> tuple[_core.Node, Store | None]:
+    host, port = _meeting_place(launch, cfg)
+    name = f"{launch.job_id} {host}:{port} {next(_starts)}"
+    timeout = cfg.connect_timeout_seconds
+    bind = cfg.bind_interface_address or LOOPBACK
+    leave()
+    store, listener = None, None
+    if launch.rank == 0:
+        listener = _core.Listener.bind(bind, 0)
+        secret = secrets.token_bytes(_SECRET_BYTES) if given is None else given
+        if cfg.ddp:
+            store = loopback_store(cfg.ddp_port or 0, timeout)
+        # No secret where one was given: a rank that was given none then fails the proof at once.
+        told = {"port": listener.port, "secret": secret.hex() if given is None else "", "store": getattr(store, "port", 0)}
+        _doors.append(_core.Meeting.open(name, json.dumps(told).encode()))
+    else:
+        try:
+            told = json.loads(_core.Meeting.ask(name, timeout))
+        except JobStartError as error:
+            raise JobStartError(f"rank {launch.rank}: {error}") from None
+        secret = bytes.fromhex(told["secret"]) if given is None else given
+    try:
+        node = _connect(launch, cfg, options, secret, bind, bind, told["port"], listener)
+        if cfg.ddp and store is None:
+            store = TCPStore(LOOPBACK, told["store"], is_master=False, timeout=timedelta(seconds=timeout))
+    except BaseException:
+        leave()
+        raise
+    return node, store
+
+
+def loopback_store(port: int, timeout: float) -> TCPStore:
+    """A store of this process that only processes of this host reach; torch's own listens on every interface.
+
+    Args:
+        port: The port; 0 for any.
+        timeout: How long to wait for a key, in seconds.
+    """
+    try:
+        with socket.create_server((LOOPBACK, port), backlog=1024) as server:
+            port = server.getsockname()[1]
+            # The store closes the descriptor.
+            return TCPStore(
+                LOOPBACK,
+                port,
+                is_master=True,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                master_listen_fd=os.dup(server.fileno()),
+            )
+    except OSError as error:
+        raise JobStartError(f"rank 0 cannot serve a store at {LOOPBACK}:{port}: {error}") from None
+
+
+def _meeting_place(launch: LaunchInfo, cfg: Any) -> tuple[str, int]:
+    host, port = launch.rendezvous_host, launch.rendezvous_port
+    if host is None or port is None:
+        raise JobStartError(
+            f"rank {launch.rank} does not know where the job meets; set MASTER_ADDR and MASTER_PORT on every rank"
+        )
+    return host, port if cfg.ddp_port is None else cfg.ddp_port
+
+
+def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
+    host, port = _meeting_place(launch, cfg)
+    hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and cfg.ddp_port is None
+    timeout = timedelta(seconds=cfg.connect_timeout_seconds)
+    store = _stores.get((os.getpid(), host, port))
+    if store is None:
+        try:
+            store = TCPStore(
+                host,
+                port,
+                world_size=None,
+                is_master=launch.rank == 0 and not hosted_by_launcher,
+                timeout=timeout,
+                wait_for_workers=False,
+                # Where the script's own init_process_group meets at the same port, this process serves both.
+                multi_tenant=True,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise JobStartError(
+                f"rank {launch.rank} could not reach the job's store at {host}:{port}: {_first_line(error)}"
+            ) from None
+        _stores[os.getpid(), host, port] = store
+    store.set_timeout(timeout)
+    return PrefixStore(f"{_STORE_PREFIX}/{launch.job_id}/{next(_starts)}", store)
+
+
+def _connect(
+    launch: LaunchInfo,
+    cfg: Any,
+    options: _core.CommOptions,
+    secret: bytes,
+    bind: str,
+    host: str,
+    port: int,
+    listener: _core.Listener | None,
+) -> _core.Node:
+    return _core.Node.connect(
+        rank=launch.rank,
+        world=launch.world_size,
+        host=host,
+        port=port,
+        secret=secret,
+        fingerprint=_lines(cfg.core.fingerprint()),
+        version=_core.__version__,
+        connect_timeout=cfg.connect_timeout_seconds,
+        liveness_timeout=cfg.liveness_timeout_seconds,
+        bind_address=bind,
+        host_name=socket.gethostname(),
+        buffer_bytes=0 if cfg.transport == "tcp" else cfg.comm_buffer_bytes,
+        listener=listener,
+        options=options,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """Without the stack of torch's own functions."""
+    return str(error).partition("\n")[0]
+
+
+def _lines(fingerprint: str) -> str:
+    """A key to a line, so that an error can show the lines that differ."""
+    return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(json.loads(fingerprint).items()))
+
+
+def _own_address(launch: LaunchInfo) -> str:
+    """The address of the interface that leads to the rendezvous host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((launch.rendezvous_host, launch.rendezvous_port or 1))
+        return str(probe.getsockname()[0])
+
+
+def given_secret(launch: LaunchInfo, cfg: Any) -> bytes | None:
+    """The job's secret as it was given, in the environment or a file that only this user can read; else None.
+
+    Raises:
+        JobStartError: The file cannot be used, or a job on several hosts has no secret.
+    """
+    given = os.environ.get("SHARDWRIGHT_SECRET")
+    if given:
+        return given.encode()
+    if cfg.secret_file is not None:
+        return _read_secret(Path(cfg.secret_file), launch.rank)
+    if not launch.single_host and cfg.encrypt:
+        raise JobStartError(
+            "encrypt is true, but the job has no secret from which its keys could come: set SHARDWRIGHT_SECRET (or the "
+            "key secret_file) on every rank"
+        )
+    if not launch.single_host and not cfg.allow_insecure_hosts:
+        raise JobStartError(
+            "the job spans several hosts but has no secret: set SHARDWRIGHT_SECRET (or the key secret_file) on every "
+            "rank, or allow_insecure_hosts=True where the network is trusted"
+        )
+    return None
+
+
+def _read_secret(path: Path, rank: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read().strip()
+    except OSError as error:
+        raise JobStartError(f"rank {rank} cannot read secret_file {str(path)!r}: {error}") from error
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        raise JobStartError(f"secret_file {str(path)!r} has mode {mode:04o}; others must not read it: chmod 600")
+    if found.st_uid != os.geteuid():
+        raise JobStartError(
+            f"secret_file {str(path)!r} belongs to user {found.st_uid}; it has to belong to user {os.geteuid()}, whose "
+            "process this is"
+        )
+    if not content:
+        raise JobStartError(f"secret_file {str(path)!r} is empty")
+    return content
