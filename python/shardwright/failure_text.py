@@ -37,7 +37,7 @@ class FailureText(NamedTuple):
 
 
 def sendable(text: str) -> str:
-    """A text without lone surrogates, which no encoding has, and of at most :data:`MOST_BYTES` and a note on the rest."""
+    """A text without lone surrogates, which no encoding has, of at most :data:`MOST_BYTES` and a note on the rest."""
     begin, end = text[: MOST_BYTES + 1], text[-_END_BYTES:]
     encoded = begin.encode("utf-8", "backslashreplace")
     if len(encoded) <= MOST_BYTES:

@@ -82,11 +82,13 @@ class HeldBack:
     __slots__ = ("_is_main",)
 
     def __enter__(self) -> None:
+        """Hold signals back."""
         self._is_main = threading.get_ident() == _main
         if self._is_main:
             _State.depth += 1
 
     def __exit__(self, *_: object) -> None:
+        """Let through what came, where no other block holds it back."""
         if self._is_main:
             _State.depth -= 1
             if not _State.depth:
@@ -99,6 +101,7 @@ class Step:
     __slots__ = ("_before", "_is_main")
 
     def __enter__(self) -> None:
+        """The step begins."""
         self._is_main = threading.get_ident() == _main
         self._before = 0
         if self._is_main:
@@ -108,6 +111,7 @@ class Step:
                 _take_over()
 
     def __exit__(self, *_: object) -> None:
+        """Let through what came."""
         if self._is_main:
             _State.depth = self._before
             if not self._before:
@@ -120,6 +124,7 @@ class LetThrough:
     __slots__ = ("_depth",)
 
     def __enter__(self) -> None:
+        """Let through what came, and what comes."""
         self._depth = 0
         if threading.get_ident() == _main:
             let_pending_through()  # what it raises is raised within the step still
@@ -131,6 +136,7 @@ class LetThrough:
                 _State.depth = 0
 
     def __exit__(self, *_: object) -> None:
+        """The step goes on."""
         if self._depth:
             _State.depth = self._depth
 

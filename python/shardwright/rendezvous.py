@@ -96,7 +96,11 @@ def _join_on_this_host(
         if cfg.ddp:
             store = loopback_store(cfg.ddp_port or 0, timeout)
         # No secret where one was given: a rank that was given none then fails the proof at once.
-        told = {"port": listener.port, "secret": secret.hex() if given is None else "", "store": getattr(store, "port", 0)}
+        told = {
+            "port": listener.port,
+            "secret": secret.hex() if given is None else "",
+            "store": getattr(store, "port", 0),
+        }
         _doors.append(_core.Meeting.open(name, json.dumps(told).encode()))
     else:
         try:
@@ -184,7 +188,9 @@ def _connect(
 ) -> _core.Node:
     own = resources.means(launch, cfg)
     if cfg.transport == "ucx" and not own.ucx and own.lacks is None:
-        own = own._replace(lacks="has too few descriptors or too little address space for UCX, which transport asks for")
+        own = own._replace(
+            lacks="has too few descriptors or too little address space for UCX, which transport asks for"
+        )
     return _core.Node.connect(
         rank=launch.rank,
         world=launch.world_size,

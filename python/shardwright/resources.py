@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shardwright.launch import LaunchInfo
 
 _MIB = 1 << 20
-#: Descriptors of a rank: its own, for each rank of the job, and what process groups and UCX add. Measured, with a margin.
+#: Descriptors of a rank: its own, for each rank of the job, what process groups and UCX add; measured, with a margin.
 _DESCRIPTORS, _DESCRIPTORS_A_RANK = 20, 3
 _OF_GROUPS, _OF_GROUPS_A_RANK = 32, 5
 _OF_UCX, _OF_UCX_A_RANK = 20, 2
@@ -51,7 +51,8 @@ def means(launch: LaunchInfo, cfg: Any) -> Means:
             0,
             False,
             f"may open {limit} file descriptors, and needs {descriptors} in a job of {world} ranks"
-            f"{' with process groups' if groups else ''}: raise the limit (ulimit -n {max(1024, with_ucx)}) on every rank",
+            f"{' with process groups' if groups else ''}: raise the limit (ulimit -n {max(1024, with_ucx)}) on every "
+            "rank",
         )
     ucx = limit >= with_ucx
     space = _free_address_space()

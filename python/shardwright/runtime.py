@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import os
 import socket
 import time
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import _core, failure_text, logs
+from shardwright import _core, logs
 from shardwright.data_parallel.weights import StepWeights
-from shardwright.errors import PartialUpdateError, RemoteError, ShardwrightError, StepAborted
+from shardwright.errors import ShardwrightError
 from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
@@ -35,12 +34,8 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
     from shardwright.model.placement import Placement
     from shardwright.picture import Photographer
-    from shardwright.step.transaction import StepTransaction
     from shardwright.tensor_parallel.group import TensorGroup
     from shardwright.timeline import Traced
-
-#: How long a failed step waits for a task that still runs; it is left to itself after that.
-_UNWIND_SECONDS = 1.0
 
 
 class Runtime:
@@ -322,65 +317,11 @@ class Runtime:
         """
         if (pid := os.getpid()) != self.pid:
             raise ShardwrightError(
-                f"{what} was called in process {pid}, which was forked from rank {self.rank} (process {self.pid}) and is "
-                "no rank of the job: call it in the rank itself, and use forked processes, such as those of a "
+                f"{what} was called in process {pid}, which was forked from rank {self.rank} (process {self.pid}) and "
+                "is no rank of the job: call it in the rank itself, and use forked processes, such as those of a "
                 "DataLoader, for data; for a job of its own, let the process be started anew (multiprocessing's start "
                 'method "spawn") and call smp.init there'
             )
-
-    def fail_step(self, error: BaseException, transaction: StepTransaction) -> None:
-        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here.
-
-        Whatever goes wrong meanwhile, every rank is told, and all is undone that can be.
-        """
-        known = isinstance(error, (RemoteError, StepAborted, PartialUpdateError))
-        if self.voted and not known:
-            self.updates.refuse(
-                f"step {self.step} failed on rank {self.rank} on host {socket.gethostname()!r} when other ranks knew "
-                "already that it would succeed"
-            )
-        self._attempt(functools.partial(self._report_failure, error))
-        if self.launch.world_size > 1 and not self._attempt(self._unwind):
-            self.updates.refuse(
-                f"step {self.step} was taken back on rank {self.rank} on host {socket.gethostname()!r} while a module "
-                "still computed, whose gradients came too late to be taken back"
-            )
-        self.voted = self.committing = False
-        self.frames.clear()
-        self.workers.end_step()
-        self.pending_controls.clear()
-        undone = [self._attempt(transaction.rollback), self._attempt(functools.partial(stays.rollback, self))]
-        for placement in self.placements:
-            undone.append(self._attempt(placement.replicas.abandon_step))
-        if self.tensor_group is not None:
-            self.tensor_group.abandon_step()
-        for collectives in self.all_collectives:
-            collectives.abandon_step(waits=isinstance(error, (Exception, StepAborted)))
-        if not all(undone):
-            self.updates.refuse(
-                f"step {self.step} failed on rank {self.rank} on host {socket.gethostname()!r}, and could not be taken "
-                "back there"
-            )
-
-    def _attempt(self, part: Callable[[], object]) -> bool:
-        """Do a part of what ends a failed step; whether it went well and did not return False."""
-        try:
-            return part() is not False
-        except BaseException:  # what comes after it has to be done, too
-            self.logger.warning("rank %d could not end step %d in good order", self.rank, self.step, exc_info=True)
-            return False
-
-    def _unwind(self) -> bool:
-        """Wait for tasks that still run: the main thread may be the one that raised, at a signal for example."""
-        unwound: bool = self.server.unwind(_UNWIND_SECONDS)
-        return unwound
-
-    def _report_failure(self, error: BaseException) -> None:
-        if self.launch.world_size == 1:
-            return
-        if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:
-            failure_text.add_note(error, f"(rank {self.rank} on host {socket.gethostname()!r}, step {self.step})")
-            failure_text.report(self.server, error, step=self.step)
 
     def vote(self) -> None:
         """Agree with all ranks of the job that the step has succeeded; see :func:`shardwright.step.vote.vote`."""

@@ -22,12 +22,12 @@ from shardwright import _core, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
-from shardwright.errors import ConfigError, JobStartError, ShardwrightError
+from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
 from shardwright.execution.task import running_task
 from shardwright.failure_text import FailureText
 from shardwright.frames import guards
-from shardwright.launch import LaunchInfo, detect
+from shardwright.launch import detect
 from shardwright.model import wrapping
 from shardwright.picture import Photographer
 from shardwright.progress import Progress

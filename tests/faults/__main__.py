@@ -53,7 +53,9 @@ def main() -> int:
     for one in outcomes:
         if one.is_bad:
             print(f"{one.case.name}: {one.note[:300]}")
-    slowest = max((one.seconds for one in outcomes if one.seconds is not None and not one.case.waits_by_contract), default=0)
+    slowest = max(
+        (one.seconds for one in outcomes if one.seconds is not None and not one.case.waits_by_contract), default=0
+    )
     summary = {
         "cases": len(outcomes),
         "hung": sum(one.hung for one in outcomes),

@@ -41,7 +41,7 @@ def check_left_out(runtime: Runtime, placements: Sequence[Placement], taking_par
     for placement in placements:
         if placement not in taking_part and any(one.grad is not None for one in placement.owned_parameters()):
             raise ShardwrightError(
-                f"model {placement.model_id} was trained on rank {runtime.rank}, but not all of the data-parallel ranks "
+                f"model {placement.model_id} was trained on rank {runtime.rank}, but not all data-parallel ranks "
                 f"{runtime.dp_ranks} have it any more; every rank must keep a model as long as the others do"
             )
 

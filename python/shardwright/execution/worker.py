@@ -70,7 +70,11 @@ class WorkerPool:
     def check(self) -> None:
         """Fail the step on every rank if a worker's thread is gone, which no task of it can tell."""
         for worker, thread in enumerate(list(self._threads)):
-            if worker in self._gone or thread.native_id is None or os.path.exists(f"/proc/self/task/{thread.native_id}"):
+            if (
+                worker in self._gone
+                or thread.native_id is None
+                or os.path.exists(f"/proc/self/task/{thread.native_id}")
+            ):
                 continue
             self._gone.add(worker)
             self._runtime.server.worker_gone(worker)
@@ -144,7 +148,11 @@ class WorkerPool:
 
     def _fail(self, running: RunningTask, error: BaseException) -> None:
         self.error = self.error or error
-        place = {"module": running.module, "microbatch": running.microbatch, "phase": running.phase}
+        place: dict[str, Any] = {
+            "module": running.module,
+            "microbatch": running.microbatch,
+            "phase": running.phase,
+        }
         if isinstance(error, RemoteError):  # already known everywhere
             failure_text.report(self._runtime.server, error, told=(error.kind, error.message), **place)
         else:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from shardwright.errors import ConfigError, PartitionError
 from shardwright.objects import allgather
@@ -69,7 +70,7 @@ def _named_tensors(module: nn.Module) -> Iterable[tuple[str, nn.Parameter | obje
 
 def _told(tensor: object, divided: bool) -> _Said:
     trained = tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if is_lazy(tensor):  # type: ignore[no-untyped-call]
         return _Said(trained, "not made yet", divided)
     shape, dtype = getattr(tensor, "shape", ()), getattr(tensor, "dtype", None)
     return _Said(trained, f"{tuple(shape)} {dtype}", divided)

@@ -29,6 +29,7 @@ from shardwright.step.batches import (
     warn_of_others,
 )
 from shardwright.step.deferred import deferring_large
+from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
@@ -114,7 +115,7 @@ def _run_once(
         _commit(runtime, transaction, taking_part)
     except BaseException as error:
         with interrupts.HeldBack():
-            runtime.fail_step(error, transaction)
+            fail_step(runtime, error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
             runtime.check_abort([])
         raise

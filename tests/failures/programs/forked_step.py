@@ -1,4 +1,4 @@
-"""Forks in the middle of a training, and tries to go on training in the child, which ends as a process of Python does."""
+"""Forks in a training, and tries to train in the child, which ends as a process of Python does."""
 
 from __future__ import annotations
 
