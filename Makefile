@@ -79,6 +79,9 @@ parity-tp: setup ## the same for tensor parallelism, with pipelines and data par
 programs: setup ## 5,000 random programs beside plain PyTorch, two at once; ARGS="--count N --start SEED --processes-share X"
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.programs $(ARGS)
 
+faults: setup ## every fault in every layout of ranks at every moment: each named, none hangs, the next step exact; ARGS="..." chooses
+	@$(PYTHON) -m tests.faults $(ARGS)
+
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
 

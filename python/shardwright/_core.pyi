@@ -15,6 +15,7 @@ __all__ = [
     "Description",
     "Event",
     "Listener",
+    "Meeting",
     "Node",
     "ReceivedBuffer",
     "Request",
@@ -98,6 +99,8 @@ class CommOptions:
         /,
         *,
         transport: str,
+        one_host: bool,
+        encrypt: bool,
         spin_microseconds: SupportsIndex,
         ucx_library: str | None,
         ucx_packages: SupportsGetItem[int, str],
@@ -221,6 +224,30 @@ class Listener:
         """
 
 @final
+class Meeting:
+    """
+    Rank 0's door on its host: processes of the same user that know the job's name get a few bytes there.
+    """
+    @staticmethod
+    def ask(name: str, timeout: SupportsFloat | SupportsIndex) -> bytes:
+        """
+        What rank 0 of the job of this name hands out, once it is there.
+
+        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
+        """
+    def close(self, /) -> None:
+        """
+        Close the door; further calls do nothing.
+        """
+    @staticmethod
+    def open(name: str, content: bytes) -> Meeting:
+        """
+        Open the door of the job of this name, and hand `content` out until `close`.
+
+        Raises `JobStartError` where another process has that name.
+        """
+
+@final
 class Node:
     """
     The connection to the job. In a forked child every method raises.
@@ -263,6 +290,8 @@ class Node:
         buffer_bytes: SupportsIndex = 0,
         listener: Listener | None = None,
         options: CommOptions | None = None,
+        ucx: bool = True,
+        lacks: str | None = None,
     ) -> Node:
         """
         Join the job, and return when every rank has.
@@ -270,7 +299,8 @@ class Node:
         Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
         version, number of ranks or configuration (`fingerprint`; of several lines, those that
         differ are named). Timeouts are in seconds. `buffer_bytes` is the size of the persistent
-        buffer for tensors on their way to ranks of the same host; 0 for none.
+        buffer for tensors on their way to ranks of the same host; 0 for none. `ucx` says whether UCX may be used where
+        the options allow it, and `lacks` what this rank has not: then no rank starts, and all raise that.
         """
     def fetch(self, /, source: SupportsIndex, key: SupportsIndex) -> str:
         """
@@ -721,6 +751,10 @@ class Server:
         """
         Say that the main thread waits outside the server, or no longer does: a rank that waits is no progress.
         The seconds since the last progress anywhere in the job.
+        """
+    def worker_gone(self, /, worker: SupportsIndex) -> None:
+        """
+        Say that the thread of a worker is gone: the step ends on every rank.
         """
 
 @final

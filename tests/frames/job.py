@@ -32,7 +32,7 @@ HANG_SECONDS = 60.0
 _STALL_SECONDS = 20.0
 _WAITS = (
     *("await_backward", "begin_step", "check_abort", "end_step", "enter_state", "leave_step", "supervise", "unwind"),
-    "wait",
+    *("recv_object", "wait"),
 )
 
 
@@ -55,13 +55,14 @@ class Turn:
 
 
 class _TakingTurns:
-    """An execution server whose waits give the turn away."""
+    """An execution server, or a connection, whose waits give the turn away."""
 
-    def __init__(self, server: Any, turn: Turn) -> None:
-        self._server = server
+    def __init__(self, waiting: Any, turn: Turn) -> None:
+        self._server = waiting
         self._turn = turn
         for name in _WAITS:
-            setattr(self, name, functools.partial(self._waiting, getattr(server, name)))
+            if hasattr(waiting, name):
+                setattr(self, name, functools.partial(self._waiting, getattr(waiting, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
@@ -114,8 +115,8 @@ class Job:
                 single_host=True,
                 job_id="programs",
             )
-            taking_turns = _TakingTurns(server, self.turn)
-            self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=taking_turns))
+            taking_turns = {"server": _TakingTurns(server, self.turn), "node": _TakingTurns(node, self.turn)}
+            self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, **taking_turns))
 
     def run(self, main: Callable[[Runtime], T], settings: dict[str, Any]) -> list[T | BaseException]:
         """Run ``main`` on every rank.

@@ -339,7 +339,7 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     script's own error.
     """
     runtime = task.runtime
-    if not isinstance(error, RuntimeError) or "modified by an inplace operation" not in str(error):
+    if type(error) is not RuntimeError or "modified by an inplace operation" not in str(error):
         return error
     if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime)):
         return error

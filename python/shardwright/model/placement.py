@@ -243,7 +243,7 @@ class Placement:
         sync_batch_norm.refuse_other_groups(self.module, runtime.dp_ranks, runtime.device)
         self._synchronises = sync_batch_norm.synchronises(self.module, runtime.dp_ranks)
         prepare(self.module, announce=False)  # rank 0 has said so before the trace
-        self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
+        self.ownership = apply_ownership(self.module, decision, runtime.pp_rank, runtime.rank)
         self._intercept(decision)
         self._keep(decision)
         for name in decision.temporaries:

@@ -28,13 +28,14 @@ pub(super) struct Roll {
 
 impl Roll {
     pub(super) fn new(world: u32, own: Registration) -> Self {
+        let fault = lacking(Rank(0), &own);
         Self {
             world,
             own,
             present: BTreeMap::new(),
             turned_away: Vec::new(),
             doubts: BTreeMap::new(),
-            fault: None,
+            fault,
         }
     }
 
@@ -94,6 +95,9 @@ impl Roll {
             return self.turn_away(stream, StartError::Lost { rank, reason });
         };
         if let Some(error) = self.disagreement(rank, world, &registration) {
+            self.note(error);
+        }
+        if let Some(error) = lacking(rank, &registration) {
             self.note(error);
         }
         if !(1..self.world).contains(&rank.0) {
@@ -179,6 +183,16 @@ impl Roll {
             error,
         )
     }
+}
+
+/// Why a job does not start with a rank that has not what it needs.
+fn lacking(rank: Rank, registration: &Registration) -> Option<StartError> {
+    let lacks = registration.lacks.clone();
+    (!lacks.is_empty()).then(|| StartError::Lacking {
+        rank,
+        host: registration.row.peer.host.clone(),
+        lacks,
+    })
 }
 
 /// Whether the other side has gone away meanwhile.
@@ -267,6 +281,7 @@ mod tests {
         let own = Registration {
             version: "0.1.0".to_owned(),
             fingerprint: String::new(),
+            lacks: String::new(),
             row,
         };
         let mut roll = Roll::new(3, own);
