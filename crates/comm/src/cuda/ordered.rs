@@ -321,7 +321,10 @@ impl Transport for Ordered {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(thread) = thread {
+            // Under the lock: the message of whoever has found it open is in the inbox before the end is.
+            let senders = self.waiting.lock();
             self.waiting.closed.store(true, Ordering::SeqCst);
+            drop(senders);
             if self.memory.inbox().send(Job::Close).is_err() {
                 tracing::debug!("the thread of the device has ended before");
             }

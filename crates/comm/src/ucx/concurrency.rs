@@ -158,7 +158,7 @@ fn wait_reading(pair: &Pair, heard: &Heard, count: usize) {
 
 #[test]
 fn a_message_is_read_whoever_waits_and_after_nobody_does() {
-    explore(3000, || {
+    explore(9_000, || {
         let heard = Arc::new(Heard::default());
         let pair = Pair::hearing(&heard);
         let waiting = {
@@ -183,7 +183,7 @@ fn what_a_sending_thread_finds_reaches_those_who_wait() {
             Reading::Here => || senders_and_waiters(Reading::Here),
             Reading::Elsewhere => || senders_and_waiters(Reading::Elsewhere),
         };
-        explore(2000, check);
+        explore(6_000, check);
     }
 }
 
@@ -289,14 +289,14 @@ fn receiver_of_objects(
 
 #[test]
 fn a_receiver_that_reads_is_woken_by_its_object_whoever_delivers_it() {
-    explore(3000, || {
+    explore(9_000, || {
         receiver_of_objects(true, |_| {}, |got| assert_eq!(got.unwrap(), Value::Int(7)));
     });
 }
 
 #[test]
 fn a_receiver_that_reads_hears_of_the_end_whatever_it_is() {
-    explore(3000, || {
+    explore(9_000, || {
         for end in [
             (|router| router.objects().close()) as fn(&Router),
             |router| router.peer_lost(THERE, Loss::Died),
