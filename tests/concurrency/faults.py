@@ -6,6 +6,8 @@ from tests.mutants.faults import Fault
 
 _COMM = "crates/comm/src"
 _RUNTIME = "crates/runtime/src"
+#: Stands for the tests of raw memory under AddressSanitizer.
+MEMORY = "memory"
 
 FAULTS = (
     Fault(
@@ -112,6 +114,14 @@ FAULTS = (
         "        self.deliver();\n        condemned",
         "        condemned",
         ("shardwright-comm", "what_a_sending_thread_finds_reaches_those_who_wait"),
+    ),
+    Fault(
+        "memory",
+        "the end of an operation leaves its address among those under way",
+        f"{_COMM}/ucx/raw/inbox.rs",
+        "slots.places[operation.place] = null_mut();",
+        "",
+        ("shardwright-comm", MEMORY),
     ),
     Fault(
         "server",

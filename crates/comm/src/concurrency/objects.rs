@@ -61,11 +61,7 @@ fn every_waiting_receiver_hears_of_the_end_whatever_it_is() {
                     receive(plane, 1, "a").unwrap_err();
                 })
             };
-            on_threads([
-                receiver(),
-                with(&plane, move |plane| end(plane)),
-                receiver(),
-            ]);
+            on_threads([receiver(), with(&plane, end), receiver()]);
         }
     });
 }

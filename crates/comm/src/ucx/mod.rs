@@ -15,7 +15,8 @@
 
 mod assembly;
 mod closing;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 mod concurrency;
 mod engine;
 pub mod error;

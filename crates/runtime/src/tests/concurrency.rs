@@ -16,7 +16,7 @@ use super::steps::chain;
 use crate::{LocalError, Task};
 
 /// No check waits so long.
-const EVER: Duration = Duration::from_secs(3600);
+const EVER: Duration = Duration::from_hours(1);
 
 /// Runs a function on each rank's main thread.
 fn on_mains<T: Send + 'static>(
