@@ -28,7 +28,8 @@ mod sending;
 mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
-#[cfg(all(test, not(feature = "shuttle")))]
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests;
 pub mod transport;
 pub mod transports;
