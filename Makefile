@@ -94,6 +94,7 @@ t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper
 lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	cargo clippy -p shardwright-comm -p shardwright-runtime --features shardwright-comm/shuttle,shardwright-runtime/shuttle --lib --tests --locked --quiet -- -D warnings
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary
