@@ -17,7 +17,8 @@
 mod admission;
 mod assembly;
 mod closing;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 mod concurrency;
 mod engine;
 pub mod error;
@@ -29,7 +30,8 @@ mod sending;
 mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
-#[cfg(all(test, not(feature = "shuttle")))]
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests;
 pub mod transport;
 pub mod transports;
