@@ -79,6 +79,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         runtime = _take_part(launch, cfg, topology, node)
     except BaseException:
         node.close()
+        rendezvous.leave()
         raise
     try:
         if cfg.ddp and store is not None:

@@ -22,7 +22,7 @@ from shardwright.errors import ConfigError, JobStartError
 from shardwright.values import decode, pack, registry
 
 WAIT = 30.0
-ROUTES = ["in_message", "peer_copy", "device_rdma", "shared_memory", "host_staged", "tcp"]
+ROUTES = ["in_message", "peer_copy", "shared_memory", "host_staged", "tcp"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import shardwright as smp
 import torch
 from torch import nn
 
-from tests.soak.held import Held
+from tests.soak.held import Held, give_large_memory_back
 from tests.soak.job_after_job import LARGE, MEDIUM, SMALL, WIDTH, Scaled, train
 
 #: How many samples there are of a run.
@@ -17,6 +17,7 @@ SAMPLES = 20
 
 
 def main(steps: int, transport: str) -> None:
+    give_large_memory_back()
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "transport": transport})
     module = nn.Sequential(*(Scaled() for _ in range(4)))
     for index in (2, 3):

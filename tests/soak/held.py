@@ -16,6 +16,20 @@ _SELF = Path("/proc/self")
 _MB = 1 << 20
 
 
+#: ``M_MMAP_THRESHOLD`` of the C library's allocator, and the threshold that it begins with.
+_MMAP_THRESHOLD, _THRESHOLD_BYTES = -3, 128 << 10
+
+
+def give_large_memory_back() -> None:
+    """Have the C library's allocator give every large piece back to the system as soon as it is freed.
+
+    Left alone it raises that threshold up to 32 MB as pieces are freed, and keeps tens of MB for each thread's arena:
+    growth that comes and goes, beside which a leak would not be seen.
+    """
+    if not ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _THRESHOLD_BYTES):
+        raise RuntimeError("the allocator has no such setting")
+
+
 class Held(NamedTuple):
     """What a process holds.
 

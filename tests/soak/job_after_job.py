@@ -17,7 +17,7 @@ from shardwright.errors import JobStartError
 from shardwright.runtime import current_runtime
 from torch import nn
 
-from tests.soak.held import Held
+from tests.soak.held import Held, give_large_memory_back
 
 WIDTH = 256
 #: Rows of a batch: 4 KiB, 16 KiB, 10 MB and 100 MB of activations, which go each its own way between ranks.
@@ -107,6 +107,7 @@ def run(number: int, transport: str) -> tuple[weakref.ref[Any] | None, list[Any]
 
 
 def main(jobs: int, transport: str) -> None:
+    give_large_memory_back()
     for number in range(1, jobs + 1):
         runtime, kept = run(number, transport)
         held = Held.now()

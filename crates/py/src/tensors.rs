@@ -55,6 +55,14 @@ fn process_device() -> Option<Arc<DeviceMemory>> {
         .clone()
 }
 
+/// Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
+#[pyfunction]
+pub(crate) fn use_device(py: Python<'_>, ordinal: i32) {
+    if let Some(device) = process_device() {
+        py.detach(|| device.activate_now(ordinal));
+    }
+}
+
 fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
     if meta.fits(nbytes as u64) {
         return Ok(meta);

@@ -14,7 +14,7 @@ use super::import::{Import, ImportError};
 use super::pool::{Offer, Pool};
 use crate::counters::Counters;
 use crate::cuda::{DeviceMemory, DeviceTensor};
-use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Rdma, Route};
+use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Route};
 
 /// How the other ranks can be reached.
 #[derive(Debug, Default)]
@@ -183,10 +183,7 @@ impl Exchange {
                 shared_memory: self.pool.as_ref().is_some_and(|pool| pool.is_mapped_by(to)),
             }
         } else {
-            // What RDMA there is matters to devices only.
-            Between::Network {
-                rdma: Rdma::Unavailable,
-            }
+            Between::Network
         };
         routing::route(&Facts {
             source: end,

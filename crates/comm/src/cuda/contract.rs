@@ -98,7 +98,7 @@ fn a_slow_queue_is_waited_for_and_not_taken_for_a_device_that_has_failed() {
 }
 
 #[test]
-fn nobody_waits_for_a_device_once_the_connection_is_closed() {
+fn nobody_waits_for_a_device_for_long_once_the_connection_is_closed() {
     let script = rehearsal();
     let ranks = pair(4 << 20);
     acquaint(&ranks, true);

@@ -1,6 +1,5 @@
 //! A device in use, the host memory that is locked for it, and waiting for it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -132,11 +131,11 @@ impl Drop for Registration {
 
 /// Waits until an event is done. A slow queue is waited for as long as the connection is open, and told of; a device
 /// that has failed is an error at once.
-pub(super) fn wait(event: &Event, closed: &AtomicBool) -> Result<(), StageError> {
+pub(super) fn wait(event: &Event, go_on: impl Fn() -> bool) -> Result<(), StageError> {
     let began = Instant::now();
     let mut reports = 0;
     while !event.is_done()? {
-        if closed.load(Ordering::SeqCst) {
+        if !go_on() {
             return Err(StageError::Gone);
         }
         if began.elapsed() > REPORT * (reports + 1) {

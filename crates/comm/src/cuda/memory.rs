@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::ffi::OsStr;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -37,8 +36,8 @@ pub struct DeviceMemory {
     bytes: u64,
     owner: Owner,
     inbox: Inbox,
-    /// The connection is being closed: nobody waits for a device any more.
-    closed: AtomicBool,
+    /// From when on nobody waits for the device any more: the connection is being closed.
+    patient_until: OnceLock<Instant>,
 }
 
 /// A stream is being captured into a graph. What a graph does happens when it is launched, and a message cannot be part
@@ -62,8 +61,15 @@ impl DeviceMemory {
             owner: Owner::this_process(),
             active: OnceLock::new(),
             inbox: Inbox::default(),
-            closed: AtomicBool::new(false),
+            patient_until: OnceLock::new(),
         }))
+    }
+
+    /// Begins to use a device, as the first tensor would.
+    pub fn activate_now(&self, ordinal: i32) {
+        if self.active(ordinal).is_none() {
+            tracing::debug!(ordinal, "the device is not used");
+        }
     }
 
     /// A tensor that leaves torch: queues its copy out of device memory at `address` behind what the stream has been
@@ -251,7 +257,7 @@ impl DeviceMemory {
                 let done = copy(into.as_mut_ptr().expose_provenance() as u64)?;
                 // To the end, also of a connection: it is the caller's memory. The driver returns from a copy to memory
                 // that is not locked when it is done, so this takes no time.
-                wait(&done, &AtomicBool::new(false))
+                wait(&done, || true)
             });
         };
         let done = copy(to)?;
@@ -266,16 +272,20 @@ impl DeviceMemory {
 
     /// Waits until an event is done, which a slow device may take long for.
     pub(super) fn wait(&self, event: &Event) -> Result<(), StageError> {
-        wait(event, &self.closed)
+        wait(event, || {
+            let until = self.patient_until.get();
+            until.is_none_or(|until| Instant::now() < *until)
+        })
     }
 
     pub(super) fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    /// Nobody waits for a device any more, and no peer opens its memory.
-    pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+    /// No message is taken any more, no peer opens this rank's device memory, and nobody waits for the device for longer
+    /// than this.
+    pub(super) fn close(&self, patience: Duration) {
+        self.patient_until.get_or_init(|| Instant::now() + patience);
         self.inbox.close();
         self.pool.withdraw_device();
     }

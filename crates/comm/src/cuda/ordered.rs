@@ -309,7 +309,7 @@ impl Transport for Ordered {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(thread) = thread {
-            self.memory.close();
+            self.memory.close(CLOSE_DEADLINE);
             if self.memory.inbox().push(Job::Close).is_err() {
                 tracing::debug!("the thread of the device has ended before");
             }
