@@ -191,7 +191,6 @@ def _call_block(module: Block, given: list[torch.Tensor], style: str) -> Any:
         return [*map(module, given)]
     if style in ("checkpoint", "reentrant"):
         log.saw("checkpoints")
-        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run without.
-        if log.checkpointing:
-            return checkpoint(module, *given, use_reentrant=style == "reentrant")
+        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run with the other kind.
+        return checkpoint(module, *given, use_reentrant=style == "reentrant" and log.checkpointing)
     return module(*given)
