@@ -18,7 +18,7 @@ from tests.programs.wider import WiderOperations
 #: The width of modules and inputs for which none is given.
 WIDTH = 3
 #: No tensor of a program may become larger.
-MOST_NUMBERS = 1 << 18
+MOST_NUMBERS = 1 << 16
 #: The name of an operation and its details; plain data, so that programs can be stored.
 Operation = Sequence[Any]
 
