@@ -22,6 +22,8 @@ mod closing;
 mod concurrency;
 mod engine;
 pub mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod library;
 pub mod options;
 mod raw;
