@@ -81,7 +81,7 @@ def _gathered(runtime: Runtime, rank: int, channel: str, number: int) -> Any:
         if theirs > number:
             raise ShardwrightError(
                 f"rank {rank} takes part in gather {theirs} of a group, rank {runtime.rank} in gather {number}: all "
-                "its ranks have to call the same barriers, gathers, state dicts and clips of gradients in the same order"
+                "of its ranks have to call the same barriers, gathers, state dicts and clips in the same order"
             )
 
 

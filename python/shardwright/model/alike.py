@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -63,17 +64,16 @@ def check_alike(module: nn.Module, runtime: Runtime) -> None:
             _compare_flags(kind[:2].lower(), [models[rank] for rank in group])
 
 
-def _named_tensors(module: nn.Module) -> Iterable[tuple[str, nn.Parameter | object]]:
+def _named_tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
-def _told(tensor: object, divided: bool) -> _Said:
+def _told(tensor: torch.Tensor, divided: bool) -> _Said:
     trained = tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
-    if is_lazy(tensor):  # type: ignore[no-untyped-call]
+    if is_lazy(tensor):
         return _Said(trained, "not made yet", divided)
-    shape, dtype = getattr(tensor, "shape", ()), getattr(tensor, "dtype", None)
-    return _Said(trained, f"{tuple(shape)} {dtype}", divided)
+    return _Said(trained, f"{tuple(tensor.shape)} {tensor.dtype}", divided)
 
 
 def _compare_models(models: list[dict[str, _Said]], rank: int, same_place: bool) -> None:

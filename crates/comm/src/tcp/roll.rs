@@ -299,4 +299,31 @@ mod tests {
             "ranks 1, 2 did not join the job within 60 s; a connection was dropped: it presented a wrong secret as rank 1; a connection was dropped: it presented a wrong secret as rank 2"
         );
     }
+
+    #[test]
+    fn a_rank_that_lacks_something_keeps_all_from_starting() {
+        let row = Row {
+            peer: PeerInfo {
+                rank: Rank(0),
+                host: "host".to_owned(),
+                pid: 1,
+            },
+            address: "127.0.0.1:1".parse().unwrap(),
+            offer: None,
+            ucx_address: Vec::new(),
+        };
+        let own = Registration {
+            version: "0.1.0".to_owned(),
+            fingerprint: String::new(),
+            lacks: "may open 30 file descriptors, and needs 60".to_owned(),
+            row,
+        };
+        let roll = Roll::new(2, own);
+        assert!(roll.has_failed());
+        let (_, error) = roll.close(Duration::from_secs(1));
+        assert_eq!(
+            error.unwrap().to_string(),
+            "rank 0 on host \"host\" may open 30 file descriptors, and needs 60"
+        );
+    }
 }

@@ -37,7 +37,10 @@ impl Peers {
     /// Whether a rank is known to have entered a step.
     fn entered(&self, rank: Rank, step: StepEpoch) -> bool {
         let by_message = self.steps.get(&rank).is_some_and(|newest| *newest >= step);
-        let by_beat = self.beats.get(&rank).is_some_and(|beat| beat.step >= step.0);
+        let by_beat = self
+            .beats
+            .get(&rank)
+            .is_some_and(|beat| beat.step >= step.0);
         by_message || by_beat
     }
 

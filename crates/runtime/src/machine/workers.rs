@@ -164,8 +164,7 @@ impl Machine {
             self.turn = Turn::Free;
         }
         let message = format!("the thread of worker {worker} has ended in the middle of a step");
-        let failure =
-            self.own_failure(FailureKind::Remote, "WorkerGone", message, task.as_ref());
+        let failure = self.own_failure(FailureKind::Remote, "WorkerGone", message, task.as_ref());
         self.fail_with(failure, true, now);
         self.dispatch(None, now);
     }
