@@ -175,6 +175,7 @@ rehearse: setup ## train over four hosts that are network namespaces, over slow 
 
 soak: setup ## 200 jobs in the same processes, and 2,000 steps of which 200 fail: nothing may be left behind
 	@$(PYTHON) -m tests.soak $(ARGS)
+
 attack: setup ## strangers and hostile members against running jobs; ARGS="--only ucx" for some
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.attack $(ARGS)
 

@@ -129,9 +129,7 @@ def _job_without_its_last(ranks: int, keys: dict[str, Any], launch: Any) -> Job:
     return Job("training", ranks - 1, ["train for ever", json.dumps(keys)], launch=of_all)
 
 
-def _outcome(
-    name: str, attacks: int, job: Job, before: list[float], number: list[int] | None, hostile: int
-) -> Outcome:
+def _outcome(name: str, attacks: int, job: Job, before: list[float], number: list[int] | None, hostile: int) -> Outcome:
     """Whether the job goes on exactly, or ends on every other rank with an error that names the hostile one."""
     victims = [process for rank, process in enumerate(job.ranks) if rank != hostile]
     growth = 0.0
