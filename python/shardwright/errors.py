@@ -48,6 +48,10 @@ class StepMismatchError(ShardwrightError):
     """Ranks disagree about which step they are in: different functions, or one has left the loop."""
 
 
+class PartialUpdateError(ShardwrightError):
+    """Weights may have been updated on some ranks and not on others, so no step runs."""
+
+
 class VerificationError(ShardwrightError):
     """A distributed step computed something else than one process; raised by ``smp.verify`` only when asked to.
 

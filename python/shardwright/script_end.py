@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import traceback
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
+
+from shardwright.failure_text import FailureText
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
@@ -46,11 +47,7 @@ class ScriptEnd:
             sys.stderr.write(f"shardwright: rank {runtime.rank} was interrupted\n")
             return
         if runtime is not None:
-            runtime.farewell = {
-                "kind": kind.__qualname__,
-                "message": str(error),
-                "traceback": "".join(traceback.format_exception(kind, error, trace)),
-            }
+            runtime.farewell = FailureText.of(error)._asdict()
         self._previous(kind, error, trace)
 
     def _on_termination(self, number: int, _frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shardwright import _core, logs, rendezvous
+from shardwright import _core, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
@@ -110,6 +110,7 @@ def _take_part(launch: LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtim
 def _install(runtime: Runtime) -> None:
     """Put in place what the process has while it is a rank; :func:`_leave` takes away what is there."""
     process.keep_device_guard()
+    process.end_forks_at_once()
     pipelined, divided = runtime.pp_size > 1, runtime.pp_size * len(runtime.tp_ranks) > 1
     installed = runtime.installed
     if pipelined:
@@ -125,6 +126,7 @@ def _install(runtime: Runtime) -> None:
         runtime.photographer = Photographer(runtime)
         runtime.photographer.start()
         installed.callback(ScriptEnd(runtime).restore)
+        interrupts.install(runtime.updates.interrupted)
 
 
 def _check_same_start(running: Runtime, cfg: Config) -> None:
@@ -165,6 +167,7 @@ def _leave(runtime: Runtime) -> None:
     if runtime.step:
         usage, _ = runtime.usage()
         logs.logger.info("rank %d: %s", runtime.rank, usage)
+    interrupts.uninstall()
     runtime.server.close()
     runtime.workers.join(5.0)
     runtime.installed.close()

@@ -2,7 +2,8 @@
 //! secret, liveness, and the plane on which plain objects travel.
 
 pub mod buffers;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 mod concurrency;
 #[cfg(test)]
 mod conformance;

@@ -24,6 +24,8 @@ pub struct Published {
 #[derive(Default)]
 struct State {
     last_key: i64,
+    /// Peers that are gone: they fetch nothing.
+    lost: BTreeSet<Rank>,
     kept: BTreeMap<i64, (Body, BTreeSet<Rank>)>,
 }
 
@@ -36,8 +38,9 @@ impl Published {
 
     /// Keeps a body for `peers`; the key to ask for it by.
     pub fn publish(&self, body: Body, peers: impl IntoIterator<Item = Rank>) -> i64 {
-        let peers: BTreeSet<Rank> = peers.into_iter().collect();
+        let mut peers: BTreeSet<Rank> = peers.into_iter().collect();
         let mut state = self.lock();
+        peers.retain(|rank| !state.lost.contains(rank));
         state.last_key += 1;
         let key = state.last_key;
         if !peers.is_empty() {
@@ -58,7 +61,9 @@ impl Published {
 
     /// A peer is gone: nothing is kept for it.
     pub fn peer_lost(&self, rank: Rank) {
-        self.lock().kept.retain(|_, (_, peers)| {
+        let mut state = self.lock();
+        state.lost.insert(rank);
+        state.kept.retain(|_, (_, peers)| {
             peers.remove(&rank);
             !peers.is_empty()
         });

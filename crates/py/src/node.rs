@@ -45,10 +45,11 @@ impl Node {
     /// Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
     /// version, number of ranks or configuration (`fingerprint`; of several lines, those that
     /// differ are named). Timeouts are in seconds. `buffer_bytes` is the size of the persistent
-    /// buffer for tensors on their way to ranks of the same host; 0 for none.
+    /// buffer for tensors on their way to ranks of the same host; 0 for none. `ucx` says whether UCX may be used where
+    /// the options allow it, and `lacks` what this rank has not: then no rank starts, and all raise that.
     #[staticmethod]
     #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, buffer_bytes=0, listener=None, options=None))]
+                        bind_address, host_name, buffer_bytes=0, listener=None, options=None, ucx=true, lacks=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
@@ -69,12 +70,19 @@ impl Node {
         buffer_bytes: u64,
         listener: Option<&Listener>,
         options: Option<&PyCommOptions>,
+        ucx: bool,
+        lacks: Option<String>,
     ) -> PyResult<Self> {
         let comm_options = options.map(|options| options.0.clone());
         let listener = listener.and_then(Listener::take);
+        log::collect();
         let pool = (buffer_bytes > 0)
             .then(|| Pool::new(buffer_bytes))
-            .transpose()?;
+            .transpose()
+            .unwrap_or_else(|error| {
+                tracing::warn!(rank, %error, bytes = buffer_bytes, "no memory to share with ranks of this host; tensors travel inside messages");
+                None
+            });
         let device = comm_options
             .as_ref()
             .zip(pool.as_ref())
@@ -100,12 +108,13 @@ impl Node {
             transport: comm_options
                 .as_ref()
                 .map_or(Choice::Auto, |wanted| wanted.transport),
+            lacks,
         };
-        log::collect();
         let router = Arc::new(Router::default());
         let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
         let worker = comm_options
             .as_ref()
+            .filter(|_| ucx && options.lacks.is_none())
             .map(|wanted| ucx::worker(wanted, &options))
             .transpose()?
             .flatten();

@@ -7,6 +7,7 @@
 
 mod calls;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -135,6 +136,11 @@ impl Server {
     /// Whether a root task may ask another rank for its backward; see [`Machine::begin_backward_elsewhere`].
     pub fn begin_backward_elsewhere(&self, worker: WorkerId) -> Result<bool, ServerError> {
         self.lock().machine.begin_backward_elsewhere(worker)
+    }
+
+    /// The thread of a worker is gone; see [`Machine::worker_gone`].
+    pub fn worker_gone(&self, worker: WorkerId) {
+        self.enter(|machine, now| machine.worker_gone(worker, now));
     }
 
     /// Fails the step on every rank; see [`Machine::fail`].
@@ -334,16 +340,28 @@ impl Server {
     }
 }
 
+impl Server {
+    /// An event that a thread of the transport brings. Where the machine panics at it, the step fails on every rank; that
+    /// thread reads on, for what comes from others.
+    fn hear(&self, from: Rank, event: impl FnOnce(&mut Machine, Duration)) {
+        let heard = std::panic::catch_unwind(AssertUnwindSafe(|| self.enter(event)));
+        if heard.is_err() {
+            let reason = format!("the execution server panicked at what rank {from} sent");
+            self.enter(|machine, now| machine.fail_internally(reason, now));
+        }
+    }
+}
+
 impl Receiver for Server {
     fn deliver(&self, from: Rank, message: Message) {
-        self.enter(|machine, now| machine.deliver(from, message, now));
+        self.hear(from, |machine, now| machine.deliver(from, message, now));
     }
 
     fn peer_lost(&self, from: Rank, loss: Loss) {
-        self.enter(|machine, now| machine.peer_lost(from, loss, now));
+        self.hear(from, |machine, now| machine.peer_lost(from, loss, now));
     }
 
     fn beat(&self, from: Rank, beat: Beat) {
-        self.enter(|machine, now| machine.beat(from, beat, now));
+        self.hear(from, |machine, now| machine.beat(from, beat, now));
     }
 }

@@ -1,5 +1,6 @@
 //! Persistent buffers: nobody's bytes are another's, and everything comes back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use shardwright_core::Rank;
@@ -85,7 +86,7 @@ impl Pair {
 
 #[test]
 fn no_two_holders_have_a_block_and_all_blocks_come_back() {
-    explore(3000, || {
+    explore(12_000, || {
         let pair = Pair::new();
         // Three blocks are enough for what these threads hold at once, so that every lending succeeds.
         on_threads([
@@ -111,23 +112,25 @@ fn no_two_holders_have_a_block_and_all_blocks_come_back() {
 
 #[test]
 fn a_block_that_another_thread_of_its_rank_still_reads_is_not_lent() {
-    explore(3000, || {
+    explore(12_000, || {
         let pair = Pair::new();
         let buffer = pair.filled(1);
         let shared = buffer.clone();
+        let is_read = Arc::new(AtomicBool::new(true));
+        let reads = Arc::clone(&is_read);
         on_threads([
             with(&pair, move |pair| {
                 if let Some(place) = pair.pool.lend(&buffer) {
+                    // A receiver may write from now on.
+                    assert!(!reads.load(Ordering::SeqCst), "BU-1: two have this block");
                     drop(buffer);
-                    // A receiver may write.
-                    let tensor = pair.import.receive(place, BYTES).unwrap();
-                    drop(tensor);
-                    drop(pair.filled(2));
+                    drop(pair.import.receive(place, BYTES).unwrap());
                 }
             }),
             with(&pair, move |_| {
                 thread::yield_now();
-                assert_eq!(shared.as_bytes(), [1; BYTES], "BU-1: two have this block");
+                assert_eq!(shared.as_bytes(), [1; BYTES]);
+                is_read.store(false, Ordering::SeqCst);
                 drop(shared);
             }),
         ]);
@@ -137,7 +140,7 @@ fn a_block_that_another_thread_of_its_rank_still_reads_is_not_lent() {
 
 #[test]
 fn a_place_is_taken_once() {
-    explore(2000, || {
+    explore(8_000, || {
         let pair = Pair::new();
         let buffer = pair.filled(1);
         let place = pair.pool.lend(&buffer).unwrap();

@@ -1,6 +1,7 @@
 //! Rank 0's list of who has come, and of what is wrong with whom.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use shardwright_core::Rank;
@@ -28,13 +29,14 @@ pub(super) struct Roll {
 
 impl Roll {
     pub(super) fn new(world: u32, own: Registration) -> Self {
+        let fault = lacking(Rank(0), &own);
         Self {
             world,
             own,
             present: BTreeMap::new(),
             turned_away: Vec::new(),
             doubts: BTreeMap::new(),
-            fault: None,
+            fault,
         }
     }
 
@@ -94,6 +96,9 @@ impl Roll {
             return self.turn_away(stream, StartError::Lost { rank, reason });
         };
         if let Some(error) = self.disagreement(rank, world, &registration) {
+            self.note(error);
+        }
+        if let Some(error) = lacking(rank, &registration) {
             self.note(error);
         }
         if !(1..self.world).contains(&rank.0) {
@@ -161,10 +166,11 @@ impl Roll {
             .collect();
         let error = self.fault.or_else(|| {
             // Whoever failed to prove itself may have been anybody: that explains, and condemns no rank.
-            let doubts = missing.iter().filter_map(|rank| self.doubts.get(rank));
-            let doubts = doubts
-                .map(|error| format!("; a connection was dropped: {error}"))
-                .collect();
+            let mut doubts = String::new();
+            for error in missing.iter().filter_map(|rank| self.doubts.get(rank)) {
+                write!(doubts, "; a connection was dropped: {error}")
+                    .expect("writing to a string cannot fail");
+            }
             (!missing.is_empty()).then_some(StartError::Missing {
                 doubts,
                 ranks: missing,
@@ -179,6 +185,16 @@ impl Roll {
             error,
         )
     }
+}
+
+/// Why a job does not start with a rank that has not what it needs.
+fn lacking(rank: Rank, registration: &Registration) -> Option<StartError> {
+    let lacks = registration.lacks.clone();
+    (!lacks.is_empty()).then(|| StartError::Lacking {
+        rank,
+        host: registration.row.peer.host.clone(),
+        lacks,
+    })
 }
 
 /// Whether the other side has gone away meanwhile.
@@ -267,6 +283,7 @@ mod tests {
         let own = Registration {
             version: "0.1.0".to_owned(),
             fingerprint: String::new(),
+            lacks: String::new(),
             row,
         };
         let mut roll = Roll::new(3, own);
@@ -275,11 +292,38 @@ mod tests {
             roll.enter(Arrival::Doubtful { rank, error });
             assert!(!roll.has_failed());
         }
-        let (_, error) = roll.close(Duration::from_secs(60));
+        let (_, error) = roll.close(Duration::from_mins(1));
         let text = error.unwrap().to_string();
         assert_eq!(
             text,
             "ranks 1, 2 did not join the job within 60 s; a connection was dropped: it presented a wrong secret as rank 1; a connection was dropped: it presented a wrong secret as rank 2"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_lacks_something_keeps_all_from_starting() {
+        let row = Row {
+            peer: PeerInfo {
+                rank: Rank(0),
+                host: "host".to_owned(),
+                pid: 1,
+            },
+            address: "127.0.0.1:1".parse().unwrap(),
+            offer: None,
+            ucx_address: Vec::new(),
+        };
+        let own = Registration {
+            version: "0.1.0".to_owned(),
+            fingerprint: String::new(),
+            lacks: "may open 30 file descriptors, and needs 60".to_owned(),
+            row,
+        };
+        let roll = Roll::new(2, own);
+        assert!(roll.has_failed());
+        let (_, error) = roll.close(Duration::from_secs(1));
+        assert_eq!(
+            error.unwrap().to_string(),
+            "rank 0 on host \"host\" may open 30 file descriptors, and needs 60"
         );
     }
 }

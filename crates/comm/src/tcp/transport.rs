@@ -120,7 +120,6 @@ impl Tcp {
             messages_sent: AtomicU64::new(0),
             messages_received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
-            bytes_received: AtomicU64::new(0),
         });
         let (writer_alive, writers_ended) = bounded(0);
         let (reader_alive, readers_ended) = bounded(0);
@@ -292,7 +291,11 @@ impl Transport for Tcp {
             messages_sent: self.hub.messages_sent.load(Ordering::Relaxed),
             messages_received: self.hub.messages_received.load(Ordering::Relaxed),
             bytes_sent: self.hub.bytes_sent.load(Ordering::Relaxed),
-            bytes_received: self.hub.bytes_received.load(Ordering::Relaxed),
+            bytes_received: self
+                .links
+                .values()
+                .map(|link| link.bytes_received.load(Ordering::Relaxed))
+                .sum(),
             strangers_dropped: self.acceptor.strangers(),
             by_route: self.hub.exchange.counters().by_route(),
             by_reason: self.hub.exchange.counters().by_reason(),

@@ -23,7 +23,7 @@ use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transp
 const HERE: Rank = Rank(0);
 const THERE: Rank = Rank(1);
 /// No check waits so long.
-const EVER: Duration = Duration::from_secs(3600);
+const EVER: Duration = Duration::from_hours(1);
 
 /// Keeps what comes, and wakes the thread that reads until it has come, as the server and the object plane do.
 #[derive(Default)]
@@ -158,7 +158,7 @@ fn wait_reading(pair: &Pair, heard: &Heard, count: usize) {
 
 #[test]
 fn a_message_is_read_whoever_waits_and_after_nobody_does() {
-    explore(3000, || {
+    explore(9_000, || {
         let heard = Arc::new(Heard::default());
         let pair = Pair::hearing(&heard);
         let waiting = {
@@ -183,7 +183,7 @@ fn what_a_sending_thread_finds_reaches_those_who_wait() {
             Reading::Here => || senders_and_waiters(Reading::Here),
             Reading::Elsewhere => || senders_and_waiters(Reading::Elsewhere),
         };
-        explore(2000, check);
+        explore(6_000, check);
     }
 }
 
@@ -194,17 +194,17 @@ fn senders_and_waiters(reading: Reading) {
         let heard = Arc::clone(&heard);
         with(&pair, move |pair| wait_reading(pair, &heard, 1))
     };
-    let sending_here = with(&pair, |pair| {
+    let arriving = with(&pair, |pair| {
         for number in 0..2 {
             pair.send_here(&step(number));
         }
     });
-    let sending_there = with(&pair, move |pair| {
+    let leaving = with(&pair, move |pair| {
         for _ in 0..2 {
             pair.send_there(reading);
         }
     });
-    beside_reader(&pair, &heard, 2, [waiting, sending_here, sending_there]);
+    beside_reader(&pair, &heard, 2, [waiting, arriving, leaving]);
     assert_eq!(*heard.steps.lock().unwrap(), [0, 1], "CM-2");
 }
 
@@ -275,28 +275,28 @@ fn receiver_of_objects(
         let transport = Arc::clone(&transport);
         Box::new(move || expected(receive(&router, &*transport))) as Box<dyn FnOnce() + Send>
     };
-    let sending_here = with(&pair, move |pair| {
+    let arriving = with(&pair, move |pair| {
         if sends_object {
             pair.send_here(&Message::Object(Box::new(object("a", 7))));
         }
     });
-    let sending_there = with(&pair, |pair| pair.send_there(Reading::Here));
+    let leaving = with(&pair, |pair| pair.send_there(Reading::Here));
     let ending = with(&router, end);
-    on_threads([receiving, sending_here, sending_there, ending]);
+    on_threads([receiving, arriving, leaving, ending]);
     pair.here.stop();
     reader.join().unwrap();
 }
 
 #[test]
 fn a_receiver_that_reads_is_woken_by_its_object_whoever_delivers_it() {
-    explore(3000, || {
+    explore(9_000, || {
         receiver_of_objects(true, |_| {}, |got| assert_eq!(got.unwrap(), Value::Int(7)));
     });
 }
 
 #[test]
 fn a_receiver_that_reads_hears_of_the_end_whatever_it_is() {
-    explore(3000, || {
+    explore(9_000, || {
         for end in [
             (|router| router.objects().close()) as fn(&Router),
             |router| router.peer_lost(THERE, Loss::Died),

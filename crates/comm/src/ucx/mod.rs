@@ -17,10 +17,13 @@
 mod admission;
 mod assembly;
 mod closing;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 mod concurrency;
 mod engine;
 pub mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod library;
 pub mod options;
 mod raw;
@@ -29,7 +32,8 @@ mod sending;
 mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
-#[cfg(all(test, not(feature = "shuttle")))]
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests;
 pub mod transport;
 pub mod transports;

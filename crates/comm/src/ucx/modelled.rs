@@ -2,6 +2,14 @@
 //!
 //! The descriptor of a worker becomes readable with the first message after it was armed, or with a signal; to arm it
 //! makes it unreadable, and does not succeed then. A wait that is to last no longer than a poll ends at once.
+#![allow(
+    dead_code,
+    clippy::needless_pass_by_value,
+    clippy::struct_excessive_bools,
+    clippy::unnecessary_wraps,
+    clippy::unused_self,
+    reason = "the face of the real ones, which may refuse; only tests have networks"
+)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -203,13 +211,11 @@ impl EventHandle {
 pub(super) struct Wakes(Arc<End>);
 
 impl Wakes {
-    #[expect(clippy::unnecessary_wraps, reason = "the kernel may refuse")]
     pub(super) fn of(events: &EventHandle) -> io::Result<Self> {
         events.0.lock().watched = true;
         Ok(Self(Arc::clone(&events.0)))
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "the kernel may refuse")]
     pub(super) fn enable(&self, _: &EventHandle, enabled: bool) -> io::Result<()> {
         self.0.change(|state| {
             state.watched = enabled;
@@ -218,7 +224,6 @@ impl Wakes {
         Ok(())
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "the kernel may refuse")]
     pub(super) fn wait(&self, at_most: Duration) -> io::Result<()> {
         // The kernel looks again before it tells: what was taken meanwhile wakes nobody.
         self.0.wait(at_most, |state| {

@@ -12,6 +12,7 @@
     feature = "shuttle",
     allow(
         dead_code,
+        unreachable_pub,
         unused_imports,
         reason = "checks of concurrency have workers of their own"
     )

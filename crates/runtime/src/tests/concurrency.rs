@@ -16,7 +16,7 @@ use super::steps::chain;
 use crate::{LocalError, Task};
 
 /// No check waits so long.
-const EVER: Duration = Duration::from_secs(3600);
+const EVER: Duration = Duration::from_hours(1);
 
 /// Runs a function on each rank's main thread.
 fn on_mains<T: Send + 'static>(
@@ -48,14 +48,14 @@ fn assert_order(job: &Job) {
             let requests: Vec<_> = requests.collect();
             let place = format!("rank {} to rank {to}", from.id);
             assert!(requests.is_sorted(), "EX-13: {place}: {requests:?}");
-            let mut begun = BTreeSet::new();
+            let mut entered = BTreeSet::new();
             for message in &messages {
                 match message {
-                    Message::StepBegin(begin) => assert!(begun.insert(begin.step)),
+                    Message::StepBegin(begin) => assert!(entered.insert(begin.step)),
                     Message::Request(request) if from.id.0 == 0 => {
-                        assert!(begun.contains(&request.step), "EX-13: {place}");
+                        assert!(entered.contains(&request.step), "EX-13: {place}");
                     }
-                    Message::StepEnd(end) => assert!(begun.contains(&end.step), "EX-13: {place}"),
+                    Message::StepEnd(end) => assert!(entered.contains(&end.step), "EX-13: {place}"),
                     _ => {}
                 }
             }

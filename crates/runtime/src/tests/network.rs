@@ -177,8 +177,8 @@ impl Job {
         let rank = |rank: u32| {
             let mut config = config(rank, &pipeline, world);
             // Time is not what these checks are about.
-            config.stall_report = Duration::from_secs(3600);
-            config.stall_timeout = Duration::from_secs(3600);
+            config.stall_report = Duration::from_hours(1);
+            config.stall_timeout = Duration::from_hours(1);
             let end = End {
                 own: Rank(rank),
                 inboxes: Arc::clone(&inboxes),
