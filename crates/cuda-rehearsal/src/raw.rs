@@ -8,6 +8,10 @@
     reason = "the contract is that of the driver's function of the same name"
 )]
 
+mod own;
+
+pub use own::*;
+
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -386,23 +390,4 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
     };
     put(mode, MODE.replace(wanted) as c_int);
     SUCCESS
-}
-
-/// How much there is in this process of streams, events, and memory that was allocated, opened or registered; not of
-/// the driver's interface.
-#[unsafe(no_mangle)]
-pub extern "C" fn rehearsal_held() -> u64 {
-    (MACHINE.len() + memory(|memory| memory.len())) as u64
-}
-
-/// How many bytes of host memory are registered; not of the driver's interface.
-#[unsafe(no_mangle)]
-pub extern "C" fn rehearsal_registered_bytes() -> u64 {
-    memory(|memory| memory.registered_bytes())
-}
-
-/// Lets a stream stand, or run again, as one whose kernel takes long; not of the driver's interface.
-#[unsafe(no_mangle)]
-pub extern "C" fn rehearsal_stop(stream: u64, stops: c_int) {
-    MACHINE.stop(stream, stops != 0);
 }

@@ -34,7 +34,6 @@ pub(crate) struct Node {
     router: Arc<Router>,
     owner: Owner,
     options: CommOptions,
-    /// The persistent buffer, while somebody uses it.
     pool: Weak<Pool>,
 }
 
@@ -135,10 +134,9 @@ impl Node {
         let transport = outcome.map_err(|error| start_error(&error))?;
         let node = Self {
             options: comm_options.unwrap_or_default(),
-            pool: pool.as_ref().map(Arc::downgrade).unwrap_or_default(),
+            pool: set_process_memory(pool, device),
             ..Self::new(transport, router)
         };
-        set_process_memory(pool, device);
         Ok(node)
     }
 

@@ -30,10 +30,15 @@ static POOL: Mutex<Option<Arc<Pool>>> = Mutex::new(None);
 /// The device whose tensors this process sends and receives.
 static DEVICE: Mutex<Option<Arc<DeviceMemory>>> = Mutex::new(None);
 
-/// Use a persistent buffer and a device from now on, or none.
-pub(crate) fn set_process_memory(pool: Option<Arc<Pool>>, device: Option<Arc<DeviceMemory>>) {
+/// Use a persistent buffer and a device from now on, or none; the buffer, to forget it by.
+pub(crate) fn set_process_memory(
+    pool: Option<Arc<Pool>>,
+    device: Option<Arc<DeviceMemory>>,
+) -> Weak<Pool> {
+    let left = pool.as_ref().map(Arc::downgrade).unwrap_or_default();
     *POOL.lock().unwrap_or_else(PoisonError::into_inner) = pool;
     *DEVICE.lock().unwrap_or_else(PoisonError::into_inner) = device;
+    left
 }
 
 /// Use the persistent buffer, and the device beside it, no more, if they are the ones in use.

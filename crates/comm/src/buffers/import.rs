@@ -220,7 +220,7 @@ impl DeviceUse {
     }
 
     /// The driver did not open it.
-    pub(crate) fn is_refused(mut self) {
+    pub(crate) fn refuse(mut self) {
         self.after = mapped::REFUSED;
     }
 

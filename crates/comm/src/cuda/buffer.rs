@@ -169,7 +169,7 @@ impl Opened {
         let address = match device.open_shared(offer.handle) {
             Ok(address) => address,
             Err(error) => {
-                in_use.is_refused();
+                in_use.refuse();
                 return Err(error);
             }
         };

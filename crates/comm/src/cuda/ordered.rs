@@ -174,9 +174,11 @@ impl Queue {
             return;
         }
         self.active_since.get_or_insert_with(Instant::now);
-        let peers = self.exchange.imports();
-        let over = peers.map(|(peer, import)| self.memory.try_to_open(peer, import));
-        self.knows_peers = over.fold(true, |all, one| all && one);
+        let mut over = true;
+        for (peer, import) in self.exchange.imports() {
+            over &= self.memory.try_to_open(peer, import);
+        }
+        self.knows_peers = over;
     }
 
     fn is_idle(&self) -> bool {
