@@ -16,6 +16,7 @@ use shardwright_wire::{Buffer, Lent, NoMemory, SharedMemory, SharedPlace};
 use super::allocator::{Allocator, Block};
 use super::layout::{self, mapped, slot};
 use super::raw::{Mapping, Piece};
+use super::zone::Zone;
 use crate::owner::Owner;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -40,7 +41,7 @@ pub struct Offer {
 
 /// A rank's own persistent buffer.
 pub struct Pool {
-    mapping: Arc<Mapping>,
+    pub(super) mapping: Arc<Mapping>,
     file: File,
     token: [u8; layout::TOKEN_BYTES],
     owner: Owner,
@@ -62,57 +63,18 @@ struct Loan {
 }
 
 /// A block of the pool in this process's hands.
-struct Region {
-    pool: Arc<Pool>,
-    piece: Piece,
-    block: Block,
+pub(super) struct Region {
+    pub(super) pool: Arc<Pool>,
+    pub(super) piece: Piece,
+    pub(super) block: Block,
     /// Whose the block is, where it is a part of a larger one.
-    zone: Option<Arc<Zone>>,
-}
-
-/// A block that is given out in parts, all of which lie in memory that a device may be told of.
-pub(crate) struct Zone {
-    whole: Region,
-    allocator: Mutex<Allocator>,
-}
-
-impl Zone {
-    /// So many bytes of a pool; `None` where there is no room.
-    pub(crate) fn of(pool: &Arc<Pool>, bytes: usize) -> Option<Arc<Self>> {
-        let whole = pool.take(bytes)?;
-        let allocator = Mutex::new(Allocator::new(bytes as u64, layout::ALIGNMENT));
-        Some(Arc::new(Self { whole, allocator }))
-    }
-
-    /// Where it begins, and how long it is.
-    pub(crate) fn range(&self) -> (*mut u8, usize) {
-        (self.whole.piece.start(), self.whole.piece.len())
-    }
-
-    /// A part that is filled later, through its start; `None` where there is no room.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
-        let block = self.lock().allocate(bytes as u64)?;
-        let pool = Arc::clone(&self.whole.pool);
-        let offset = layout::HEAD_BYTES as u64 + self.whole.block.offset + block.offset;
-        Some(Buffer::lent(Arc::new(Region {
-            piece: Piece::new(Arc::clone(&pool.mapping), offset as usize, bytes),
-            pool,
-            block,
-            zone: Some(Arc::clone(self)),
-        })))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Allocator> {
-        self.allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
+    pub(super) zone: Option<Arc<Zone>>,
 }
 
 impl Region {
     /// Where it begins in the buffer.
     fn offset(&self) -> u64 {
-        let zone = self.zone.as_ref().map_or(0, |zone| zone.whole.block.offset);
+        let zone = self.zone.as_ref().map_or(0, |zone| zone.offset());
         layout::HEAD_BYTES as u64 + zone + self.block.offset
     }
 }
@@ -324,7 +286,7 @@ impl Pool {
         state.allocator.capacity() - state.allocator.free_bytes()
     }
 
-    fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
         if bytes == 0 || !self.owner.is_here() || self.lock().closed {
             return None;
         }

@@ -174,9 +174,10 @@ impl Queue {
             return;
         }
         self.active_since.get_or_insert_with(Instant::now);
-        let peers = self.exchange.imports();
-        let over = peers.map(|(peer, import)| self.memory.try_to_open(peer, import));
-        self.knows_peers = over.fold(true, |all, one| all && one);
+        self.knows_peers = true;
+        for (peer, import) in self.exchange.imports() {
+            self.knows_peers &= self.memory.try_to_open(peer, import);
+        }
     }
 
     fn is_idle(&self) -> bool {
