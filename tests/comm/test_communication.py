@@ -138,7 +138,8 @@ def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
         {reason: 1} if reason else {}
     )
     assert received["fallbacks"] == {}
-    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": "UCX" if route == "host_staged" else "tcp"}}
+    carrier = "UCX" if route == "host_staged" else "tcp"
+    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": carrier, "devices": "not used"}}
     assert (totals["messages_sent"], sent["messages_sent"]) == (1, 1)
 
 
@@ -167,7 +168,7 @@ def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tupl
             stats = [node.comm_stats() for node in nodes]
         finally:
             list(pool.map(lambda node: node.close(), nodes))
-    assert stats[0]["peers"] == {1: {"host": host_names[1], "reached_by": "UCX"}}
+    assert stats[0]["peers"] == {1: {"host": host_names[1], "reached_by": "UCX", "devices": "not used"}}
     # Both ranks are in one process, whose tensors lie in the buffer of the one that connected last; the other copies
     # them into its own.
     shared = sum(one["routes"]["shared_memory"]["tensors_sent"] for one in stats)

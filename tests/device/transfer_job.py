@@ -90,6 +90,8 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         "host_buffer_bytes": 64 << 20,
         "device_to_device": True,
         "device_buffer_bytes": 32 << 20,
+        "one_host": True,
+        "encrypt": False,
     }
     return _core.Node.connect(
         rank=rank,
@@ -142,6 +144,7 @@ def main(rank: int, port: int, library: str, rounds: int) -> None:
             send([device.make(size, number + 0.5) for size in SIZES])
     devices = node.comm_stats()["peers"][1 - rank]["devices"]
     locked = device.count("rehearsal_registered_bytes")
+    node.barrier([0, 1], "nobody has left before", WAIT)
     # What waits for the device leaves before the end.
     node.close()
     stats = node.comm_stats()

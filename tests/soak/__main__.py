@@ -24,8 +24,9 @@ TRANSPORTS = ("auto", "tcp")
 #: Between a tenth of a run and its end. One large tensor of 10 MB that stays would be more; what Python's allocator and
 #: torch's caches add comes to two or three.
 MOST_GROWTH_MB = 8.0
-#: The first sample of each program that tells something: there was a job of every kind, and a failed step.
-FIRST = {"job_after_job": 12, "failing_steps": 10}
+#: The first sample of each program that tells something: there was a job of every kind, and large steps of both kinds,
+#: so that the shared buffer has been used as far as it will be.
+FIRST = {"job_after_job": 12, "failing_steps": 100}
 #: How long both ranks may take for all jobs, and for all steps.
 LIMIT_SECONDS = 1800.0
 
