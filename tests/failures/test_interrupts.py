@@ -42,24 +42,28 @@ def test_a_signal_in_a_step_waits_for_its_end(noticed: list[str]) -> None:
     assert noticed == ["signal"]
 
 
+def interrupted_in_a_block(done: list[str]) -> None:
+    with LetThrough():
+        interrupt()
+        done.append("never")
+
+
 def test_a_signal_is_let_through_where_the_step_can_be_undone(noticed: list[str]) -> None:
-    done = []
+    done: list[str] = []
     with Step():
-        with pytest.raises(KeyboardInterrupt), LetThrough():
-            interrupt()
-            done.append("never")
-        interrupt_held_back = HeldBack()
-        with interrupt_held_back:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in_a_block(done)
+        with HeldBack():
             done.append("undone")
     assert done == ["undone"]
 
 
 def test_a_signal_before_such_a_block_keeps_it_from_beginning(noticed: list[str]) -> None:
-    done = []
+    done: list[str] = []
     with Step():
         interrupt()
-        with pytest.raises(KeyboardInterrupt), LetThrough():
-            done.append("never")
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in_a_block(done)
         interrupt()  # still held back
         done.append("undone")
         with pytest.raises(KeyboardInterrupt):
