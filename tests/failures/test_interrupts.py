@@ -33,11 +33,16 @@ def test_a_signal_outside_of_steps_is_handled_at_once_and_noticed(noticed: list[
     assert noticed == ["signal"]
 
 
-def test_a_signal_in_a_step_waits_for_its_end(noticed: list[str]) -> None:
-    done = []
-    with pytest.raises(KeyboardInterrupt), Step():
+def interrupted_step(done: list[str]) -> None:
+    with Step():
         interrupt()
         done.append("the rest of the step")
+
+
+def test_a_signal_in_a_step_waits_for_its_end(noticed: list[str]) -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_step(done)
     assert done == ["the rest of the step"]
     assert noticed == ["signal"]
 
