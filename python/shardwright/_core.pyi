@@ -39,6 +39,7 @@ __all__ = [
     "simulate",
     "splits_backward",
     "take_log",
+    "use_device",
 ]
 
 __version__: Final[str]
@@ -1132,4 +1133,9 @@ def splits_backward(schedule: str) -> bool:
 def take_log() -> list[tuple[int, str]]:
     """
     Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
+    """
+
+def use_device(ordinal: SupportsIndex) -> None:
+    """
+    Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import socket
@@ -118,6 +119,8 @@ class Runtime:
         self.waits: list[Wait] = []
         #: Makes pictures of the job; None in a job of one rank.
         self.photographer: Photographer | None = None
+        #: Takes away what was put in place for this rank in the process: replaced functions, handlers.
+        self.installed = contextlib.ExitStack()
         #: Why this rank leaves the job, when an exception ended its script.
         self.farewell: dict[str, str] | None = None
 

@@ -22,7 +22,7 @@ from shardwright.errors import ConfigError, JobStartError
 from shardwright.values import decode, pack, registry
 
 WAIT = 30.0
-ROUTES = ["in_message", "peer_copy", "device_rdma", "shared_memory", "host_staged", "tcp"]
+ROUTES = ["in_message", "peer_copy", "shared_memory", "host_staged", "tcp"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,8 @@ def test_the_core_gets_every_option() -> None:
     cfg = load_config({"transport": "tcp"}, {}, {})
     environ = {"SMP_DISABLE_D2D": "1", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": "4096"}
     assert repr(comm_options(cfg, environ, 1, one_host=True)) == (
-        f"CommOptions {{ transport: Tcp, one_host: true, encrypt: false, spin: 300µs, ucx_library: None, ucx_packages: {json.dumps(ucx_packages())}, "
+        "CommOptions { transport: Tcp, one_host: true, encrypt: false, spin: 300µs, ucx_library: None, "
+        f"ucx_packages: {json.dumps(ucx_packages())}, "
         "host_buffer_bytes: 1073741824, device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import FrameError
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.frames.comparing import Part, assert_exact, data, run_divided
 
@@ -35,6 +36,13 @@ def transformed_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return jacobian.sum() + pull(torch.ones_like(value))[0]
 
 
+def counted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with FlopCounterMode(display=False) as counter:
+        product = x @ y.t()
+    assert counter.get_total_flops() == 2 * len(x) * len(y) * x.shape[1]
+    return product.sum() * y
+
+
 class Labelled(torch.Tensor):
     """A subclass of a script's own."""
 
@@ -50,6 +58,7 @@ USES: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     closed_over_by_vmap,
     closed_over_by_a_gradient,
     as_a_subclass,
+    counted,
 ]
 
 
@@ -97,4 +106,15 @@ def test_hook_on_several_gradients_is_refused() -> None:
         return x + y
 
     with pytest.raises(FrameError, match=r"register_multi_grad_hook .* use register_hook on each tensor"):
+        run_divided(Part(body, child=Part(lambda m, x: x * m.weight)), [data()])
+
+
+def test_counting_operations_around_a_call_is_refused() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with FlopCounterMode(display=False):
+            return root.child(x)
+
+    with pytest.raises(
+        FrameError, match=r"under the torch dispatch mode _FlopCounterMode.* enter it inside the module"
+    ):
         run_divided(Part(body, child=Part(lambda m, x: x * m.weight)), [data()])

@@ -67,7 +67,7 @@ class Network:
     def prefix(self, host: int) -> list[str]:
         """What to put before a command to run it on a host."""
         rename = f'hostname node-{host} && exec "$@"'
-        return ["ip", "netns", "exec", self._host(host), "unshare", "--uts", "sh", "-c", rename, "sh"]
+        return ["ip", "netns", "exec", self._host(host), "unshare", "--uts", "--ipc", "sh", "-c", rename, "sh"]
 
     def cut(self, host: int) -> None:
         """Cut a host's link; what is on its way is lost, and nobody is told."""

@@ -17,6 +17,8 @@ from tests.programs.wider import WiderOperations
 
 #: The width of modules and inputs for which none is given.
 WIDTH = 3
+#: No tensor of a program may become larger.
+MOST_NUMBERS = 1 << 16
 #: The name of an operation and its details; plain data, so that programs can be stored.
 Operation = Sequence[Any]
 
@@ -63,6 +65,8 @@ class Block(WiderOperations, nn.Module):
     def execute(self, operations: Sequence[Operation], tensors: list[torch.Tensor]) -> None:
         for name, *details in operations:
             getattr(self, f"do_{name}")(tensors, *details)
+            if tensors[-1].numel() > MOST_NUMBERS:  # before anything is made of it; such a program is drawn again
+                raise RuntimeError(f"{tensors[-1].numel()} numbers are more than a random program may make")
 
     def do_weigh(self, tensors: list[torch.Tensor], a: int) -> None:
         tensor = tensors[a % len(tensors)]
@@ -191,7 +195,6 @@ def _call_block(module: Block, given: list[torch.Tensor], style: str) -> Any:
         return [*map(module, given)]
     if style in ("checkpoint", "reentrant"):
         log.saw("checkpoints")
-        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run without.
-        if log.checkpointing:
-            return checkpoint(module, *given, use_reentrant=style == "reentrant")
+        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run with the other kind.
+        return checkpoint(module, *given, use_reentrant=style == "reentrant" and log.checkpointing)
     return module(*given)

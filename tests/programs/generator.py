@@ -109,8 +109,7 @@ class Generator:
         parts = [self.part(depth + 1) for _ in range(draw.randint(least, most))]
         self.cost = 1
         operations = self.operations(parts, draw.randint(1, self.most_operations))
-        if parts and not any(kind == "call" for kind, *_ in operations):
-            operations.append(self.call(parts))
+        operations += self.further_calls(parts, operations)
         result = ["all", []]
         if depth:
             kind = "nothing" if draw.random() < 0.02 else draw.choice(_RESULTS)
@@ -120,6 +119,10 @@ class Generator:
             spec["tied"] = draw.randrange(len(self.costs))
         self.costs.append(self.cost)
         return spec
+
+    def further_calls(self, parts: list[Spec], operations: list[Operation]) -> list[Operation]:
+        """Calls behind a module's operations, so that one at least of its parts is used."""
+        return [] if not parts or any(kind == "call" for kind, *_ in operations) else [self.call(parts)]
 
     def part(self, depth: int) -> Spec:
         """A new module, or one that is there already."""
@@ -175,10 +178,10 @@ class Generator:
             return [kind]
         return [kind, place()]
 
-    def call(self, parts: list[Spec]) -> Operation:
+    def call(self, parts: list[Spec], child: int | None = None) -> Operation:
         """A call of a part, unless it would be one too many."""
         draw = self.random
-        child, repeat = draw.randrange(len(parts)), draw.choice((1, 1, 1, 2))
+        child, repeat = draw.randrange(len(parts)) if child is None else child, draw.choice((1, 1, 1, 2))
         key = parts[child].get("key", parts[child].get("again"))
         cost = (1 if key is None else self.costs[key]) * repeat
         if self.cost + cost > self.budget:

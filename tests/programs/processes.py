@@ -17,9 +17,7 @@ import torch
 from tests.jobs.ranks import forked_ranks
 from tests.programs.outcome import Left, Outcome, merged
 from tests.programs.program import Program
-
-#: Longer than any program takes; one that takes longer hangs.
-SECONDS = 90.0
+from tests.programs.running import SECONDS
 
 
 class RankError(Exception):

@@ -22,6 +22,8 @@ from tests.programs.outcome import Left, Outcome, merged
 from tests.programs.program import Program, update
 from tests.state.keepers import Keeper, plain
 
+#: Longer than any program takes, also on a machine that has much else to do.
+SECONDS = 150.0
 _MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 #: Attributes of blocks that they may change.
 _OF_BLOCKS = ("number", "level", "past")
@@ -96,7 +98,7 @@ def joins_of(program: Program) -> list[tuple[str, str]]:
 def run_divided(program: Program, job: Job) -> tuple[Outcome, Counter[str]]:
     """Run divided over the ranks of a job; the outcome, and how many requests of each kind were sent."""
     log = log_of_run[0] = Log(plain=False)
-    results = job.run(lambda runtime: run_on_rank(program, runtime), program.settings())
+    results = job.run(lambda runtime: run_on_rank(program, runtime), program.settings(), SECONDS)
     # The refusal of one rank reaches the others as a RemoteError.
     for result in sorted(results, key=lambda result: isinstance(result, smp.RemoteError)):
         if isinstance(result, BaseException):

@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+_MOST_ROWS = 100
+
 
 class Scaled(torch.autograd.Function):
     """A function with a backward of its own."""
@@ -59,8 +61,8 @@ def fit_width(tensor: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def matrix(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """A tensor as rows of this width, two of them at least."""
-    rows = fit_width(tensor, width).reshape(-1, width)
+    """A tensor as rows of this width, two of them at least and not too many for products of each with each."""
+    rows = fit_width(tensor, width).reshape(-1, width)[:_MOST_ROWS]
     return rows if len(rows) > 1 else rows.expand(2, width)
 
 
@@ -99,9 +101,14 @@ WRITE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """A few rows of four, whose products with others are small."""
+    return matrix(tensor, 4)[:16]
+
+
 def _counted(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     with FlopCounterMode(display=False) as counted:
-        product = matrix(one, 4) @ matrix(other, 4).t()
+        product = _few(one) @ _few(other).t()
     return product.tanh() * (1 if counted.get_total_flops() else 2)
 
 
@@ -121,7 +128,7 @@ def _set_rows(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _cast(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        product = matrix(one, 4).float() @ matrix(other, 4).float().t()
+        product = _few(one).float() @ _few(other).float().t()
     return product.double().tanh()
 
 
@@ -158,7 +165,7 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "stack": lambda t, u: torch.stack([t, fit(u, t).expand_as(t)]),
     "concatenate": lambda t, u: torch.cat([t.reshape(-1), u.reshape(-1)]),
     "out": lambda t, u: torch.add(t.detach(), fit(u, t).detach(), out=torch.empty_like(t)),
-    "einsum": lambda t, u: torch.einsum("ab,cb->ac", matrix(t, 4), matrix(u, 4)).tanh(),
+    "einsum": lambda t, u: torch.einsum("ab,cb->ac", _few(t), _few(u)).tanh(),
     "data": lambda t, u: t * u.data.mean(),
     "deepcopy": lambda t, u: t + copy.deepcopy(u.detach()).mean(),
     "save": _saved,
@@ -172,12 +179,12 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "cumulate": lambda t, u: t.cumsum(-1) / (1 + t.numel()) if t.dim() else t * u.mean(),
     "normalise": lambda t, u: functional.layer_norm(fit_width(t, 4), (4,)) + u.mean(),
     "attend": lambda t, u: functional.scaled_dot_product_attention(
-        *(matrix(v, 4).unsqueeze(0) for v in (t, u, u))  # type: ignore[arg-type]
+        *(_few(v).unsqueeze(0) for v in (t, u, u))  # type: ignore[arg-type]
     ),
     "set": _set_rows,
     "flops": _counted,
     "autocast": _cast,
-    "vmap": lambda t, u: torch.vmap(lambda row: (row * u.mean()).sum())(matrix(t, 4)),
+    "vmap": lambda t, u: torch.vmap(lambda row: (row * u.mean()).sum())(_few(t)),
     "vmapped": lambda t, u: torch.vmap(torch.sin)(u if u.dim() else u.reshape(1)),
     "grad": lambda t, u: torch.func.grad(lambda v: (v.sin() * fit(u, v)).sum())(t),
     "jacobian": lambda t, u: torch.func.jacrev(lambda v: v * u.mean())(matrix(t, 3)[0, :3]),

@@ -52,13 +52,13 @@ class WideGenerator(Generator):
         for kind, (share, weight) in _FURTHER.items():
             if draw.random() < share:
                 self.kinds[kind] = weight
-        if draw.random() < 0.8:
+        if draw.random() < 0.7:
             for kind in _HOOKS:
                 self.kinds.pop(kind, None)
         if draw.random() < 0.7:
             self.kinds.pop("borrow", None)
-        self.styles += [*draw.sample(STRUCTURES, 2), "mapped"] if draw.random() < 0.5 else []
-        self.results = [*draw.sample(STRUCTURES, 2)] if draw.random() < 0.5 else []
+        self.styles += [*draw.sample(STRUCTURES, 3), "mapped"] if draw.random() < 0.7 else []
+        self.results = [*draw.sample(STRUCTURES, 3)] if draw.random() < 0.7 else []
         self.layers = draw.choice((0.3, 0.5, 0.7))
         self.stateful = 0.0 if self.checkpoints else draw.choice((0.0, 0.3, 0.7))
         self.width = draw.choice(WIDTHS)
@@ -79,7 +79,7 @@ class WideGenerator(Generator):
         return fields | {
             "ranks": draw.choice((2, 3)),
             "auto": draw.random() < 0.15,
-            "read": fields["read"] if draw.random() < 0.3 else list(range(24)),
+            "read": fields["read"] if draw.random() < 0.1 else list(range(24)),
             "microbatches": microbatches,
             "pipeline": pipeline,
             "active": draw.randint(1, microbatches + 1),
@@ -113,11 +113,16 @@ class WideGenerator(Generator):
         spec = super().module(depth)
         if "operations" in spec:
             spec["width"] = self.own_width()
-            if self.results and depth and draw.random() < 0.3:
+            if self.results and depth and draw.random() < 0.4:
                 spec["result"][0] = draw.choice(self.results)
-            if depth and draw.random() < 0.05:
+            if depth and draw.random() < 0.08:
                 spec["hooked"] = [draw.choice(("before", "after", "after", "backward"))]
         return spec
+
+    def further_calls(self, parts: list[Spec], operations: list[Operation]) -> list[Operation]:
+        """Calls of the parts that are not used yet."""
+        used = {operation[1] for operation in operations if operation[0] == "call"}
+        return [self.call(parts, child) for child in range(len(parts)) if child not in used]
 
     def layer(self) -> Spec:
         """A layer, of torch or such as people write."""

@@ -16,7 +16,7 @@ from tests.programs.trials import Trial
 #: Longer than any program takes, with what it takes to find that its ranks hang.
 SECONDS = 240.0
 #: A worker is replaced after so many programs: caches of torch grow with every module that it sees.
-PROGRAMS_EACH = 250
+PROGRAMS_EACH = 100
 
 
 class _Worker:

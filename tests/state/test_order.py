@@ -265,6 +265,45 @@ def test_weights_that_forwards_change(job: Job, keeper: Any, mode: str, size: st
     check(job, Chain(SIZES[size][1], keeper), places, MODES[mode], size)
 
 
+class ReturnsCount(Keeper):
+    """Returns the buffer itself, at which its caller looks after it has waited for another rank."""
+
+    def keep(self, width: int) -> None:
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.scaled(x)
+        with torch.no_grad():
+            self.count.mul_(0.5)
+            self.count.add_(y.abs().mean())
+        return y, self.count
+
+
+class LooksLate(nn.Module):
+    """Calls such a module, then another rank, and only then looks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.keeper = ReturnsCount(width)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, count = self.keeper(self.first(x))
+        y = self.last(y)
+        return y * (1 + float(y.detach().abs().mean())) * count.clone()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_buffer_that_is_returned_and_looked_at_later(job: Job, schedule: str, mode: str, size: str) -> None:
+    torch.manual_seed(5)
+    settings = {**MODES[mode], "pipeline": schedule}
+    check(job, LooksLate(SIZES[size][1]), {"first": 1, "keeper": 0, "last": 1}, settings, size)
+    assert all(runtime.state_order.one_at_a_time for runtime in job.runtimes)
+
+
 class LateWeight(Late):
     """A weight that no backward needs the values of."""
 

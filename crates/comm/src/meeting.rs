@@ -7,6 +7,7 @@
 //! - ME-1: only a process of this user is given the bytes, and they are taken from a process of this user only.
 //! - ME-2: nobody at the door is waited for: the bytes fit into what the kernel keeps for a connection.
 
+use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -214,9 +215,11 @@ fn listen(name: &str) -> io::Result<UnixListener> {
 
 /// An address that is the same for all who know the job's name, which may be of any length.
 fn address(name: &str) -> io::Result<SockAddr> {
-    let digest = Sha256::digest(name.as_bytes());
-    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    SockAddr::unix(Path::new(&format!("\0shardwright/{digest}")))
+    let mut path = "\0shardwright/".to_owned();
+    for byte in Sha256::digest(name.as_bytes()) {
+        write!(path, "{byte:02x}").map_err(io::Error::other)?;
+    }
+    SockAddr::unix(Path::new(&path))
 }
 
 fn user_of(stream: &UnixStream) -> io::Result<u32> {

@@ -275,6 +275,8 @@ fn main() {
         }
         let choices: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(31)).collect();
         keep("message", format!("choices-{index}"), &choices[index * 4..]);
+        keep("parts", format!("choices-{index}"), &choices[index * 4..]);
+        keep("records", format!("choices-{index}"), &choices[index * 4..]);
     }
     let beat = beat_frame(Beat {
         step: 5,

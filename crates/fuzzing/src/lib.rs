@@ -7,11 +7,15 @@
 //! - FZ-3: what is understood can be sent on, and is understood as the same.
 //! - FZ-4: only the genuine bytes of a rank that knows the secret are accepted, and before that nobody gets more than
 //!   a challenge and a verdict.
+//! - FZ-5: a message over UCX is believed only if it shows the receiver's key and is of a rank of the job.
+//! - FZ-6: of sealed records only what was sealed is opened, and nothing behind the first that was changed.
 
+mod connections;
 mod messages;
 mod raw;
 mod targets;
 
+pub use connections::{received_parts, records};
 pub use messages::message;
 pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream, table, value};
 
@@ -19,11 +23,13 @@ pub use targets::{CONSTANT, PER_BYTE, frame, handshake, message_damaged, stream,
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 8] = [
     ("frame", frame),
     ("value", value),
     ("message", message_damaged),
     ("stream", stream),
     ("handshake", handshake),
     ("table", table),
+    ("parts", received_parts),
+    ("records", records),
 ];

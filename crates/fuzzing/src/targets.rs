@@ -26,7 +26,7 @@ const CHALLENGE_AND_VERDICT: usize = 80 + 1;
 const HELLO_AND_ANSWER: usize = 52 + 33;
 
 /// Ordinary limits, but for tensors small enough to hold many inputs a second.
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     control_bytes: 256 << 20,
     tensor_bytes: 1 << 16,
     tensors: 1 << 16,
@@ -35,7 +35,7 @@ const LIMITS: Limits = Limits {
     dimensions: 64,
 };
 
-fn within<T>(arrived: usize, constant: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn within<T>(arrived: usize, constant: usize, work: impl FnOnce() -> T) -> T {
     let (result, held) = most_held(work);
     let allowed = arrived * PER_BYTE + constant;
     assert!(
@@ -91,7 +91,7 @@ pub fn frame(input: &[u8]) {
 }
 
 /// A message that was understood can be sent on, and is understood as the same (FZ-3).
-fn understood_again(message: &Message, limits: &Limits) {
+pub(crate) fn understood_again(message: &Message, limits: &Limits) {
     let sent = encode(message, limits).expect("a message that was understood can be sent on");
     let bytes = bytes_of(&sent);
     let mut count = 0;
@@ -157,7 +157,10 @@ pub fn message_damaged(input: &[u8]) {
 }
 
 /// Changes bytes at a place that the input chooses; false when it has no more choices.
-fn damage(bytes: &mut Vec<u8>, choices: &mut Unstructured<'_>) -> arbitrary::Result<bool> {
+pub(crate) fn damage(
+    bytes: &mut Vec<u8>,
+    choices: &mut Unstructured<'_>,
+) -> arbitrary::Result<bool> {
     if choices.is_empty() || bytes.is_empty() {
         return Ok(false);
     }

@@ -56,6 +56,11 @@ pub(crate) fn unsupported_value_error(path: &str, kind: &str) -> PyErr {
     exceptions::UnsupportedValueError::new_err((text, kind.to_owned()))
 }
 
+/// A tensor of a device cannot cross ranks, or be read.
+pub(crate) fn device_error(error: &impl ToString) -> PyErr {
+    exceptions::ShardwrightError::new_err(error.to_string())
+}
+
 /// A failed step.
 pub(crate) fn failure_error(failure: &Failure) -> PyErr {
     let report = &failure.report;

@@ -77,7 +77,7 @@ mod _core {
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]
-    use crate::tensors::TensorParts;
+    use crate::tensors::{TensorParts, use_device};
     #[pymodule_export]
     use crate::usage::PyUsage;
     #[pymodule_export]

@@ -1,15 +1,15 @@
 //! `Node`: this process's connection to the other ranks of its job.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
-    CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, Secret,
-    StartError, Tcp, Transport,
+    CommError, CommOptions, Connection, Faults, JobOptions, Owner, Patience, Pool, Receiver,
+    Router, Secret, StartError, Tcp, Transport,
     cuda::Ordered,
     in_process_with, published,
     routing::Choice,
@@ -23,7 +23,7 @@ use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
 use crate::listener::Listener;
 use crate::log;
-use crate::tensors::{TensorParts, set_process_memory};
+use crate::tensors::{TensorParts, forget_process_memory, set_process_memory};
 use crate::ucx;
 use crate::values::Spec;
 
@@ -34,6 +34,8 @@ pub(crate) struct Node {
     router: Arc<Router>,
     owner: Owner,
     options: CommOptions,
+    /// The persistent buffer, while somebody uses it.
+    pool: Weak<Pool>,
 }
 
 #[pymethods]
@@ -131,12 +133,13 @@ impl Node {
             Ordered::before(job, told, exchange)
         })?;
         let transport = outcome.map_err(|error| start_error(&error))?;
-        set_process_memory(pool, device);
-        let node = Self::new(transport, router);
-        Ok(Self {
+        let node = Self {
             options: comm_options.unwrap_or_default(),
-            ..node
-        })
+            pool: pool.as_ref().map(Arc::downgrade).unwrap_or_default(),
+            ..Self::new(transport, router)
+        };
+        set_process_memory(pool, device);
+        Ok(node)
     }
 
     /// The node of a job of one rank.
@@ -311,9 +314,10 @@ impl Node {
         let report = report.map(|report| self.report(&report)).transpose()?;
         py.detach(|| {
             self.transport.close(report);
-            self.router.objects().close();
-            // The server holds the transport, which holds the router: the circle ends here.
-            self.router.clear_handler();
+            if self.owner.is_here() {
+                self.router.close();
+                forget_process_memory(&self.pool);
+            }
         });
         Ok(())
     }
@@ -321,12 +325,14 @@ impl Node {
 
 impl Node {
     fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
-        router.published().connect(&transport);
+        let transport: Arc<dyn Transport> = Connection::new(transport);
+        router.connect(&transport);
         Self {
             transport,
             router,
             owner: Owner::this_process(),
             options: CommOptions::default(),
+            pool: Weak::new(),
         }
     }
 

@@ -8,9 +8,10 @@
 mod calls;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use shardwright_comm::sync::{Condvar, Mutex, MutexGuard, thread};
 use shardwright_comm::{CommError, Loss, Receiver, Transport};
 use shardwright_core::{ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_wire::{Beat, Body, Message};
@@ -23,13 +24,12 @@ use crate::outbox::Outbox;
 use crate::trace::TraceRecord;
 use crate::usage::Usage;
 
-/// How often a server that closes looks whether all is sent.
-const CLOSING_SLICE: Duration = Duration::from_millis(1);
-
 /// A rank's execution server.
 pub struct Server {
     state: Mutex<State>,
     main_bell: Condvar,
+    /// Rings for those who close once nothing is left to send.
+    all_sent: Condvar,
     pub(crate) transport: Option<Arc<dyn Transport>>,
     started: Instant,
     started_at: SystemTime,
@@ -45,8 +45,10 @@ impl Server {
                 reader: None,
                 outbox: Outbox::default(),
                 pulsed: 0,
+                closing: false,
             }),
             main_bell: Condvar::new(),
+            all_sent: Condvar::new(),
             transport,
             started: Instant::now(),
             started_at: SystemTime::now(),
@@ -218,13 +220,14 @@ impl Server {
         let deadline = Instant::now() + patience;
         let mut state = self.lock();
         state.machine.close();
+        state.closing = true;
         loop {
             state = self.settle(state);
             let left = deadline.saturating_duration_since(Instant::now());
             if state.outbox.is_empty() || left.is_zero() {
                 return;
             }
-            state = wait_on(&self.main_bell, state, left.min(CLOSING_SLICE));
+            state = wait_on(&self.all_sent, state, left);
         }
     }
 
@@ -265,7 +268,7 @@ impl Server {
                     Action::WakeWorker(worker) if Some(worker) == caller => {}
                     Action::WakeWorker(worker) => {
                         wake_reader |= state.reader.is_some_and(|(reader, thread)| {
-                            reader == worker && thread != std::thread::current().id()
+                            reader == worker && thread != thread::current().id()
                         });
                         bells.push(state.bell(worker));
                     }
@@ -289,6 +292,9 @@ impl Server {
             }
             state = self.lock();
             state.outbox.sent(&sent);
+            if state.closing && state.outbox.is_empty() {
+                self.all_sent.notify_all();
+            }
             state.machine.spent_sending(took);
             for (to, error) in lost {
                 let now = self.now();

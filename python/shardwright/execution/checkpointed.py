@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 
 def run_checkpointed(
@@ -54,7 +55,10 @@ def run_checkpointed(
         return run(*own_args, **own_kwargs)
 
     del leaves
-    return checkpoint(MethodType(again, module), *copies.values(), use_reentrant=False)
+    # torch stops computing again by an exception, which compiled code of TorchScript would take for another.
+    is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    with set_checkpoint_early_stop(False) if is_scripted else nullcontext():
+        return checkpoint(MethodType(again, module), *copies.values(), use_reentrant=False)
 
 
 def _tensors(leaves: list[Any]) -> list[torch.Tensor]:

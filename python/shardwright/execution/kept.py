@@ -64,7 +64,8 @@ def reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterato
             yield from reached(item, depth + 1, seen)
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to; 0 of one that counts nothing, or has no values yet."""
     return 0 if is_remote(tensor) or tensor.is_inference() else tensor._version
 
 
@@ -83,10 +84,10 @@ class Seen:
 def seen_of(place: Attribute) -> Seen:
     """What is in an attribute now."""
     value = value_of(*place)
-    values, versions = [value], [_version(value)] if isinstance(value, nn.Parameter) else []
+    values, versions = [value], [version_of(value)] if isinstance(value, nn.Parameter) else []
     for part in reached(value):
         if isinstance(part, torch.Tensor):
-            versions.append(_version(part))
+            versions.append(version_of(part))
         else:
             values += _items(contents_of(part))
     return Seen(values, versions)
@@ -123,7 +124,7 @@ class Snapshot:
             for part in reached(value, 0, seen):
                 if isinstance(part, torch.Tensor):
                     if part.layout is torch.strided:
-                        self._tensors.append((part, _version(part), part.detach().clone()))
+                        self._tensors.append((part, version_of(part), part.detach().clone()))
                 else:
                     contents = contents_of(part)
                     self._contents.append((contents, copied(contents)))
@@ -143,7 +144,7 @@ class Snapshot:
             restore_container(contents, before)
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
-                if _version(tensor) != version or tensor.is_inference():
+                if version_of(tensor) != version or tensor.is_inference():
                     tensor.detach().copy_(copy)
 
 
@@ -229,7 +230,7 @@ class Watch:
     def _add(self, module: nn.Module, name: str, part: Any, may_change: bool) -> None:
         if isinstance(part, torch.Tensor):
             if not may_change and type(part) is torch.Tensor:
-                self._tensors.append((module, name, part, _version(part)))
+                self._tensors.append((module, name, part, version_of(part)))
         elif len(contents := contents_of(part)) <= MOST_ITEMS:
             self._cells.append((module, name, contents, copied(contents)))
 
@@ -241,7 +242,7 @@ class Watch:
             self._find()
         elif self._tensors or self._cells or self._places:
             self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
-            self._tensors = [(module, name, tensor, _version(tensor)) for module, name, tensor, _ in self._tensors]
+            self._tensors = [(module, name, tensor, version_of(tensor)) for module, name, tensor, _ in self._tensors]
             self._cells = [(module, name, cell, copied(cell)) for module, name, cell, _ in self._cells]
             self._inside = {}
 
@@ -269,7 +270,7 @@ class Watch:
             if module in self._modules and not _is_same(value_of(module, name), before):
                 return f"attribute {self.name_of(module, name)}"
         for module, name, tensor, version in tensors:
-            if _version(tensor) != version:
+            if version_of(tensor) != version:
                 return f"tensor {self.name_of(module, name)}"
         for module, name, cell, before in cells:
             if not _are_same(_items(cell), _items(before)):

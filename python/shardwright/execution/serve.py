@@ -20,6 +20,7 @@ from shardwright.execution.call import Then
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
+from shardwright.execution.hooked_views import refuse_other_uses
 from shardwright.execution.layout import restride
 from shardwright.execution.results import finish
 from shardwright.execution.sparse import received_arguments, take_apart, watched_in
@@ -256,6 +257,8 @@ def _forward(
                 frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
             else:
                 returned.dropped.append(place)
+    if "hooked_views" in extras:
+        refuse_other_uses(name, frame, extras["hooked_views"], [index for index, _ in returned.written])
     said = returned.as_value() | ({"sparse": sparse} if sparse else {})
     if lone is not None:  # how results lie is told to the next rank
         said.pop("strides", None)

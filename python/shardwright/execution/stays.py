@@ -16,6 +16,7 @@ from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
 from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
+from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
 from shardwright.frames.cut import engine_watchers
@@ -174,6 +175,7 @@ class KeptHere:
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
+        self._check_returned(task)
         weight = self._watch.written_weight(module)
         if weight is not None and self._runtime.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
             raise FrameError(
@@ -223,10 +225,13 @@ class KeptHere:
             if self._newest.get(state) != task.microbatch:
                 self._newest[state] = task.microbatch
                 self._check_graphs(task, state)
+        self._check_returned(task)
         task.ordered = True
         task.inside.append(module)
         try:
-            return self._run(module, call, args, kwargs)
+            result = self._run(module, call, args, kwargs)
+            self._note_returned(task, module, states, result)
+            return result
         finally:
             task.inside.pop()
             for state in states:
@@ -242,6 +247,17 @@ class KeptHere:
                     self._refuse(
                         task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
                     )
+
+    def _note_returned(self, task: RunningTask, module: nn.Module, states: list[int], result: Any) -> None:
+        if self._runtime.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
+            places = [place for state in states for place in self._places_of[state]]
+            note_returned(task, self._watch.path_of(module), places, result)
+
+    def _check_returned(self, task: RunningTask) -> None:
+        """Raise :class:`StateWriteError` if something was changed that a module has returned to this task."""
+        name = changed_since_returned(task)
+        if name is not None:
+            self._refuse(task, f"what module {name!r} keeps and returned was changed by another microbatch")
 
     def _run(self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a module; inside a checkpoint that was left to the modules in it, checkpointed: it is computed twice."""

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from shardwright.contents import INTERNAL
+from shardwright.delayed.materialise import is_delayed
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.kept import KeptState, merged
@@ -345,7 +346,8 @@ class Audit:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if tensor.layout is torch.strided and not tensor.is_meta else 0
+    has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
+    return tensor.data_ptr() if has_memory else 0
 
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:

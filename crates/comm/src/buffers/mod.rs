@@ -25,9 +25,10 @@ mod tests;
 
 pub use allocator::{Allocator, Block};
 pub use exchange::{Exchange, Reach};
-pub(crate) use import::Held;
+pub(crate) use import::{DeviceUse, Held};
 pub use import::{Import, ImportError};
 pub(crate) use layout::DeviceOffer;
+pub(crate) use pool::Zone;
 pub use pool::{Offer, Pool};
 
 /// Smaller tensors travel inside their message: copying them costs less than their slot, which a receiver that has

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shardwright_core::Rank;
@@ -17,6 +17,7 @@ use super::allocator::{Allocator, Block};
 use super::layout::{self, mapped, slot};
 use super::raw::{Mapping, Piece};
 use crate::owner::Owner;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The name under which the memory shows in `/proc`.
 pub(super) const NAME: &str = "shardwright";
@@ -50,6 +51,7 @@ struct State {
     allocator: Allocator,
     slots: Vec<u32>,
     lent: VecDeque<Loan>,
+    closed: bool,
 }
 
 /// A block that a peer holds, or will.
@@ -64,6 +66,55 @@ struct Region {
     pool: Arc<Pool>,
     piece: Piece,
     block: Block,
+    /// Whose the block is, where it is a part of a larger one.
+    zone: Option<Arc<Zone>>,
+}
+
+/// A block that is given out in parts, all of which lie in memory that a device may be told of.
+pub(crate) struct Zone {
+    whole: Region,
+    allocator: Mutex<Allocator>,
+}
+
+impl Zone {
+    /// So many bytes of a pool; `None` where there is no room.
+    pub(crate) fn of(pool: &Arc<Pool>, bytes: usize) -> Option<Arc<Self>> {
+        let whole = pool.take(bytes)?;
+        let allocator = Mutex::new(Allocator::new(bytes as u64, layout::ALIGNMENT));
+        Some(Arc::new(Self { whole, allocator }))
+    }
+
+    /// Where it begins, and how long it is.
+    pub(crate) fn range(&self) -> (*mut u8, usize) {
+        (self.whole.piece.start(), self.whole.piece.len())
+    }
+
+    /// A part that is filled later, through its start; `None` where there is no room.
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
+        let block = self.lock().allocate(bytes as u64)?;
+        let pool = Arc::clone(&self.whole.pool);
+        let offset = layout::HEAD_BYTES as u64 + self.whole.block.offset + block.offset;
+        Some(Buffer::lent(Arc::new(Region {
+            piece: Piece::new(Arc::clone(&pool.mapping), offset as usize, bytes),
+            pool,
+            block,
+            zone: Some(Arc::clone(self)),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Allocator> {
+        self.allocator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Region {
+    /// Where it begins in the buffer.
+    fn offset(&self) -> u64 {
+        let zone = self.zone.as_ref().map_or(0, |zone| zone.whole.block.offset);
+        layout::HEAD_BYTES as u64 + zone + self.block.offset
+    }
 }
 
 impl Pool {
@@ -96,6 +147,7 @@ impl Pool {
                 allocator: Allocator::new(bytes, layout::ALIGNMENT),
                 slots: (0..layout::SLOTS).rev().collect(),
                 lent: VecDeque::new(),
+                closed: false,
             }),
         }))
     }
@@ -137,11 +189,6 @@ impl Pool {
         Some(Buffer::lent(Arc::new(self.take(bytes)?)))
     }
 
-    /// Where the whole buffer begins, and how long it is.
-    pub(crate) fn range(&self) -> (*mut u8, usize) {
-        (self.mapping.start(), self.mapping.len())
-    }
-
     /// Tells the ranks that have mapped the buffer how to open the one in device memory; once.
     pub(crate) fn offer_device(&self, words: layout::DeviceOffer) {
         for (index, word) in words.into_iter().enumerate() {
@@ -149,7 +196,7 @@ impl Pool {
             place.store(word, Ordering::Relaxed);
         }
         let offered = self.mapping.word(layout::DEVICE_OFFERED);
-        offered.store(1, Ordering::Release);
+        offered.store(1, Ordering::SeqCst);
     }
 
     /// Whether a rank of this host has mapped the buffer.
@@ -159,11 +206,39 @@ impl Pool {
 
     /// Whether a rank of this host has opened the buffer in device memory too.
     pub(crate) fn device_is_mapped_by(&self, rank: Rank) -> bool {
-        self.mapped(rank) >= mapped::DEVICE
+        self.mapped(rank) == mapped::DEVICE
+    }
+
+    /// Whether a rank of this host has tried to open it in vain.
+    pub(crate) fn device_is_refused_to(&self, rank: Rank) -> bool {
+        self.mapped(rank) == mapped::REFUSED
+    }
+
+    /// From now on nobody opens the buffer in device memory any more.
+    pub(crate) fn withdraw_device(&self) {
+        // Against `Import::opens_device`: one of both sees what the other has written.
+        self.mapping
+            .word(layout::DEVICE_OFFERED)
+            .store(0, Ordering::SeqCst);
+    }
+
+    /// The ranks that have the buffer in device memory open.
+    pub(crate) fn device_users(&self) -> Vec<Rank> {
+        let is_user = |rank: &Rank| matches!(self.mapped(*rank), mapped::OPENING | mapped::DEVICE);
+        (0..layout::MAX_RANKS).map(Rank).filter(is_user).collect()
+    }
+
+    /// A rank whose process has ended has nothing open.
+    pub(crate) fn forget_device_user(&self, rank: Rank) {
+        if let Some(word) = layout::mapped_word(rank) {
+            self.mapping
+                .word(word)
+                .store(mapped::HOST, Ordering::SeqCst);
+        }
     }
 
     fn mapped(&self, rank: Rank) -> u32 {
-        layout::mapped_word(rank).map_or(0, |word| self.mapping.word(word).load(Ordering::Acquire))
+        layout::mapped_word(rank).map_or(0, |word| self.mapping.word(word).load(Ordering::SeqCst))
     }
 
     /// Hands a block over to a peer that has mapped the buffer (BU-1); `None` when it is not of
@@ -176,8 +251,7 @@ impl Pool {
         if !Arc::ptr_eq(&region.pool, self) || Arc::strong_count(&region) > 2 {
             return None;
         }
-        let offset = layout::HEAD_BYTES as u64 + region.block.offset;
-        self.lend_block(SharedMemory::Host, offset, region)
+        self.lend_block(SharedMemory::Host, region.offset(), region)
     }
 
     /// Copies bytes into a block of their own and hands that over; `None` when there is no room, or too many blocks are
@@ -188,8 +262,7 @@ impl Pool {
         }
         let mut region = self.take(bytes.len())?;
         region.piece.as_mut_bytes().copy_from_slice(bytes);
-        let offset = layout::HEAD_BYTES as u64 + region.block.offset;
-        self.lend_block(SharedMemory::Host, offset, Arc::new(region))
+        self.lend_block(SharedMemory::Host, region.offset(), Arc::new(region))
     }
 
     /// Whether one more block can be lent, after taking back what was given back.
@@ -197,7 +270,8 @@ impl Pool {
         if self.lock().slots.is_empty() {
             self.take_back(usize::MAX);
         }
-        !self.lock().slots.is_empty()
+        let state = self.lock();
+        !state.slots.is_empty() && !state.closed
     }
 
     /// Lends memory, of this buffer or the one in device memory, and keeps it until it is given back.
@@ -232,6 +306,17 @@ impl Pool {
         }
     }
 
+    /// Takes and lends no block any more, and waits for none that a peer has: what is lent holds the buffer, and a peer
+    /// may keep it for as long as its own process lives. Its mapping keeps the memory until then.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let lent = std::mem::take(&mut state.lent);
+        drop(state);
+        // Their blocks go back to the allocator here, which takes the lock again.
+        drop(lent);
+    }
+
     /// Bytes in use here or lent, after taking back what was given back.
     pub fn used_bytes(&self) -> u64 {
         self.take_back(usize::MAX);
@@ -240,7 +325,7 @@ impl Pool {
     }
 
     fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
-        if bytes == 0 || !self.owner.is_here() {
+        if bytes == 0 || !self.owner.is_here() || self.lock().closed {
             return None;
         }
         self.take_back(LOOKED_AT);
@@ -255,6 +340,7 @@ impl Pool {
             pool: Arc::clone(self),
             piece: Piece::new(Arc::clone(&self.mapping), offset, bytes),
             block,
+            zone: None,
         })
     }
 
@@ -306,9 +392,14 @@ impl Lent for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // A forked child has a copy of the allocator, whose lock a thread of the parent may have held (BU-4).
-        if self.pool.owner.is_here()
-            && let Err(error) = self.pool.lock().allocator.free(self.block)
-        {
+        if !self.pool.owner.is_here() {
+            return;
+        }
+        let freed = match &self.zone {
+            Some(zone) => zone.lock().free(self.block),
+            None => self.pool.lock().allocator.free(self.block),
+        };
+        if let Err(error) = freed {
             tracing::error!(%error, "a block of the persistent buffer was given back twice");
         }
     }

@@ -9,7 +9,7 @@ use shardwright_core::Rank;
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{Beat, FORMAT_VERSION, Limits};
 
-use super::{Recorder, heavy, numbered};
+use super::{Recorder, Told, heavy, numbered};
 use crate::tcp::testing::{all_options, join, join_frozen};
 use crate::transport::{Loss, Transport};
 
@@ -33,6 +33,35 @@ fn a_frozen_peer_is_noticed_although_it_takes_nothing() {
     rank.close(None);
     assert!(began.elapsed() < Duration::from_secs(8));
     drop(frozen);
+}
+
+#[test]
+fn a_frame_that_trickles_is_silence() {
+    let recorder = Arc::new(Recorder::default());
+    let mut all = all_options(2);
+    all[0].liveness_timeout = Duration::from_secs(1);
+    let frozen = join_frozen(all.pop().unwrap());
+    let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
+        .join()
+        .unwrap()
+        .unwrap();
+    let frozen = frozen.join().unwrap().unwrap();
+    let mut head = encode(&heavy(1 << 20, 0), &Limits::default()).unwrap().head;
+    head.resize(head.len() + 4096, 0);
+    // Within the timeout each time, and never enough.
+    for bytes in head.chunks(head.len() / 20) {
+        frozen.inject(Rank(0), bytes);
+        std::thread::sleep(Duration::from_millis(200));
+        if recorder
+            .told()
+            .iter()
+            .any(|told| matches!(told, Told::Lost(..)))
+        {
+            break;
+        }
+    }
+    assert_eq!(recorder.wait_loss(Rank(1)), Loss::Silent { seconds: 1 });
+    rank.close(None);
 }
 
 #[test]

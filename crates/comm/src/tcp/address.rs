@@ -10,19 +10,20 @@ use crate::start_error::StartError;
 /// Connections that may wait to be accepted: those of strangers before rank 0 begins to do so are no obstacle.
 const BACKLOG: i32 = 1024;
 
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // As std does it: connections of the job before, which linger in the system, are in nobody's way.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(TcpListener::from(socket))
+}
+
 /// Listens on the first address that can be had.
 fn listen_on_first(candidates: &[SocketAddr]) -> io::Result<TcpListener> {
     let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
     for candidate in candidates {
-        let listen = || {
-            let socket = Socket::new(Domain::for_address(*candidate), Type::STREAM, None)?;
-            // As std does it: connections of the job before, which linger in the system, are in nobody's way.
-            socket.set_reuse_address(true)?;
-            socket.bind(&(*candidate).into())?;
-            socket.listen(BACKLOG)?;
-            Ok(TcpListener::from(socket))
-        };
-        outcome = listen();
+        outcome = listen(*candidate);
         if outcome.is_ok() {
             break;
         }

@@ -39,7 +39,7 @@ const MOST_PIECES: usize = 1024;
 /// A connection whose two ends have proved the job's secret.
 pub(super) struct Connection {
     stream: TcpStream,
-    cipher: Option<Cipher>,
+    cipher: Option<Box<Cipher>>,
 }
 
 /// What seals and opens records. One thread reads and one writes; each direction has its lock.
@@ -66,9 +66,9 @@ struct Reading {
 }
 
 /// The key exchange of one side, which has not got the other's message yet.
-pub(super) struct Exchange(HandshakeState);
+pub(super) struct KeyExchange(HandshakeState);
 
-impl Exchange {
+impl KeyExchange {
     /// Of the side that called; `transcript` is what both sides have said so far.
     pub(super) fn of_caller(secret: &Secret, transcript: &[&[u8]]) -> Result<Self, snow::Error> {
         let prologue = transcript.concat();
@@ -136,7 +136,16 @@ impl Cipher {
         Ok(())
     }
 
-    fn read(&self, from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
+    /// The bytes of the next record, for the fuzz targets.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn sealed(&self, content: &[u8]) -> io::Result<Vec<u8>> {
+        let mut writing = lock(&self.writing);
+        writing.content = content.to_vec();
+        self.seal(&mut writing)?;
+        Ok(writing.record.clone())
+    }
+
+    pub(super) fn read(&self, from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
         let mut reading = lock(&self.reading);
         let reading = &mut *reading;
         if reading.taken == reading.content.len() {
@@ -181,6 +190,7 @@ impl Cipher {
 
 impl Connection {
     pub(super) fn new(stream: TcpStream, cipher: Option<Cipher>) -> Self {
+        let cipher = cipher.map(Box::new);
         Self { stream, cipher }
     }
 
@@ -272,9 +282,9 @@ mod tests {
     fn sealed() -> (Connection, Connection) {
         let secret = Secret::new(b"the secret of the tests".to_vec());
         let transcript: [&[u8]; 2] = [b"hello", b"challenge"];
-        let mut caller = Exchange::of_caller(&secret, &transcript).unwrap();
+        let mut caller = KeyExchange::of_caller(&secret, &transcript).unwrap();
         let offer = caller.offer().unwrap();
-        let (answer, answering) = Exchange::accept(&secret, &transcript, &offer).unwrap();
+        let (answer, answering) = KeyExchange::accept(&secret, &transcript, &offer).unwrap();
         let calling = caller.finish(&answer).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -355,13 +365,13 @@ mod tests {
     #[test]
     fn another_secret_or_another_handshake_before_it_gives_no_keys() {
         let secret = Secret::new(b"right".to_vec());
-        let offer = Exchange::of_caller(&secret, &[b"a"])
+        let offer = KeyExchange::of_caller(&secret, &[b"a"])
             .unwrap()
             .offer()
             .unwrap();
-        assert!(Exchange::accept(&secret, &[b"a"], &offer).is_ok());
-        assert!(Exchange::accept(&secret, &[b"b"], &offer).is_err());
+        assert!(KeyExchange::accept(&secret, &[b"a"], &offer).is_ok());
+        assert!(KeyExchange::accept(&secret, &[b"b"], &offer).is_err());
         let wrong = Secret::new(b"wrong".to_vec());
-        assert!(Exchange::accept(&wrong, &[b"a"], &offer).is_err());
+        assert!(KeyExchange::accept(&wrong, &[b"a"], &offer).is_err());
     }
 }

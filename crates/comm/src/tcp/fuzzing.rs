@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use shardwright_core::Rank;
 use shardwright_wire::{Limits, Message, Value};
 
+use super::connection::KeyExchange;
 use super::handshake::{Answering, Identity, Purpose, call_over};
 use super::stream::{Received, read_frame};
 use super::table::{Registration, Row};
@@ -68,6 +69,28 @@ pub fn answer(bytes: &[u8], started: bool, piece: usize) -> Side {
             return side;
         }
     }
+}
+
+/// What a rank that encrypts reads of records that its peer has sealed, after `harm` was done to their bytes; the
+/// contents as they were sealed, and what was opened before an error ended the connection.
+pub fn opened(contents: &[Vec<u8>], harm: impl FnOnce(&mut Vec<u8>)) -> (Vec<u8>, Vec<u8>) {
+    let secret = secret();
+    let transcript: [&[u8]; 1] = [b"a handshake"];
+    let mut caller = KeyExchange::of_caller(&secret, &transcript).expect("the protocol is known");
+    let offer = caller.offer().expect("a new exchange");
+    let (message, reader) =
+        KeyExchange::accept(&secret, &transcript, &offer).expect("a genuine offer");
+    let writer = caller.finish(&message).expect("a genuine answer");
+    let mut wire = Vec::new();
+    for content in contents {
+        wire.extend(writer.sealed(content).expect("a small record"));
+    }
+    harm(&mut wire);
+    let (mut from, mut got, mut piece) = (&wire[..], Vec::new(), [0; 64]);
+    while let Ok(count @ 1..) = reader.read(&mut from, &mut piece) {
+        got.extend_from_slice(&piece[..count]);
+    }
+    (contents.concat(), got)
 }
 
 /// What the calling rank does with these bytes of whoever answers.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 
 use super::HANDSHAKE_DEADLINE;
-use super::connection::{Cipher, EXCHANGE_BYTES, Exchange};
+use super::connection::{Cipher, EXCHANGE_BYTES, KeyExchange};
 use super::stream::Hurried;
 use crate::secret::{PROOF_BYTES, Secret, nonce};
 
@@ -140,7 +140,7 @@ pub(super) fn call_over(
     let mut exchange = None;
     if me.encrypt {
         let mut begun =
-            Exchange::of_caller(me.secret, &[&hello, &challenge]).map_err(io::Error::other)?;
+            KeyExchange::of_caller(me.secret, &[&hello, &challenge]).map_err(io::Error::other)?;
         let offer = begun.offer().map_err(io::Error::other)?;
         stream.write_all(&[&answer[..], &offer].concat())?;
         exchange = Some(begun);
@@ -309,7 +309,7 @@ fn judge(
         (ENCRYPTION_DIFFERS, Err(differs))
     } else if me.encrypt {
         let transcript: [&[u8]; 2] = [&hello.bytes, &hello.challenge];
-        match Exchange::accept(me.secret, &transcript, offer) {
+        match KeyExchange::accept(me.secret, &transcript, offer) {
             Ok((message, cipher)) => {
                 reply.push(FINE);
                 reply.extend_from_slice(&message);

@@ -18,7 +18,7 @@ use crate::transport::{Loss, Pulse, Receiver};
 /// What the links of a rank share.
 pub(super) struct Hub {
     pub(super) receiver: Arc<dyn Receiver>,
-    pub(super) pulse: Pulse,
+    pub(super) pulse: Arc<Pulse>,
     pub(super) limits: Limits,
     pub(super) exchange: Arc<Exchange>,
     pub(super) liveness: Duration,
@@ -26,13 +26,13 @@ pub(super) struct Hub {
     pub(super) messages_sent: AtomicU64,
     pub(super) messages_received: AtomicU64,
     pub(super) bytes_sent: AtomicU64,
-    pub(super) bytes_received: AtomicU64,
 }
 
 /// A connection to one peer.
 pub(super) struct Link {
     pub(super) peer: Rank,
     pub(super) connection: Connection,
+    pub(super) bytes_received: AtomicU64,
     queue: Mutex<Option<Sender<Frame>>>,
     loss: Mutex<Option<Loss>>,
 }
@@ -42,6 +42,7 @@ impl Link {
         Self {
             peer,
             connection,
+            bytes_received: AtomicU64::new(0),
             queue: Mutex::new(Some(queue)),
             loss: Mutex::new(None),
         }
@@ -67,11 +68,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The reader's loop: ends when the peer is lost (CM-3).
 pub(super) fn read_all(hub: &Hub, link: &Link) {
-    let mut stream = Counted {
-        connection: &link.connection,
-        read: &hub.bytes_received,
-    };
+    let mut stream = Counted::new(&link.connection, &link.bytes_received, hub.liveness);
     let loss = loop {
+        stream.begin_frame();
         match read_frame(&mut stream, link.peer, &hub.limits, &hub.exchange) {
             Ok(Received::Message(Message::Goodbye(report))) => break Loss::Left(report),
             Ok(Received::Message(message)) => {
@@ -94,6 +93,7 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
     if !hub.closing.load(Ordering::SeqCst) {
         hub.receiver.peer_lost(link.peer, loss);
     }
+    hub.exchange.lost(link.peer);
 }
 
 fn loss_of(error: ReadError, liveness: Duration) -> Loss {

@@ -8,8 +8,8 @@
 //! - TCP-1: nothing of a connection is interpreted before both sides have proved
 //!   the job's secret, and until then at most a few hundred bytes are read, within
 //!   [`HANDSHAKE_DEADLINE`], of a bounded number of visitors. What they say is blamed on no rank.
-//! - TCP-2: a rank that has not sent a byte for the liveness timeout is lost; a
-//!   rank that is alive sends one at least four times as often.
+//! - TCP-2: a rank that has not sent a byte for the liveness timeout is lost, and one whose frame has begun and
+//!   does not get on; a rank that is alive sends a byte at least four times as often.
 //! - TCP-3: a forked child does nothing to the sockets.
 
 mod acceptor;

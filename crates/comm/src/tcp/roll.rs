@@ -1,6 +1,7 @@
 //! Rank 0's list of who has come, and of what is wrong with whom.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use shardwright_core::Rank;
@@ -165,10 +166,11 @@ impl Roll {
             .collect();
         let error = self.fault.or_else(|| {
             // Whoever failed to prove itself may have been anybody: that explains, and condemns no rank.
-            let doubts = missing.iter().filter_map(|rank| self.doubts.get(rank));
-            let doubts = doubts
-                .map(|error| format!("; a connection was dropped: {error}"))
-                .collect();
+            let mut doubts = String::new();
+            for error in missing.iter().filter_map(|rank| self.doubts.get(rank)) {
+                write!(doubts, "; a connection was dropped: {error}")
+                    .expect("writing to a string cannot fail");
+            }
             (!missing.is_empty()).then_some(StartError::Missing {
                 doubts,
                 ranks: missing,
@@ -290,7 +292,7 @@ mod tests {
             roll.enter(Arrival::Doubtful { rank, error });
             assert!(!roll.has_failed());
         }
-        let (_, error) = roll.close(Duration::from_secs(60));
+        let (_, error) = roll.close(Duration::from_mins(1));
         let text = error.unwrap().to_string();
         assert_eq!(
             text,

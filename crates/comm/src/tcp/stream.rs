@@ -84,16 +84,70 @@ pub(super) fn write_frame(to: &Connection, frame: &Frame, written: &AtomicU64) -
     to.write_pieces(&mut parts, written)
 }
 
-/// What a peer says, with a count of the bytes on the wire.
+/// Bytes of a frame that has begun which come within a liveness timeout at least: what a rank's heartbeats alone do
+/// not reach, and any link does.
+const LEAST_BYTES: u64 = 4096;
+
+/// Fewer pieces do not trickle: this rank itself may have stood still.
+const LEAST_PIECES: u32 = 3;
+
+/// What a peer says, with a count of the bytes on the wire. A frame that has begun has to get on (TCP-2): bytes that
+/// trickle would else keep its receiver waiting for ever.
 pub(super) struct Counted<'a> {
-    pub(super) connection: &'a Connection,
-    pub(super) read: &'a AtomicU64,
+    connection: &'a Connection,
+    read: &'a AtomicU64,
+    liveness: Duration,
+    /// How the frame gets on; `None` between two frames.
+    pace: Option<Pace>,
+}
+
+/// What has come of a frame lately.
+#[derive(Default)]
+struct Pace {
+    waited: Duration,
+    bytes: u64,
+    pieces: u32,
+}
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(connection: &'a Connection, read: &'a AtomicU64, liveness: Duration) -> Self {
+        Self {
+            connection,
+            read,
+            liveness,
+            pace: None,
+        }
+    }
+
+    /// The next byte begins a frame.
+    pub(super) fn begin_frame(&mut self) {
+        self.pace = None;
+    }
 }
 
 impl Read for Counted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if let Some(pace) = &mut self.pace
+            && pace.waited > self.liveness
+        {
+            if pace.bytes < LEAST_BYTES && pace.pieces >= LEAST_PIECES {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            *pace = Pace::default();
+        }
+        let before = self.read.load(Ordering::Relaxed);
+        let began = Instant::now();
         let mut raw = CountedSocket(self.connection.socket(), self.read);
-        self.connection.read(&mut raw, into)
+        let count = self.connection.read(&mut raw, into)?;
+        // How long it took until the frame began is no matter.
+        if let Some(pace) = &mut self.pace {
+            pace.waited += began.elapsed();
+            pace.bytes += self.read.load(Ordering::Relaxed) - before;
+            pace.pieces += 1;
+        } else {
+            self.pace = Some(Pace::default());
+        }
+        Ok(count)
     }
 }
 

@@ -112,7 +112,7 @@ impl Tcp {
         } = connected;
         let hub = Arc::new(Hub {
             receiver,
-            pulse: Pulse::default(),
+            pulse: Arc::default(),
             limits,
             exchange: Arc::new(exchange),
             liveness,
@@ -120,7 +120,6 @@ impl Tcp {
             messages_sent: AtomicU64::new(0),
             messages_received: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
-            bytes_received: AtomicU64::new(0),
         });
         let (writer_alive, writers_ended) = bounded(0);
         let (reader_alive, readers_ended) = bounded(0);
@@ -246,7 +245,7 @@ impl Transport for Tcp {
         self.peers.get(rank.0 as usize)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         &self.hub.pulse
     }
 
@@ -276,6 +275,7 @@ impl Transport for Tcp {
                 tracing::error!(rank = %self.rank, "a connection's thread panicked");
             }
         }
+        self.hub.exchange.close();
     }
 
     fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
@@ -291,7 +291,11 @@ impl Transport for Tcp {
             messages_sent: self.hub.messages_sent.load(Ordering::Relaxed),
             messages_received: self.hub.messages_received.load(Ordering::Relaxed),
             bytes_sent: self.hub.bytes_sent.load(Ordering::Relaxed),
-            bytes_received: self.hub.bytes_received.load(Ordering::Relaxed),
+            bytes_received: self
+                .links
+                .values()
+                .map(|link| link.bytes_received.load(Ordering::Relaxed))
+                .sum(),
             strangers_dropped: self.acceptor.strangers(),
             by_route: self.hub.exchange.counters().by_route(),
             by_reason: self.hub.exchange.counters().by_reason(),

@@ -119,11 +119,11 @@ impl Sending {
         }
         for event in self.worker.take_events()? {
             happened = true;
-            if let Event::Sent { token } | Event::SendFailed { token, .. } = &event {
-                if let Some(outgoing) = self.peers.get_mut(&peer_of(*token)) {
-                    let message = token & ((1 << TOKEN_MESSAGE_BITS) - 1);
-                    outgoing.window.remove(message);
-                }
+            if let Event::Sent { token } | Event::SendFailed { token, .. } = &event
+                && let Some(outgoing) = self.peers.get_mut(&peer_of(*token))
+            {
+                let message = token & ((1 << TOKEN_MESSAGE_BITS) - 1);
+                outgoing.window.remove(message);
             }
             if !matches!(event, Event::Sent { .. }) {
                 inbox.push_back(event);

@@ -1,9 +1,12 @@
 //! A rank that holds the job's secret and means harm, over UCX: the attack test starts it beside genuine ranks.
 //!
+//! `hostile_member frames` prints frames with which a member may do harm over TCP, a name and hexadecimal digits each.
 //! `hostile_member ATTACK RANK WORLD PORT SECRET VERSION FINGERPRINT LIBRARY`, the secret in hexadecimal digits. It joins
 //! the job, does to rank 0 what the attack says, and says how many messages it has sent; then it waits to be killed, so
 //! that what the ranks notice is the attack.
 #![expect(clippy::print_stdout, reason = "the output is for the test")]
+
+mod frames;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -17,12 +20,14 @@ use shardwright_comm::{JobOptions, Pool, Router, Secret, connect};
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Limits};
 
+use frames::{object, places, print_frames};
+
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const KEY_BYTES: usize = 16;
 const VICTIM: Rank = Rank(0);
 /// How long the ranks may take to come, and this one stays.
-const WAIT: Duration = Duration::from_secs(60);
+const WAIT: Duration = Duration::from_mins(1);
 
 struct Attacker {
     worker: Worker,
@@ -104,13 +109,21 @@ impl Attacker {
                 }
                 self.part(1 << 16, 1, noise(8192))
             }
-            other => Err(format!("no attack is called {other}").into()),
+            other => {
+                let found = places().into_iter().find(|(name, _)| *name == other);
+                let (_, place) = found.ok_or_else(|| format!("no attack is called {other}"))?;
+                let frame = object(8192, Some(place));
+                self.part(0, 0, Buffer::copy_of(&frame.head))
+            }
         }
     }
 }
 
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments == ["frames"] {
+        return print_frames().map_err(Into::into);
+    }
     let [
         attack,
         rank,
