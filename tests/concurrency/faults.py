@@ -144,10 +144,11 @@ FAULTS = (
     ),
     Fault(
         "server",
-        "the main thread looks for what has happened before others may come in, and then sleeps",
+        "others come in between the main thread's look and its sleep",
         f"{_RUNTIME}/server.rs",
-        "            state = self.settle(state);\n            let event = state.machine.poll_main(self.now());",
-        "            let event = state.machine.poll_main(self.now());\n            state = self.settle(state);",
+        "                return None;\n            }\n            state = wait_on(&self.main_bell, state, left);",
+        "                return None;\n            }\n            drop(state);\n"
+        "            state = wait_on(&self.main_bell, self.lock(), left);",
         ("shardwright-runtime", "one_failure_reaches_every_waiter_and_the_next_step_runs"),
     ),
     Fault(

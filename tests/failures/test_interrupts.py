@@ -33,33 +33,42 @@ def test_a_signal_outside_of_steps_is_handled_at_once_and_noticed(noticed: list[
     assert noticed == ["signal"]
 
 
-def test_a_signal_in_a_step_waits_for_its_end(noticed: list[str]) -> None:
-    done = []
-    with pytest.raises(KeyboardInterrupt), Step():
+def interrupted_step(done: list[str]) -> None:
+    with Step():
         interrupt()
         done.append("the rest of the step")
+
+
+def test_a_signal_in_a_step_waits_for_its_end(noticed: list[str]) -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_step(done)
     assert done == ["the rest of the step"]
     assert noticed == ["signal"]
 
 
+def interrupted_in_a_block(done: list[str]) -> None:
+    with LetThrough():
+        interrupt()
+        done.append("never")
+
+
 def test_a_signal_is_let_through_where_the_step_can_be_undone(noticed: list[str]) -> None:
-    done = []
+    done: list[str] = []
     with Step():
-        with pytest.raises(KeyboardInterrupt), LetThrough():
-            interrupt()
-            done.append("never")
-        interrupt_held_back = HeldBack()
-        with interrupt_held_back:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in_a_block(done)
+        with HeldBack():
             done.append("undone")
     assert done == ["undone"]
 
 
 def test_a_signal_before_such_a_block_keeps_it_from_beginning(noticed: list[str]) -> None:
-    done = []
+    done: list[str] = []
     with Step():
         interrupt()
-        with pytest.raises(KeyboardInterrupt), LetThrough():
-            done.append("never")
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in_a_block(done)
         interrupt()  # still held back
         done.append("undone")
         with pytest.raises(KeyboardInterrupt):

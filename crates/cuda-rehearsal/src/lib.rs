@@ -15,6 +15,7 @@ mod capture;
 mod machine;
 mod memory;
 mod raw;
+mod settings;
 #[cfg(test)]
 mod tests;
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 use crate::capture::Mode;
 use crate::machine::Machine;
 use crate::memory::Memory;
+use crate::settings::{number, text};
 use crate::{
     ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, ILLEGAL_STATE, INVALID_CONTEXT,
     INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_READY, NOT_REGISTERED,
@@ -46,18 +47,6 @@ static USERS: AtomicI64 = AtomicI64::new(0);
 thread_local! {
     static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a C library gets its configuration from nowhere else"
-)]
-fn text(variable: &str) -> Option<String> {
-    std::env::var(variable).ok()
-}
-
-fn number(variable: &str) -> Option<u64> {
-    text(variable)?.parse().ok()
 }
 
 /// `CUipcMemHandle`.

@@ -1,6 +1,7 @@
 //! The extension module `shardwright._core`; the only crate that names pyo3.
 
 mod alone;
+mod arguments;
 mod comm;
 mod command;
 mod config;

@@ -1,6 +1,5 @@
 //! `Node`: this process's connection to the other ranks of its job.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use shardwright_comm::{
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
 
+use crate::arguments::{duration, parse_address};
 use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
@@ -381,20 +381,4 @@ impl Node {
             traceback: text("traceback")?,
         })
     }
-}
-
-fn parse_address(text: &str) -> PyResult<IpAddr> {
-    text.parse().map_err(|_| {
-        PyValueError::new_err(format!(
-            "bind_address is {text:?}; it has to be an IP address"
-        ))
-    })
-}
-
-pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
-        PyValueError::new_err(format!(
-            "{name} is {seconds}; it has to be a number of seconds"
-        ))
-    })
 }

@@ -215,12 +215,12 @@ pub(crate) struct DeviceUse {
 
 impl DeviceUse {
     /// It is open.
-    pub(crate) fn is_open(&self) {
+    pub(crate) fn opened(&self) {
         self.say(mapped::DEVICE);
     }
 
     /// The driver did not open it.
-    pub(crate) fn refuse(mut self) {
+    pub(crate) fn refused(mut self) {
         self.after = mapped::REFUSED;
     }
 

@@ -74,7 +74,7 @@ pub(super) struct Region {
 impl Region {
     /// Where it begins in the buffer.
     fn offset(&self) -> u64 {
-        let zone = self.zone.as_ref().map_or(0, |zone| zone.start());
+        let zone = self.zone.as_ref().map_or(0, |zone| zone.offset());
         layout::HEAD_BYTES as u64 + zone + self.block.offset
     }
 }

@@ -1,6 +1,6 @@
-//! Blocks of a rank's buffer that are given out in parts.
+//! A block of a pool that is given out in parts.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use shardwright_wire::Buffer;
 
@@ -8,6 +8,7 @@ use super::allocator::Allocator;
 use super::layout;
 use super::pool::{Pool, Region};
 use super::raw::Piece;
+use crate::sync::{Mutex, MutexGuard};
 
 /// A block that is given out in parts, all of which lie in memory that a device may be told of.
 pub(crate) struct Zone {
@@ -41,8 +42,8 @@ impl Zone {
         })))
     }
 
-    /// Where it begins among the pool's blocks.
-    pub(super) fn start(&self) -> u64 {
+    /// Where it begins behind the pool's head.
+    pub(super) fn offset(&self) -> u64 {
         self.whole.block.offset
     }
 

@@ -169,11 +169,11 @@ impl Opened {
         let address = match device.open_shared(offer.handle) {
             Ok(address) => address,
             Err(error) => {
-                in_use.refuse();
+                in_use.refused();
                 return Err(error);
             }
         };
-        in_use.is_open();
+        in_use.opened();
         // Closed again where this rank does not keep it.
         let mut opened = Self {
             device: Arc::clone(device),

@@ -174,11 +174,10 @@ impl Queue {
             return;
         }
         self.active_since.get_or_insert_with(Instant::now);
-        let mut over = true;
+        self.knows_peers = true;
         for (peer, import) in self.exchange.imports() {
-            over &= self.memory.try_to_open(peer, import);
+            self.knows_peers &= self.memory.try_to_open(peer, import);
         }
-        self.knows_peers = over;
     }
 
     fn is_idle(&self) -> bool {
