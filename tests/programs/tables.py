@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-
 _MOST_ROWS = 100
 
 
