@@ -16,9 +16,8 @@ from shardwright.rendezvous import _lines
 
 from tests.jobs.job import Job, torchrun_environment
 
-from .watch import STEP_SECONDS, TOLERANCE, anonymous_mb
+from .watch import PROGRAM, STEP_SECONDS, TOLERANCE, anonymous_mb
 
-HOSTILE = Path(__file__).with_name("hostile")
 EXAMPLE = Path(__file__).parents[2] / "target" / "debug" / "examples" / "hostile_member"
 #: Errors by which a job ends in order.
 NAMED = ("PeerLostError", "RemoteError", "StepMismatchError", "StallError", "JobStartError", "StepAborted")
@@ -84,7 +83,7 @@ def over_tcp(configuration: dict[str, Any], ranks: int, wanted: list[tuple[str, 
     """One job after another, whose last rank writes bytes on its connections while all train."""
     keys = {"liveness_timeout_seconds": LIVENESS, **configuration}
     for name, digits in wanted:
-        with Job(str(HOSTILE), ranks, [json.dumps(keys)]) as job:
+        with Job(PROGRAM, ranks, [json.dumps(keys)]) as job:
             job.events("step", STEP_SECONDS, 5)
             before = [anonymous_mb(process.pid) for process in job.ranks]
             number = [len(process.events("step")) for process in job.ranks]
@@ -126,7 +125,7 @@ def _job_without_its_last(ranks: int, keys: dict[str, Any], launch: Any) -> Job:
     def of_all(rank: int, world: int, port: int) -> dict[str, str]:
         return dict(launch(rank, ranks, port))
 
-    return Job("training", ranks - 1, ["train for ever", json.dumps(keys)], launch=of_all)
+    return Job(PROGRAM, ranks - 1, [json.dumps(keys)], launch=of_all)
 
 
 def _outcome(name: str, attacks: int, job: Job, before: list[float], number: list[int] | None, hostile: int) -> Outcome:

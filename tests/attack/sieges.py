@@ -23,7 +23,7 @@ from tests.jobs.ports import next_port
 
 from . import strangers
 from .protocol import WAIT, hello, visit
-from .watch import STEP_SECONDS, Watch, doors
+from .watch import PROGRAM, STEP_SECONDS, Watch, doors
 
 SECRET = "of the attack"
 GLOO = {"GLOO_SOCKET_IFNAME": LINK}
@@ -47,7 +47,7 @@ class Row:
 
 def on_one_host(name: str, ranks: int, keys: dict[str, Any], count: int, seed: int) -> Iterator[Row]:
     """Strangers of every kind at every door of a job that trains, ``count`` of each."""
-    with Job("training", ranks, ["train for ever", json.dumps(keys)]) as job, Watch(job) as watch:
+    with Job(PROGRAM, ranks, [json.dumps(keys)]) as job, Watch(job) as watch:
         places = [place for process in job.ranks for place in doors(process)]
         assert len(places) == ranks, places
         draw = random.Random(seed)
@@ -73,7 +73,7 @@ def late_members(name: str, ranks: int, keys: dict[str, Any], count: int, seed: 
     """Processes that know the secret of a job on one host and come late; their handshakes, recorded and replayed."""
     port = next_port()
     launch = _at(port)
-    with Job("training", ranks, ["train for ever", json.dumps(keys)], launch=launch) as job, Watch(job) as watch:
+    with Job(PROGRAM, ranks, [json.dumps(keys)], launch=launch) as job, Watch(job) as watch:
         told = json.loads(_core.Meeting.ask(f"127.0.0.1:{port}/0 127.0.0.1:{port} 0", STEP_SECONDS))
         secret, draw = bytes.fromhex(told["secret"]), random.Random(seed)
         places = [place for process in job.ranks for place in doors(process)]
@@ -89,8 +89,8 @@ def late_members(name: str, ranks: int, keys: dict[str, Any], count: int, seed: 
 def while_it_starts(name: str, keys: dict[str, Any], count: int) -> Iterator[Row]:
     """Idle connections to rank 0's door before the others come, and more of them while they do."""
     port = next_port()
-    arguments = ["train for ever", json.dumps(keys)]
-    with Job("training", 1, arguments, launch=_at(port, world=2)) as first, contextlib.ExitStack() as idle:
+    arguments = [json.dumps(keys)]
+    with Job(PROGRAM, 1, arguments, launch=_at(port, world=2)) as first, contextlib.ExitStack() as idle:
         told = json.loads(_core.Meeting.ask(f"127.0.0.1:{port}/0 127.0.0.1:{port} 0", STEP_SECONDS))
         place = ("127.0.0.1", told["port"])
         draw = random.Random(count)
@@ -103,7 +103,7 @@ def while_it_starts(name: str, keys: dict[str, Any], count: int) -> Iterator[Row
 
         besiege()
         began = time.monotonic()
-        with Job("training", 1, arguments, launch=_at(port, world=2, rank=1)) as second:
+        with Job(PROGRAM, 1, arguments, launch=_at(port, world=2, rank=1)) as second:
             besiege()
             ranks = [first[0], second[0]]
             for process in ranks:
@@ -125,9 +125,9 @@ def over_hosts(name: str, hosts: int, keys: dict[str, Any], count: int, seed: in
             return {**own, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": network.address(0), **GLOO}
 
         job = Job(
-            "training",
+            PROGRAM,
             hosts,
-            ["train for ever", json.dumps(keys)],
+            [json.dumps(keys)],
             lambda rank: {"SHARDWRIGHT_SECRET": SECRET},
             launch=launch,
             prefix=network.prefix,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 
 from tests.jobs.job import Job, Process
 from tests.jobs.listeners import listeners
 
+from .protocol import CHALLENGE_BYTES, hello, read
+
+#: What the ranks of an attacked job run.
+PROGRAM = str(Path(__file__).with_name("training"))
 TOLERANCE = 1e-10
 #: Steps after which allocators and buffers are used to the work.
 WARM_STEPS = 30
 STEP_SECONDS = 60.0
 _PAUSE = 0.02
+#: A door answers at once.
+_GREETING_SECONDS = 2.0
 
 
 def anonymous_mb(pid: int) -> float:
@@ -85,9 +92,12 @@ class Watch:
 
 
 def doors(process: Process) -> list[tuple[str, int]]:
-    """Where a process answers the handshake of the library."""
-    from .protocol import CHALLENGE_BYTES, hello
-    from .strangers import said
-
+    """Where a process answers the handshake of the library; torch's own ports do not."""
     places = [(str(address), port) for address, port in listeners(process.pid)]
-    return [place for place in places if len(said(place, hello())) >= CHALLENGE_BYTES]
+    return [place for place in places if _greets(place)]
+
+
+def _greets(place: tuple[str, int]) -> bool:
+    with socket.create_connection(place, _GREETING_SECONDS) as stream:
+        stream.sendall(hello())
+        return len(read(stream, CHALLENGE_BYTES)) == CHALLENGE_BYTES

@@ -191,6 +191,26 @@ def test_the_secret_of_a_job_on_one_host_lies_in_no_store_and_no_file(monkeypatc
         assert re.search(r"@shardwright/[0-9a-f]{64}$", unix, re.MULTILINE)
 
 
+def test_a_job_that_encrypts_trains_exactly() -> None:
+    with Job("training", arguments=["train", '{"encrypt": true, "transport": "tcp"}']) as job:
+        job.all_end_with([0, 0], 60)
+        for process in job.ranks:
+            assert max(step["error"] for step in process.events("step")) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"encrypt": "yes"}, "allowed: true or false"),
+        ({"encrypt": True, "transport": "ucx"}, '"encrypt" is true, but "transport" is "ucx"'),
+        ({"encrypt": True, "allow_insecure_hosts": True}, "no secret from which its keys could come"),
+    ],
+)
+def test_encryption_that_cannot_be(monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], expected: str) -> None:
+    environment = ranks_of(2, LOCAL_WORLD_SIZE="1")
+    assert expected in refused(monkeypatch, environment, pipeline_parallel_degree=2, **keys)
+
+
 def test_another_user_is_told_nothing() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may become another user")

@@ -40,9 +40,7 @@ pub(super) enum AssemblyError {
     },
     #[error("a part without a name")]
     Nameless,
-    #[error(
-        "{held} bytes behind message {next}, which is not complete; at most {HELD_BYTES} are kept"
-    )]
+    #[error("{held} bytes behind message {next}; at most {HELD_BYTES} are kept")]
     TooMuch { held: u64, next: u64 },
 }
 

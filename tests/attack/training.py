@@ -1,10 +1,12 @@
-"""A rank that trains, and then puts bytes on its connections: ``hostile.py CONFIGURATION``, the bytes from the input.
+"""A rank that trains for ever, each step compared with plain PyTorch's: ``training.py CONFIGURATION``.
 
-The test tells it a line of hexadecimal digits; it writes them on every connection that it has to another rank.
+The last rank turns hostile once it is told a line of hexadecimal digits: it writes the bytes on every connection that
+it has to another rank.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -16,7 +18,26 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "failures" / "programs"))
 
 import rig
 import shardwright as smp
+import torch
 from rig import await_word, say
+
+#: Over many steps of two replicas, rounding grows until a step is no step of the same weights any more.
+ROUND = 8
+
+
+class Anew:
+    """Sets both models back to what they were."""
+
+    def __init__(self, job: rig.Rig) -> None:
+        self.job = job
+        self.values = {name: value.detach().clone() for name, value in job.whole.state_dict().items()}
+
+    def __call__(self) -> None:
+        """Do it, between two steps."""
+        local = [*self.job.model.local_named_parameters(), *self.job.model.local_named_buffers()]
+        with torch.no_grad():
+            for name, tensor in [*self.job.whole.state_dict(keep_vars=True).items(), *local]:
+                tensor.copy_(self.values[name])
 
 
 def connections() -> list[socket.socket]:
@@ -48,11 +69,12 @@ def main() -> None:
     job = rig.start(**json.loads(sys.argv[1]))
     if smp.rank() == smp.size() - 1:
         threading.Thread(target=turn_hostile, daemon=True).start()
-    number = 0
-    while True:
+    anew = Anew(job)
+    for number in itertools.count():
+        if number > 0 and number % ROUND == 0:
+            anew()
         error = job.exact_step()
         say("step", number=number, error=error, strangers=smp.stats()["communication"]["strangers_dropped"])
-        number += 1
 
 
 if __name__ == "__main__":
