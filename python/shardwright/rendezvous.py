@@ -1,7 +1,7 @@
 """Where the ranks of a job meet, and the secret by which they know each other.
 
-On one host they meet at a socket that has a name instead of a port, and the system says to which user the process at its
-other end belongs: the secret that rank 0 makes up lies in no store. Over several hosts they meet at a store of
+On one host they meet at a socket that has a name instead of a port, and the system says to which user the process at
+its other end belongs: the secret that rank 0 makes up lies in no store. Over several hosts they meet at a store of
 ``torch.distributed``, which anybody may read, and the secret has to be given.
 """
 
@@ -96,7 +96,7 @@ def _join_on_this_host(
         if cfg.ddp:
             store = loopback_store(cfg.ddp_port or 0, timeout)
         # No secret where one was given: a rank that was given none then fails the proof at once.
-        told = {
+        told: dict[str, Any] = {
             "port": listener.port,
             "secret": secret.hex() if given is None else "",
             "store": getattr(store, "port", 0),
