@@ -117,9 +117,7 @@ impl Node {
             .map(|wanted| ucx::worker(wanted, &options))
             .transpose()?
             .flatten();
-        let spin = comm_options
-            .as_ref()
-            .map_or(Duration::ZERO, |wanted| wanted.spin);
+        let spin = (comm_options.as_ref()).map_or(Duration::ZERO, |wanted| wanted.spin);
         let outcome = interruptible(py, |go_on| -> Result<Arc<dyn Transport>, StartError> {
             let told = Arc::clone(&receiver);
             let (job, exchange): (Arc<dyn Transport>, _) = if let Some(worker) = worker {
