@@ -106,9 +106,9 @@ impl Transport for Planes {
         None
     }
 
-    fn pulse(&self) -> &Pulse {
-        static PULSE: OnceLock<Pulse> = OnceLock::new();
-        PULSE.get_or_init(Pulse::default)
+    fn pulse(&self) -> &Arc<Pulse> {
+        static PULSE: OnceLock<Arc<Pulse>> = OnceLock::new();
+        PULSE.get_or_init(Arc::default)
     }
 
     fn close(&self, _: Option<ErrorReport>) {}

@@ -87,7 +87,7 @@ impl Pair {
         let network = Arc::new(Network::default());
         let engine = |rank, receiver| {
             let worker = Worker::join(&network, rank);
-            Arc::new(Engine::new(worker, Duration::ZERO, receiver).unwrap())
+            Arc::new(Engine::new(worker, 2, Duration::ZERO, receiver).unwrap())
         };
         let pair = Self {
             here: engine(HERE, receiver),
@@ -209,7 +209,7 @@ fn senders_and_waiters(reading: Reading) {
 }
 
 /// A node's transport, as far as a receiver of objects uses it.
-struct Reads(Arc<Engine>, Pulse);
+struct Reads(Arc<Engine>, Arc<Pulse>);
 
 impl Transport for Reads {
     fn rank(&self) -> Rank {
@@ -228,7 +228,7 @@ impl Transport for Reads {
         None
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         &self.1
     }
 
@@ -266,7 +266,7 @@ fn receiver_of_objects(
 ) {
     let router = Arc::new(Router::default());
     let pair = Pair::new(Arc::<Router>::clone(&router));
-    let transport: Arc<dyn Transport> = Arc::new(Reads(Arc::clone(&pair.here), Pulse::default()));
+    let transport: Arc<dyn Transport> = Arc::new(Reads(Arc::clone(&pair.here), Arc::default()));
     router.connect(&transport);
     let reading = Arc::clone(&pair.here);
     let reader = thread::spawn(move || reading.read_all());

@@ -19,6 +19,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
+use super::admission::Key;
 use super::error::{Event, UcxError};
 use super::library::Library;
 use super::options::Options;
@@ -57,6 +58,8 @@ struct End {
 struct State {
     arrived: VecDeque<Event>,
     events: Vec<Event>,
+    /// What messages begin with.
+    key: Key,
     armed: bool,
     readable: bool,
     /// Whether who waits for edges is to be told of them, and whether there was one.
@@ -155,9 +158,22 @@ impl Worker {
         Ok(())
     }
 
+    pub(super) fn require(&mut self, key: Key, _: u32) -> Result<(), UcxError> {
+        self.end.lock().key = key;
+        Ok(())
+    }
+
+    pub(super) fn strangers(&mut self) -> Result<u64, UcxError> {
+        Ok(0)
+    }
+
     pub(super) fn progress(&mut self) -> Result<bool, UcxError> {
         let mut state = self.end.lock();
-        let event = state.arrived.pop_front();
+        let mut event = state.arrived.pop_front();
+        if let Some(Event::Received { header, .. }) = &mut event {
+            assert!(header.starts_with(&state.key), "peers know the key");
+            header.drain(..state.key.len());
+        }
         let happened = event.is_some();
         state.events.extend(event);
         Ok(happened)

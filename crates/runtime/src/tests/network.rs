@@ -86,7 +86,7 @@ impl Inbox {
 pub(super) struct End {
     own: Rank,
     inboxes: Arc<Vec<Inbox>>,
-    pulse: Pulse,
+    pulse: Arc<Pulse>,
     /// Whether waiting threads may receive.
     pulls: bool,
 }
@@ -126,7 +126,7 @@ impl Transport for End {
         None
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         &self.pulse
     }
 
@@ -182,7 +182,7 @@ impl Job {
             let end = End {
                 own: Rank(rank),
                 inboxes: Arc::clone(&inboxes),
-                pulse: Pulse::default(),
+                pulse: Arc::default(),
                 pulls,
             };
             let made = rank_of(&config, None, Some(Arc::new(end)));
