@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants test-rust test-python parity parity-tp zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline attack rehearse stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants check-concurrency test-rust test-python parity parity-tp programs zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,8 +76,17 @@ parity: setup ## compare split models with one process, gradient by gradient; AR
 parity-tp: setup ## the same for tensor parallelism, with pipelines and data parallelism; ARGS="--only ..." chooses
 	@$(PYTHON) -m tests.parity_tp $(ARGS)
 
+programs: setup ## 5,000 random programs beside plain PyTorch, two at once; ARGS="--count N --start SEED --processes-share X"
+	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.programs $(ARGS)
+
+faults: setup ## every fault in every layout of ranks at every moment: each named, none hangs, the next step exact; ARGS="..." chooses
+	@$(PYTHON) -m tests.faults $(ARGS)
+
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
+
+check-concurrency: setup ## threads under chosen orders, raw memory under a sanitizer; ARGS=--faults plants a fault for each law
+	@$(PYTHON) -m tests.concurrency $(ARGS)
 
 zoo: setup ## train every model of the zoo over several ranks; writes docs/zoo.md; ARGS="..." chooses models
 	@$(PYTHON) -m tests.zoo $(ARGS)
@@ -91,6 +100,7 @@ t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper
 lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+	cargo clippy -p shardwright-comm -p shardwright-runtime --features shardwright-comm/shuttle,shardwright-runtime/shuttle --lib --tests --locked --quiet -- -D warnings
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary
@@ -119,7 +129,7 @@ test-compat: setup ## the Python tests with the oldest and the newest supported 
 	@tools/compatibility.sh
 
 bench-overhead: optimised ## what one rank costs over plain PyTorch
-	@OMP_NUM_THREADS=1 $(PYTHON) benches/overhead.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.overhead $(ARGS)
 
 bench-start: optimised ## imports, smp.init of two ranks, and the first step beside plain PyTorch's
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.start $(ARGS)
@@ -163,6 +173,9 @@ $(BENCH_VENV)/.complete: requirements/bench.txt tools/environment.sh
 rehearse: setup ## train over four hosts that are network namespaces, over slow links and cut ones (as root)
 	@$(PYTHON) -m pytest --quiet -m slow tests/hosts $(ARGS)
 
+soak: setup ## 200 jobs in the same processes, and 2,000 steps of which 200 fail: nothing may be left behind
+	@$(PYTHON) -m tests.soak $(ARGS)
+
 attack: setup ## strangers and hostile members against running jobs; ARGS="--only ucx" for some
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.attack $(ARGS)
 
@@ -172,7 +185,7 @@ stress: optimised ## many messages among four processes, and fifty kills; ARGS="
 gpu-test: setup ## the tests and measurements that need a CUDA device
 	@$(PYTHON) -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'gpu-test: there is no CUDA device')"
 	@$(PYTHON) -m pytest --quiet -m gpu
-	@$(PYTHON) benches/overhead.py --device cuda $(ARGS)
+	@$(PYTHON) -m benches.overhead --device cuda $(ARGS)
 
 wheel: setup ## build the wheel, install it into an empty environment and train with it
 	@tools/wheel.sh

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import shardwright as smp
 import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
+
+from benches import beside
 
 MICROBATCHES = 4
 #: Fresh processes that each take a share of the pairs.
@@ -120,14 +123,29 @@ def measure(pairs: int, device: str) -> dict[str, list[Any]]:
     }
 
 
-def measure_in_processes(pairs: int, device: str) -> list[dict[str, list[Any]]]:
-    """Measures in one fresh process after another: where a process's memory lies moves all of its figures together."""
-    measured = []
-    for index in range(PROCESSES):
-        share = pairs // PROCESSES + (index < pairs % PROCESSES)
-        command = [sys.executable, __file__, "--pairs", str(share), "--device", device, "--this-process"]
-        measured.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+def measure_in_process(pairs: int, device: str, environment: Mapping[str, str]) -> dict[str, list[Any]]:
+    """Measures in a fresh process: where its memory lies moves all of its figures together."""
+    command = [sys.executable, "-m", "benches.overhead", "--pairs", str(pairs), "--device", device, "--this-process"]
+    done = subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE)
+    measured: dict[str, list[Any]] = json.loads(done.stdout)
     return measured
+
+
+def compare_commits(commit: str, pairs: int, device: str) -> int:
+    """Prints each process's figures of both commits, and how many times as much a step of this one costs."""
+    sides: dict[str, dict[str, str]] = {"this": {}, commit: beside.variables_of(commit)}
+    ratios: dict[tuple[str, str], list[float]] = {}
+    print(f"{'model':8}{'commit':>14}{'plain ms':>10}{'library ms':>12}{'ratio':>8}{'added us':>10}")
+    for index in range(PROCESSES):
+        for side in list(sides)[:: 1 if index % 2 else -1]:
+            for name, found in measure_in_process(pairs // PROCESSES, device, sides[side]).items():
+                ratios.setdefault((name, side), []).append(print_row(name, f" {side[:12]}", found)[0])
+    figures = {
+        f"{name.lower().replace('-', '')}_vs_beside": beside.ratio(*(ratios[name, side] for side in sides))
+        for name in ("GPT-2", "MLP")
+    }
+    print(json.dumps(figures), flush=True)
+    return 0
 
 
 def print_row(name: str, process: str, pairs: list[Any]) -> tuple[float, float]:
@@ -135,7 +153,7 @@ def print_row(name: str, process: str, pairs: list[Any]) -> tuple[float, float]:
     plain, library = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = statistics.median(ours / theirs for theirs, ours in pairs)
     added = 1e6 * statistics.median(ours - theirs for theirs, ours in pairs)
-    print(f"{name:8}{process:>8}{plain:10.3f}{library:12.3f}{ratio:8.4f}{added:10.1f}")
+    print(f"{name:8}{process:>14}{plain:10.3f}{library:12.3f}{ratio:8.4f}{added:10.1f}")
     return ratio, added
 
 
@@ -144,14 +162,18 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=100, help=f"of GPT-2, over {PROCESSES} processes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--this-process", action="store_true", help="measure here and print the pairs as JSON")
+    beside.add_argument(parser)
     args = parser.parse_args()
     if args.pairs < PROCESSES and not args.this_process:
         parser.error(f"--pairs is {args.pairs}; each of the {PROCESSES} processes needs one")
     if args.this_process:
         print(json.dumps(measure(args.pairs, args.device)))
         return 0
-    processes = measure_in_processes(args.pairs, args.device)
-    print(f"{'model':8}{'process':>8}{'plain ms':>10}{'library ms':>12}{'ratio':>8}{'added us':>10}")
+    if args.beside:
+        return compare_commits(args.beside, args.pairs, args.device)
+    shares = [args.pairs // PROCESSES + (index < args.pairs % PROCESSES) for index in range(PROCESSES)]
+    processes = [measure_in_process(share, args.device, {}) for share in shares]
+    print(f"{'model':8}{'process':>14}{'plain ms':>10}{'library ms':>12}{'ratio':>8}{'added us':>10}")
     medians: dict[str, tuple[float, float]] = {}
     for name in ("GPT-2", "MLP"):
         for index, process in enumerate(processes):

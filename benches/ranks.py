@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,18 +29,22 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def result_of_pair(arguments: list[str], seconds: float) -> dict[str, Any]:
+def result_of_pair(
+    arguments: list[str], seconds: float, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """What rank 0 of a fresh job of two ranks prints as its last line, in JSON.
 
     Args:
         arguments: Of Python, for both ranks.
         seconds: The most that the job may take.
+        environment: Variables that the ranks have besides.
 
     Raises:
         SystemExit: A rank failed; it has said why.
     """
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     base = {**os.environ, **job, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}"}
+    base |= environment
     processes = [
         subprocess.Popen(
             [sys.executable, *arguments],

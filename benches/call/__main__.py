@@ -7,26 +7,60 @@ import json
 import statistics
 import sys
 
+from benches import beside
 from benches.ranks import result_of_pair
 
 #: Less than this, in microseconds.
 BARS = {"dynamic_p50_us": 250.0, "static_p50_us": 100.0}
 #: Fresh jobs that each take a share, because where a process's memory lies moves all of its figures together.
 JOBS = 3
+#: Of each commit and mode, where another one is measured too.
+ROUNDS = 5
+MODES = ("dynamic", "static")
+LIMIT_SECONDS = 120.0
+
+
+def compare(commit: str, calls: int, steps: int) -> int:
+    """Print the figures of both commits, and how many times as long a call of this one takes."""
+    sides: dict[str, dict[str, str]] = {"this": {}, commit: beside.variables_of(commit)}
+    found: dict[tuple[str, str], list[float]] = {}
+    for number in range(ROUNDS):
+        for mode in MODES:
+            for side in list(sides)[:: 1 if number % 2 else -1]:
+                print(f"\rround {number + 1}/{ROUNDS}, {mode}, {side:20}", end="", file=sys.stderr, flush=True)
+                arguments = ["-m", "benches.call.rank", str(calls), str(steps), mode]
+                job = result_of_pair(arguments, LIMIT_SECONDS, sides[side])
+                found.setdefault((mode, side), []).append(
+                    statistics.median(job["calls" if mode == "dynamic" else "means"])
+                )
+    print(file=sys.stderr)
+    print(f"{'microseconds, medians':24}" + "".join(f"{side:>14}" for side in sides) + f"{'ratio':>10}")
+    figures = {}
+    for mode in MODES:
+        ours, others = (found[mode, side] for side in sides)
+        figures[f"{mode}_vs_beside"] = beside.ratio(ours, others)
+        medians = "".join(f"{statistics.median(each):14.1f}" for each in (ours, others))
+        print(f"{mode:24}{medians}{figures[f'{mode}_vs_beside']:10.3f}")
+    print(json.dumps(figures), flush=True)
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-call", description=__doc__)
     parser.add_argument("--calls", type=int, default=200, help="calls in a step")
     parser.add_argument("--steps", type=int, default=10, help="steps of a job")
+    beside.add_argument(parser)
     args = parser.parse_args()
     if args.calls < 1 or args.steps < 1:
         parser.error("--calls and --steps have to be 1 or more")
+    if args.beside:
+        return compare(args.beside, args.calls, args.steps)
     jobs, static_jobs = [], []
     for number in range(JOBS):
         for mode, found in (("dynamic", jobs), ("static", static_jobs)):
             print(f"\rjob {number + 1}/{JOBS}, {mode} ", end="", file=sys.stderr, flush=True)
-            found.append(result_of_pair(["-m", "benches.call.rank", str(args.calls), str(args.steps), mode], 120.0))
+            arguments = ["-m", "benches.call.rank", str(args.calls), str(args.steps), mode, "stages"]
+            found.append(result_of_pair(arguments, LIMIT_SECONDS))
     print(file=sys.stderr)
     calls = sorted(call for job in jobs for call in job["calls"])
     p50, p99 = statistics.median(calls), calls[int(0.99 * (len(calls) - 1))]
@@ -50,7 +84,8 @@ def main() -> int:
     missed = {name: bar for name, bar in BARS.items() if figures[name] >= bar}
     for name, bar in missed.items():
         print(f"missed: {name} is {figures[name]:.1f}; the bar is below {bar:g}")
-    print(json.dumps({**figures, "dynamic_p99_us": p99}), flush=True)
+    ratios = [statistics.median(job["calls"]) / statistics.median(job["ping_pong"]) for job in jobs]
+    print(json.dumps({**figures, "dynamic_p99_us": p99, "vs_ping_pong": statistics.median(ratios)}), flush=True)
     return 1 if missed else 0
 
 

@@ -1,6 +1,6 @@
 """One of two ranks: rank 0 calls a module of rank 1 that does next to nothing, and tells how long each call took.
 
-usage: python -m benches.call.rank CALLS STEPS dynamic|static, as a rank of a job; rank 0 prints one JSON object
+usage: python -m benches.call.rank CALLS STEPS dynamic|static [stages], as a rank of a job; rank 0 prints JSON
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import shardwright as smp
 import torch
 from torch import nn
-
-from benches.call.stages import Stages
 
 #: How long each call took, on rank 0, and how long in the mean of a step, up to the last one's value.
 _microseconds: list[float] = []
@@ -56,6 +55,21 @@ class Caller(nn.Module):
         return y
 
 
+def ping_pong(count: int) -> list[float]:
+    """Microseconds that such a tensor takes there and back between two scripts, on rank 0."""
+    found = []
+    other, tensor = 1 - smp.rank(), torch.ones(1, 4)
+    for _ in range(count):
+        began = time.perf_counter()
+        if smp.rank() == 0:
+            smp.send(tensor, other, smp.RankType.WORLD_RANK)
+            smp.recv_from(other, smp.RankType.WORLD_RANK)
+        else:
+            smp.send(smp.recv_from(other, smp.RankType.WORLD_RANK), other, smp.RankType.WORLD_RANK)
+        found.append(1e6 * (time.perf_counter() - began))
+    return found[count // 10 :]
+
+
 def main() -> None:
     calls, steps = map(int, sys.argv[1:3])
     keys = {"pipeline_parallel_degree": 2, "microbatches": 1, "auto_partition": False, "default_partition": 0}
@@ -79,22 +93,30 @@ def main() -> None:
         return list(_microseconds)
 
     run(3)  # traces, divides, warms up
-    alone, means = run(steps), list(_means)
+    found: dict[str, Any] = {"calls": run(steps), "means": list(_means)}
+    found["ping_pong"] = ping_pong(calls * steps)
+    if "stages" in sys.argv[4:]:
+        found["stages"] = stages_of(lambda: run(steps))
+    if smp.rank() == 0:
+        found["reached_by"] = smp.comm_stats()["peers"][1]["reached_by"]
+        print(json.dumps(found))
+    smp.shutdown()
+
+
+def stages_of(run: Callable[[], object]) -> list[Any]:
+    """Where the time goes, by rank; on rank 0."""
+    from benches.call.stages import Stages  # names functions of this commit
+
     stages = Stages()
     stages.install()
     try:
-        run(steps)
+        run()
     finally:
         stages.uninstall()
-    other: Any = None
     if smp.rank() == 1:
         smp.send(stages.medians(), 0, smp.RankType.WORLD_RANK)
-    else:
-        other = smp.recv_from(1, smp.RankType.WORLD_RANK)
-        reached_by = smp.comm_stats()["peers"][1]["reached_by"]
-        found = {"calls": alone, "means": means, "stages": [stages.medians(), other], "reached_by": reached_by}
-        print(json.dumps(found))
-    smp.shutdown()
+        return []
+    return [stages.medians(), smp.recv_from(1, smp.RankType.WORLD_RANK)]
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from benches import beside
 from benches.communication.figures import conclude
 from benches.gpt2.figures import BARS, Measured, disagreements, figures, table
 from benches.ranks import Ranks
@@ -36,6 +38,8 @@ GROUPS = (
     ),
 )
 ROUNDS = 5
+#: Where another commit is measured too.
+BESIDE_ROUNDS = 15
 #: Steps before those: the first divides the model, the next is recorded for static mode.
 WARM_UP = 2
 #: Whose losses are right.
@@ -43,18 +47,48 @@ REFERENCE = "single"
 LIMIT_SECONDS = 180.0
 
 
+#: What is measured of another commit, alone in its job.
+BESIDE = ("ours/interleaved/auto/2", "ours/zero_bubble/auto/4/static")
+
+
+def compare(commit: str, rounds: int) -> int:
+    """Print the figures of both commits, and how many times as long a step of this one takes."""
+    sides: dict[str, dict[str, str]] = {"this": {}, commit: beside.variables_of(commit)}
+    figures = {}
+    print(f"{'seconds, medians':34}" + "".join(f"{side:>14}" for side in sides) + f"{'ratio':>10}")
+    for name in BESIDE:
+        with contextlib.ExitStack() as stack:
+            benches = {side: Bench([(name,)], stack, variables) for side, variables in sides.items()}
+            for number in range(WARM_UP + rounds):
+                for side in list(sides)[:: 1 if number % 2 else -1]:
+                    benches[side].round(number, counts=number >= WARM_UP)
+            print(file=sys.stderr)
+            ours, others = (benches[side].measured[name].seconds for side in sides)
+        key = f"{name.split('/')[1]}_vs_beside"
+        figures[key] = beside.ratio(ours, others)
+        medians = "".join(f"{statistics.median(each):14.3f}" for each in (ours, others))
+        print(f"{name:34}{medians}{figures[key]:10.3f}")
+    print(json.dumps(figures), flush=True)
+    return 0
+
+
 class Bench:
     """One group: rounds over its configurations, one step of each in turn."""
 
-    def __init__(self, jobs: Iterable[tuple[str, ...]], stack: contextlib.ExitStack) -> None:
-        """Start all jobs, which live as long as ``stack``."""
+    def __init__(
+        self,
+        jobs: Iterable[tuple[str, ...]],
+        stack: contextlib.ExitStack,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start all jobs, which live as long as ``stack``, with these variables besides."""
         self.measured: dict[str, Measured] = {}
         self.refused: list[str] = []
         self._jobs: dict[str, Ranks] = {}
         self._alone: dict[str, Ranks] = {}
         for names in jobs:
             self._say(f"start {', '.join(names)}")
-            job = stack.enter_context(Ranks("benches.gpt2.rank", ",".join(names)))
+            job = stack.enter_context(Ranks("benches.gpt2.rank", ",".join(names), environment=environment))
             why, *_ = job.ask(limit=LIMIT_SECONDS, do="build")
             if why is not None:
                 print(f"\n{', '.join(names)} is not measured: {why}", file=sys.stderr)
@@ -91,7 +125,10 @@ class Bench:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-gpt2", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round that counts: whether it works, not how fast")
+    beside.add_argument(parser)
     args = parser.parse_args()
+    if args.beside:
+        return compare(args.beside, 1 if args.quick else BESIDE_ROUNDS)
     measured: list[dict[str, Measured]] = []
     refused: list[str] = []
     for jobs in GROUPS:

@@ -15,6 +15,7 @@ from shardwright.errors import (
     FrameError,
     JobStartError,
     NotOwnedError,
+    PartialUpdateError,
     PartitionError,
     PeerLostError,
     RemoteError,
@@ -70,6 +71,7 @@ from shardwright.step import StepOutput, step
 from shardwright.tensor_parallel.marking import model_creation, set_tensor_parallelism, tensor_parallelism
 from shardwright.tensor_parallel.registry import tp_register, tp_register_with_module
 from shardwright.timeline import trace
+from shardwright.updates import resume_after_failure
 from shardwright.values import register_type
 from shardwright.verify import verify
 
@@ -90,6 +92,7 @@ __all__ = [
     "FrameError",
     "JobStartError",
     "NotOwnedError",
+    "PartialUpdateError",
     "PartitionError",
     "PeerLostError",
     "RankType",
@@ -141,6 +144,7 @@ __all__ = [
     "recv_from",
     "register_type",
     "report",
+    "resume_after_failure",
     "send",
     "set_partition",
     "set_tensor_parallelism",

@@ -39,6 +39,7 @@ __all__ = [
     "simulate",
     "splits_backward",
     "take_log",
+    "use_device",
 ]
 
 __version__: Final[str]
@@ -290,6 +291,8 @@ class Node:
         buffer_bytes: SupportsIndex = 0,
         listener: Listener | None = None,
         options: CommOptions | None = None,
+        ucx: bool = True,
+        lacks: str | None = None,
     ) -> Node:
         """
         Join the job, and return when every rank has.
@@ -297,7 +300,8 @@ class Node:
         Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
         version, number of ranks or configuration (`fingerprint`; of several lines, those that
         differ are named). Timeouts are in seconds. `buffer_bytes` is the size of the persistent
-        buffer for tensors on their way to ranks of the same host; 0 for none.
+        buffer for tensors on their way to ranks of the same host; 0 for none. `ucx` says whether UCX may be used where
+        the options allow it, and `lacks` what this rank has not: then no rank starts, and all raise that.
         """
     def fetch(self, /, source: SupportsIndex, key: SupportsIndex) -> str:
         """
@@ -749,6 +753,10 @@ class Server:
         Say that the main thread waits outside the server, or no longer does: a rank that waits is no progress.
         The seconds since the last progress anywhere in the job.
         """
+    def worker_gone(self, /, worker: SupportsIndex) -> None:
+        """
+        Say that the thread of a worker is gone: the step ends on every rank.
+        """
 
 @final
 class Spec:
@@ -1125,4 +1133,9 @@ def splits_backward(schedule: str) -> bool:
 def take_log() -> list[tuple[int, str]]:
     """
     Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
+    """
+
+def use_device(ordinal: SupportsIndex) -> None:
+    """
+    Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
     """

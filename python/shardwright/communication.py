@@ -103,7 +103,7 @@ def comm_stats() -> dict[str, Any]:
         connections that did not prove the job's secret. ``routes``: for each route ``tensors_sent``,
         ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason for which tensors
         took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in words. ``peers``: for
-        each other rank its ``host``, and what it is ``reached_by``.
+        each other rank its ``host``, what it is ``reached_by``, and how its ``devices`` stand to this rank's.
     """
     stats: dict[str, Any] = current_runtime().node.comm_stats()
     return stats

@@ -20,7 +20,16 @@ class PartitionError(ShardwrightError, ValueError):
 
 
 class UnsupportedValueError(ShardwrightError, TypeError):
-    """A value of a type that cannot cross ranks stands in arguments or results."""
+    """A value of a type that cannot cross ranks stands in arguments or results.
+
+    Attributes:
+        kind: The type's full name; for tensors, what they are.
+    """
+
+    def __init__(self, text: str = "", kind: str = "value of an unknown type") -> None:
+        """Keep both; only the text is shown."""
+        super().__init__(text)
+        self.kind = kind
 
 
 class FrameError(ShardwrightError):
@@ -37,6 +46,10 @@ class StallError(ShardwrightError):
 
 class StepMismatchError(ShardwrightError):
     """Ranks disagree about which step they are in: different functions, or one has left the loop."""
+
+
+class PartialUpdateError(ShardwrightError):
+    """Weights may have been updated on some ranks and not on others, so no step runs."""
 
 
 class VerificationError(ShardwrightError):

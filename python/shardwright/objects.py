@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.errors import ShardwrightError
 from shardwright.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
 from shardwright.runtime import Runtime, current_runtime
 from shardwright.values import decode_from, encode
@@ -55,15 +56,33 @@ def broadcast(obj: Any, group: CommGroup) -> None:
 
 
 def allgather(obj: Any, group: CommGroup) -> list[Any]:
-    """Every rank's object, in the order of the group's ranks; called by all of them."""
+    """Every rank's object, in the order of the group's ranks; called by all of them.
+
+    Raises:
+        ShardwrightError: Another rank has called it more often, since this one has left some calls out.
+    """
     runtime = current_runtime()
     ranks = group_ranks(group)
+    channel = f"{_GATHER_CHANNEL} {group.value}"
+    # Calls are numbered: one that was interrupted leaves objects behind, which must not be taken for those of the next.
+    runtime.gathers[channel] += 1
+    number = runtime.gathers[channel]
     for rank in ranks:
         if rank != runtime.rank:
-            send_on(runtime, rank, f"{_GATHER_CHANNEL} {group.value}", obj)
-    return [
-        obj if rank == runtime.rank else receive_on(runtime, rank, f"{_GATHER_CHANNEL} {group.value}") for rank in ranks
-    ]
+            send_on(runtime, rank, channel, (number, obj))
+    return [obj if rank == runtime.rank else _gathered(runtime, rank, channel, number) for rank in ranks]
+
+
+def _gathered(runtime: Runtime, rank: int, channel: str, number: int) -> Any:
+    while True:
+        theirs, obj = receive_on(runtime, rank, channel)
+        if theirs == number:
+            return obj
+        if theirs > number:
+            raise ShardwrightError(
+                f"rank {rank} takes part in gather {theirs} of a group, rank {runtime.rank} in gather {number}: all "
+                "of its ranks have to call the same barriers, gathers, state dicts and clips in the same order"
+            )
 
 
 def barrier(group: CommGroup = WORLD) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.deadlock import Deadlock, standing_of
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
+from shardwright.failure_text import sendable
 from shardwright.objects import send_on
 from shardwright.values import decode
 
@@ -70,9 +71,12 @@ class Photographer:
     def _run(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
             try:
+                self._runtime.workers.check()
                 self._look()
             except ShardwrightError:
                 return  # this rank has left the job
+            except Exception:  # it only looks on: what it cannot show or prove ends nobody's step
+                self._runtime.logger.warning("rank %d could not look at the job", self._runtime.rank, exc_info=True)
 
     def _look(self) -> None:
         if self._wanted.is_set():
@@ -207,4 +211,4 @@ def _stack(frame: FrameType) -> list[str]:
         lines.append(f'    File "{call.filename}", line {call.lineno}, in {call.name}')
         if call.line:
             lines.append(f"      {call.line}")
-    return lines
+    return [sendable(line) for line in lines]

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from shardwright import _core, logs
+from shardwright import _core, logs, resources
 from shardwright.errors import JobStartError
 from shardwright.launch import LOOPBACK, LaunchInfo
 
@@ -97,7 +97,7 @@ def _join_on_this_host(
         if cfg.ddp:
             store = loopback_store(cfg.ddp_port or 0, timeout)
         # No secret where one was given: a rank that was given none then fails the proof at once.
-        told = {
+        told: dict[str, Any] = {
             "port": listener.port,
             "secret": secret.hex() if given is None else "",
             "store": getattr(store, "port", 0),
@@ -187,6 +187,11 @@ def _connect(
     port: int,
     listener: _core.Listener | None,
 ) -> _core.Node:
+    own = resources.means(launch, cfg)
+    if cfg.transport == "ucx" and not own.ucx and own.lacks is None:
+        own = own._replace(
+            lacks="has too few descriptors or too little address space for UCX, which transport asks for"
+        )
     return _core.Node.connect(
         rank=launch.rank,
         world=launch.world_size,
@@ -199,9 +204,11 @@ def _connect(
         liveness_timeout=cfg.liveness_timeout_seconds,
         bind_address=bind,
         host_name=socket.gethostname(),
-        buffer_bytes=0 if cfg.transport == "tcp" else cfg.comm_buffer_bytes,
+        buffer_bytes=own.buffer_bytes,
         listener=listener,
         options=options,
+        ucx=own.ucx,
+        lacks=own.lacks,
     )
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import socket
 import time
-import traceback
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shardwright import _core, logs
 from shardwright.data_parallel.weights import StepWeights
-from shardwright.errors import RemoteError, ShardwrightError, StepAborted
+from shardwright.errors import ShardwrightError
 from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
@@ -22,6 +23,7 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
 from shardwright.progress import Progress
 from shardwright.scheduling import Scheduling
+from shardwright.updates import Updates
 from shardwright.waiting import Wait
 
 if TYPE_CHECKING:
@@ -33,12 +35,8 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
     from shardwright.model.placement import Placement
     from shardwright.picture import Photographer
-    from shardwright.step.transaction import StepTransaction
     from shardwright.tensor_parallel.group import TensorGroup
     from shardwright.timeline import Traced
-
-#: How long a failed step waits for a task that still runs; it is left to itself after that.
-_UNWIND_SECONDS = 1.0
 
 
 class Runtime:
@@ -100,7 +98,9 @@ class Runtime:
         self.in_step = False
         #: Whether the step's tasks are over and its gradients are being finished.
         self.committing = False
-        self._torn_step: int | None = None
+        #: Whether other ranks may already know that the step has succeeded.
+        self.voted = False
+        self.updates = Updates(self)
         #: Whether the execution server has begun the step.
         self.entered = False
         self.process_groups: dict[str, Any] = {}
@@ -111,12 +111,16 @@ class Runtime:
         #: The ranks that divide modules among them; None until a job of degree 1 asks for them.
         self.tensor_group: TensorGroup | None = None
         self.pending_controls: list[int] = []
+        #: How often each kind of gather was called.
+        self.gathers: Counter[str] = Counter()
         self.owns_process_group = False
         self.pid = os.getpid()
         #: What the main thread waits for outside the execution server, the innermost last.
         self.waits: list[Wait] = []
         #: Makes pictures of the job; None in a job of one rank.
         self.photographer: Photographer | None = None
+        #: Takes away what was put in place for this rank in the process: replaced functions, handlers.
+        self.installed = contextlib.ExitStack()
         #: Why this rank leaves the job, when an exception ended its script.
         self.farewell: dict[str, str] | None = None
 
@@ -124,6 +128,11 @@ class Runtime:
         """Number a model; the script alone keeps it alive."""
         self._models.append(weakref.ref(model))
         return len(self._models) - 1
+
+    @property
+    def num_models(self) -> int:
+        """How many models there have been."""
+        return len(self._models)
 
     @property
     def models(self) -> list[DistributedModel]:
@@ -236,19 +245,6 @@ class Runtime:
         if self.launch.world_size > 1:
             self.server.begin_alone(step=self.step, function=name)
 
-    def check_whole(self) -> None:
-        """Refuse to train on when an earlier step may have succeeded on some ranks only.
-
-        Raises:
-            ShardwrightError: A step failed here while it was being committed.
-        """
-        if self._torn_step is not None:
-            raise ShardwrightError(
-                f"step {self._torn_step} failed on rank {self.rank} while its gradients were being finished, and may "
-                "have succeeded on other ranks, whose weights then differ; restore the state of every rank and start "
-                "the job anew (smp.shutdown(), then smp.init())"
-            )
-
     def end_tasks(self) -> None:
         """Clear away what the tasks of a step left, once all of them are over."""
         self.unclosed_frames += len(self.frames)
@@ -316,42 +312,26 @@ class Runtime:
             self.check_abort(ranks)
             time.sleep(0.01)
 
-    def fail_step(self, error: BaseException, transaction: StepTransaction) -> None:
-        """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here."""
-        if self.launch.world_size > 1:
-            self._report_failure(error)
-            # The main thread may be the one that raised, at a signal for example, while a task runs.
-            self.server.unwind(_UNWIND_SECONDS)
-        if self.committing and self.launch.world_size > 1 and not isinstance(error, (RemoteError, StepAborted)):
-            self._torn_step = self.step
-        self.committing = False
-        self.frames.clear()
-        self.workers.end_step()
-        self.pending_controls.clear()
-        transaction.rollback()
-        stays.rollback(self)
-        for placement in self.placements:
-            placement.replicas.abandon_step()
-        if self.tensor_group is not None:
-            self.tensor_group.abandon_step()
-        for collectives in self.all_collectives:
-            if isinstance(error, (Exception, StepAborted)):
-                collectives.abandon_step()
-            else:
-                collectives.leave_unfinished()
+    def check_process(self, what: str) -> None:
+        """Refuse to do something in a forked process, which has none of the rank's threads.
 
-    def _report_failure(self, error: BaseException) -> None:
-        if not (self.entered and isinstance(error, RemoteError)) and error is not self.workers.error:
-            error.add_note(f"(rank {self.rank} on host {socket.gethostname()!r}, step {self.step})")
-            self.server.fail(
-                module=None,
-                microbatch=None,
-                phase=None,
-                kind=type(error).__qualname__,
-                message=str(error),
-                traceback="".join(traceback.format_exception(error)),
-                step=self.step,
+        Raises:
+            ShardwrightError: This is not the process that called ``smp.init``.
+        """
+        if (pid := os.getpid()) != self.pid:
+            raise ShardwrightError(
+                f"{what} was called in process {pid}, which was forked from rank {self.rank} (process {self.pid}) and "
+                "is no rank of the job: call it in the rank itself, and use forked processes, such as those of a "
+                "DataLoader, for data; for a job of its own, let the process be started anew (multiprocessing's start "
+                'method "spawn") and call smp.init there'
             )
+
+    def vote(self) -> None:
+        """Agree with all ranks of the job that the step has succeeded; see :func:`shardwright.step.vote.vote`."""
+        # Imported late: objects between ranks need the runtime.
+        from shardwright.step.vote import vote
+
+        vote(self)
 
     def serve_control(self, request: Any) -> None:
         """Answer a control request of another rank of the pipeline."""

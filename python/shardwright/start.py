@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
-import signal
 import socket
-import sys
-import threading
-import traceback
 from collections.abc import Iterable, Mapping
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shardwright import _core, logs, rendezvous
+from shardwright import _core, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import Config, load_config, without_effect
 from shardwright.data_parallel import Collectives
@@ -27,11 +23,12 @@ from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
 from shardwright.execution.task import running_task
 from shardwright.frames import guards
-from shardwright.launch import detect
+from shardwright.launch import LaunchInfo, detect
 from shardwright.model import wrapping
 from shardwright.picture import Photographer
 from shardwright.progress import Progress
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
+from shardwright.script_end import ScriptEnd
 from shardwright.step import guards as step_guards
 from shardwright.step import loss_scaling
 from shardwright.tensor_parallel.back_ends import BackEnd
@@ -78,6 +75,25 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
             node, store = rendezvous.join(launch, cfg, options)
     else:
         node = _core.Node.single()
+    try:
+        runtime = _take_part(launch, cfg, topology, node)
+    except BaseException:
+        node.close()
+        rendezvous.leave()
+        raise
+    try:
+        if cfg.ddp and store is not None:
+            with progress.phase("making process groups with the other ranks"):
+                _make_process_groups(runtime, store)
+        _install(runtime)
+    except BaseException:
+        _leave(runtime)
+        raise
+    set_default_runtime(runtime)
+    atexit.register(shutdown)
+
+
+def _take_part(launch: LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
     server = _core.Server.attach(
         node,
         rank=launch.rank,
@@ -88,22 +104,29 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         stall_timeout_seconds=cfg.stall_timeout_seconds,
         trace_capacity=_TRACE_CAPACITY,
     )
-    runtime = Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=server)
-    if cfg.ddp and store is not None:
-        with progress.phase("making process groups with the other ranks"):
-            _make_process_groups(runtime, store)
-    if runtime.pp_size > 1:
-        guards.install()
-        loss_scaling.install()
-    step_guards.install(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
-    wrapping.install()
+    return Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=server)
+
+
+def _install(runtime: Runtime) -> None:
+    """Put in place what the process has while it is a rank; :func:`_leave` takes away what is there."""
     process.keep_device_guard()
-    set_default_runtime(runtime)
-    atexit.register(shutdown)
-    if launch.world_size > 1:
+    process.end_forks_at_once()
+    pipelined, divided = runtime.pp_size > 1, runtime.pp_size * len(runtime.tp_ranks) > 1
+    installed = runtime.installed
+    if pipelined:
+        guards.install()
+        installed.callback(guards.uninstall)
+        loss_scaling.install()
+        installed.callback(loss_scaling.uninstall)
+    step_guards.install(pipelined=pipelined, divided=divided)
+    installed.callback(step_guards.uninstall, pipelined=pipelined, divided=divided)
+    wrapping.install()
+    installed.callback(wrapping.uninstall)
+    if runtime.launch.world_size > 1:
         runtime.photographer = Photographer(runtime)
         runtime.photographer.start()
-        _watch_the_end_of_the_script(runtime)
+        installed.callback(ScriptEnd(runtime).restore)
+        interrupts.install(runtime.updates.interrupted)
 
 
 def _check_same_start(running: Runtime, cfg: Config) -> None:
@@ -134,21 +157,27 @@ def shutdown() -> None:
         return
     atexit.unregister(shutdown)
     set_default_runtime(None)
+    _leave(runtime)
+
+
+def _leave(runtime: Runtime) -> None:
+    """Give back whatever of the rank's part is there, after a job or a start that failed."""
     if runtime.photographer is not None:
         runtime.photographer.stop()
     if runtime.step:
         usage, _ = runtime.usage()
         logs.logger.info("rank %d: %s", runtime.rank, usage)
+    interrupts.uninstall()
     runtime.server.close()
     runtime.workers.join(5.0)
-    step_guards.uninstall(pipelined=runtime.pp_size > 1, divided=runtime.pp_size * len(runtime.tp_ranks) > 1)
-    wrapping.uninstall()
-    if runtime.pp_size > 1:
-        guards.uninstall()
-        loss_scaling.uninstall()
+    runtime.installed.close()
     runtime.node.close(runtime.farewell)
     rendezvous.leave()
     logs.forward()
+    _leave_process_groups(runtime)
+
+
+def _leave_process_groups(runtime: Runtime) -> None:
     unfinished = [] if runtime.tensor_group is None else runtime.tensor_group.unfinished
     if unfinished or any(collectives.has_unfinished for collectives in runtime.all_collectives):
         works = [work for collectives in runtime.all_collectives for work in collectives.works]
@@ -156,6 +185,10 @@ def shutdown() -> None:
         _keep_for_ever([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
+    elif dist.is_initialized():
+        for group in runtime.process_groups.values():
+            with contextlib.suppress(ValueError):  # the script has ended its own, and all others with it
+                dist.destroy_process_group(group)
     runtime.process_groups.clear()
 
 
@@ -218,28 +251,3 @@ def _enter_collective(server: _core.Server, name: str) -> None:
     task = running_task()
     if task is not None:
         server.enters_collective(task.worker, name)
-
-
-def _watch_the_end_of_the_script(runtime: Runtime) -> None:
-    """Tell the others why this rank leaves, and end by a signal with one line instead of a traceback."""
-    previous = sys.excepthook
-
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            sys.stderr.write(f"shardwright: rank {runtime.rank} was interrupted\n")
-            return
-        runtime.farewell = {
-            "kind": kind.__qualname__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(kind, error, trace)),
-        }
-        previous(kind, error, trace)
-
-    sys.excepthook = excepthook
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-
-        def terminate(number: int, _frame: FrameType | None) -> None:
-            sys.stderr.write(f"shardwright: rank {runtime.rank} was terminated\n")
-            sys.exit(128 + number)
-
-        signal.signal(signal.SIGTERM, terminate)

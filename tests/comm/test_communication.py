@@ -22,7 +22,7 @@ from shardwright.errors import ConfigError, JobStartError
 from shardwright.values import decode, pack, registry
 
 WAIT = 30.0
-ROUTES = ["in_message", "peer_copy", "device_rdma", "shared_memory", "host_staged", "tcp"]
+ROUTES = ["in_message", "peer_copy", "shared_memory", "host_staged", "tcp"]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_the_core_gets_every_option() -> None:
     cfg = load_config({"transport": "tcp"}, {}, {})
     environ = {"SMP_DISABLE_D2D": "1", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": "4096"}
     assert repr(comm_options(cfg, environ, 1, one_host=True)) == (
-        "CommOptions { transport: Tcp, one_host: true, encrypt: false, spin: 300µs, "
-        f"ucx_library: None, ucx_packages: {json.dumps(ucx_packages())}, "
+        "CommOptions { transport: Tcp, one_host: true, encrypt: false, spin: 300µs, ucx_library: None, "
+        f"ucx_packages: {json.dumps(ucx_packages())}, "
         "host_buffer_bytes: 1073741824, device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
     )
 
@@ -138,7 +138,8 @@ def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
         {reason: 1} if reason else {}
     )
     assert received["fallbacks"] == {}
-    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": "UCX" if route == "host_staged" else "tcp"}}
+    carrier = "UCX" if route == "host_staged" else "tcp"
+    assert sent["peers"] == {1: {"host": host_names[1], "reached_by": carrier, "devices": "not used"}}
     assert (totals["messages_sent"], sent["messages_sent"]) == (1, 1)
 
 
@@ -167,7 +168,7 @@ def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tupl
             stats = [node.comm_stats() for node in nodes]
         finally:
             list(pool.map(lambda node: node.close(), nodes))
-    assert stats[0]["peers"] == {1: {"host": host_names[1], "reached_by": "UCX"}}
+    assert stats[0]["peers"] == {1: {"host": host_names[1], "reached_by": "UCX", "devices": "not used"}}
     # Both ranks are in one process, whose tensors lie in the buffer of the one that connected last; the other copies
     # them into its own.
     shared = sum(one["routes"]["shared_memory"]["tensors_sent"] for one in stats)

@@ -56,7 +56,38 @@ def check(results: list[dict[str, Any]], rounds: int) -> None:
 
 
 def test_devices_copy_from_each_other_across_processes(rehearsal: str) -> None:
-    check(finish(start_pair(rehearsal, 60)), 60)
+    results = finish(start_pair(rehearsal, 60))
+    check(results, 60)
+    for result in results:
+        assert result["devices"] == "the same device"
+        assert result["left"] == 0, "streams, events and memory are given back"
+        assert result["said"] == []
+        # Both ranks' buffers are of 64 MiB: what is locked is a part of one.
+        assert 0 < result["locked"] <= 32 << 20
+
+
+def test_ranks_of_one_host_try_to_open_each_others_memory_before_any_tensor_is_sent(rehearsal: str) -> None:
+    for result in finish(start_pair(rehearsal, 0)):
+        assert result["devices"] == "the same device"
+        assert result["locked"] == 0, "no host memory is locked before it is needed"
+        assert result["left"] == 0
+
+
+def test_memory_that_cannot_be_opened_is_said_and_both_ranks_agree_on_host_memory(rehearsal: str) -> None:
+    """As with one visible device for each rank, or parts of one (MIG)."""
+    first, second = finish(start_pair(rehearsal, 60, REHEARSAL_IPC="refused"))
+    reason = "cuIpcOpenMemHandle failed: CUDA_ERROR_INVALID_DEVICE (101)"
+    assert first["devices"] == f"its memory cannot be opened here: {reason}"
+    assert second["devices"] == "this rank's memory cannot be opened there"
+    (warning,) = first["said"]
+    assert "cannot be opened; tensors between both devices go through host memory" in warning
+    assert reason in warning
+    # What the first rank cannot open, the second does not send by that way; the other direction is as it was.
+    assert second["routes"]["peer_copy"]["tensors_sent"] == 0
+    assert second["routes"]["shared_memory"]["tensors_sent"] == 120
+    assert second["fallbacks"]["no_peer_access"]["tensors"] == 120
+    assert first["routes"]["peer_copy"]["tensors_sent"] >= 60
+    assert first["left"] == second["left"] == 0
 
 
 @pytest.mark.gpu

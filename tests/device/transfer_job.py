@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
+import time
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ class Cuda:
     def make(self, size: int, value: float) -> torch.Tensor:
         return torch.full((size,), float(value), device="cuda")
 
+    def count(self, what: str) -> int:
+        return 0  # the driver does not tell
+
     def pack(self, tensors: list[torch.Tensor]) -> Any:
         return pack(tensors, [False] * len(tensors))
 
@@ -36,12 +41,18 @@ class Rehearsed:
 
     def __init__(self, library: str) -> None:
         self.options = {"cuda_library": library}
+        self.library = ctypes.CDLL(library)
         # Copies come late, and nothing may be freed before.
         self.kept: list[torch.Tensor] = []
 
     def make(self, size: int, value: float) -> torch.Tensor:
         self.kept.append(torch.full((size,), float(value)))
         return self.kept[-1]
+
+    def count(self, what: str) -> int:
+        function = getattr(self.library, what)
+        function.restype = ctypes.c_uint64
+        return int(function())
 
     def pack(self, tensors: list[torch.Tensor]) -> Any:
         parts = _core.TensorParts()
@@ -79,6 +90,8 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         "host_buffer_bytes": 64 << 20,
         "device_to_device": True,
         "device_buffer_bytes": 32 << 20,
+        "one_host": True,
+        "encrypt": False,
     }
     return _core.Node.connect(
         rank=rank,
@@ -102,6 +115,12 @@ def main(rank: int, port: int, library: str, rounds: int) -> None:
     device: Any = Rehearsed(library) if library else Cuda(rank)
     node = connect(rank, port, device.options)
     print("joined", flush=True)
+    if rounds == 0:  # both only begin to use their devices
+        _core.use_device(0)
+        deadline = time.monotonic() + WAIT
+        while node.comm_stats()["peers"][1 - rank]["devices"] == "not used" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        node.barrier([0, 1], "both have tried", WAIT)
 
     def send(tensors: list[torch.Tensor]) -> None:
         spec, _ = _core.flatten(tensors, registry)
@@ -123,10 +142,16 @@ def main(rank: int, port: int, library: str, rounds: int) -> None:
         else:
             receive(number)
             send([device.make(size, number + 0.5) for size in SIZES])
+    devices = node.comm_stats()["peers"][1 - rank]["devices"]
+    locked = device.count("rehearsal_registered_bytes")
+    node.barrier([0, 1], "nobody has left before", WAIT)
     # What waits for the device leaves before the end.
     node.close()
     stats = node.comm_stats()
-    print(json.dumps({"routes": stats["routes"], "fallbacks": stats["fallbacks"]}), flush=True)
+    left = device.count("rehearsal_held")
+    said = [text for _, text in _core.take_log()]
+    result = {"routes": stats["routes"], "fallbacks": stats["fallbacks"], "devices": devices, "said": said}
+    print(json.dumps({**result, "locked": locked, "left": left}), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.rendezvous import given_secret
 from shardwright.step.split import Splitter
+from shardwright.updates import Said, Updates
 from shardwright.values import ValueRegistry, build, registry
 from shardwright.verify.report import Departure, Report, Row
 from torch import nn
@@ -127,6 +128,17 @@ def a_gradient_that_departs() -> None:
     raise errors.VerificationError(str(report))
 
 
+def weights_updated_on_some_ranks_only() -> None:
+    runtime: Any = SimpleNamespace(launch=SimpleNamespace(world_size=2), rank=1)
+    updates = Updates(runtime)
+    updates.refuse("AdamW.step() failed on rank 1 on host 'node-1'")
+    updates.check()
+
+
+def signal_between_updates() -> None:
+    Updates(SimpleNamespace()).compare({0: Said(True, False), 1: Said(False, True), 2: Said(None, False)})  # type: ignore[arg-type]
+
+
 def failure_elsewhere() -> None:
     raise errors.RemoteError(2, "node-1", "layers.5", 3, "backward", "ValueError", "not a number", "Traceback ...")
 
@@ -209,6 +221,7 @@ MESSAGES: dict[type[Exception], tuple[Callable[[], None], ...]] = {
     errors.NotOwnedError: (computing_with_a_weight_elsewhere, hook_on_a_parameter_elsewhere_in_a_step),
     errors.StallError: (nothing_moves,),
     errors.StepMismatchError: (different_step_functions,),
+    errors.PartialUpdateError: (weights_updated_on_some_ranks_only, signal_between_updates),
     errors.VerificationError: (a_gradient_that_departs,),
     errors.RemoteError: (failure_elsewhere,),
     errors.PeerLostError: (rank_that_is_gone,),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.jobs.job import Job
 
+#: Torch's engine would wait for ten seconds.
+CHILD_SECONDS = 8.0
+
 
 def test_the_training_goes_on_while_a_data_loader_and_a_child_are_forked_off() -> None:
     with Job("forking") as job:
@@ -20,3 +23,17 @@ def test_the_training_goes_on_while_a_data_loader_and_a_child_are_forked_off() -
             assert shutdown == "shutdown: done"
             assert "Traceback" not in process.err
     assert codes == [0, 0]
+
+
+def test_a_step_in_a_forked_child_is_refused_and_the_child_ends_at_once() -> None:
+    # Started as a script is: ranks that are forked here end without the end of the interpreter.
+    with Job("forked_step", prefix=lambda rank: []) as job:
+        assert job.all_end(90) == [0, 0]
+        for process in job.ranks:
+            (refused,) = process.events("refused")
+            assert "rig.train was called in process" in refused["text"]
+            assert "is no rank of the job" in refused["text"]
+            (child,) = process.events("child")
+            assert child["code"] == 0
+            assert child["seconds"] < CHILD_SECONDS
+            assert max(said["error"] for said in process.events("exact")) < 1e-10

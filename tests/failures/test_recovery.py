@@ -38,7 +38,6 @@ class Outcome:
     def __init__(self, ranks: int) -> None:
         with Job("recovery", ranks) as job:
             self.codes = job.all_end(100)
-            self.torn = [said["outcomes"] for process in job.ranks for said in process.events("torn")]
             self.host = job[0].event("end")["host"]
             self.failed = [{said["name"]: said for said in process.events("failed")} for process in job.ranks]
             self.exact = [{said["name"]: said["error"] for said in process.events("exact")} for process in job.ranks]
@@ -126,14 +125,10 @@ def test_different_step_functions(pair: Outcome) -> None:
         assert f'rank 1 on host "{pair.host}"' in failure["text"]
 
 
-def test_a_step_that_fails_on_one_rank_only_is_never_trained_on(pair: Outcome) -> None:
-    """A user's gradient hook runs when the tasks are over: other ranks may have finished the step by then."""
-    root, peer = pair.torn
-    assert root[0] == "done"
-    assert peer[0] == "Trouble: the wheels came off"
-    assert root[1].startswith("RemoteError: rank 1 on host ")
-    for outcome in (root[2], peer[1], peer[2]):
-        assert "may have succeeded on other ranks" in outcome
+def test_a_hook_of_a_parameter_that_fails_when_the_tasks_are_over(pair: Outcome) -> None:
+    root, peer = pair.failures("hook of a parameter")
+    assert (peer["type"], peer["text"]) == ("Trouble", "the wheels came off")
+    assert (root["type"], root["rank"], root["kind"]) == ("RemoteError", 1, "Trouble")
 
 
 @pytest.mark.parametrize("replica", [0, 1])

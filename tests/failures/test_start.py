@@ -305,3 +305,13 @@ def test_a_process_group_of_the_script_meets_at_the_same_port(when: str) -> None
             done = process.event("done")
             assert done["total"] == [2, 2, 2]
             assert done["error"] < 1e-10
+
+
+def test_a_rank_that_leaves_puts_back_what_it_replaced() -> None:
+    with Job("leaving") as job:
+        job.all_end_with([0, 0], 60)
+        for process in job.ranks:
+            left = process.event("left")
+            assert left["same"]
+            assert left["chained"] == 2
+            assert process.err.count("ValueError: after the end") == 2

@@ -32,7 +32,7 @@ HANG_SECONDS = 60.0
 _STALL_SECONDS = 20.0
 _WAITS = (
     *("await_backward", "begin_step", "check_abort", "end_step", "enter_state", "leave_step", "supervise", "unwind"),
-    "wait",
+    *("recv_object", "wait"),
 )
 
 
@@ -55,13 +55,14 @@ class Turn:
 
 
 class _TakingTurns:
-    """An execution server whose waits give the turn away."""
+    """An execution server, or a connection, whose waits give the turn away."""
 
-    def __init__(self, server: Any, turn: Turn) -> None:
-        self._server = server
+    def __init__(self, waiting: Any, turn: Turn) -> None:
+        self._server = waiting
         self._turn = turn
         for name in _WAITS:
-            setattr(self, name, functools.partial(self._waiting, getattr(server, name)))
+            if hasattr(waiting, name):
+                setattr(self, name, functools.partial(self._waiting, getattr(waiting, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
@@ -114,15 +115,18 @@ class Job:
                 single_host=True,
                 job_id="programs",
             )
-            taking_turns = _TakingTurns(server, self.turn)
-            self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=taking_turns))
+            taking_turns = {"server": _TakingTurns(server, self.turn), "node": _TakingTurns(node, self.turn)}
+            self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, **taking_turns))
 
-    def run(self, main: Callable[[Runtime], T], settings: dict[str, Any]) -> list[T | BaseException]:
+    def run(
+        self, main: Callable[[Runtime], T], settings: dict[str, Any], seconds: float = HANG_SECONDS
+    ) -> list[T | BaseException]:
         """Run ``main`` on every rank.
 
         Args:
             main: What a script does, the same on every rank.
             settings: Configuration keys for this run.
+            seconds: How long they may take.
 
         Returns:
             What each rank returned or raised.
@@ -140,13 +144,13 @@ class Job:
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us
             threads[-1].start()
-        deadline = time.monotonic() + HANG_SECONDS
+        deadline = time.monotonic() + seconds
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         hanging = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
         if hanging:
             raised = [f"rank {rank}: {result!r}" for rank, result in results.items() if isinstance(result, Exception)]
-            raise TimeoutError(f"ranks {hanging} did not come to an end within {HANG_SECONDS:.0f} seconds; {raised}")
+            raise TimeoutError(f"ranks {hanging} did not come to an end within {seconds:.0f} seconds; {raised}")
         steps = [runtime.step for runtime in self.runtimes]
         if len(set(steps)) > 1:
             raise AssertionError(f"the ranks are in steps {steps}: {results}")

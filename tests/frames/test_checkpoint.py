@@ -147,3 +147,22 @@ def test_failure_inside_a_checkpoint_leaves_no_hooks_behind() -> None:
         job.run(lambda backward: backward(weighted_sum(model(data()))))
     assert not saved_tensor_hooks_are_set()
     assert job.live_frames == 0
+
+
+@pytest.mark.parametrize("reentrant", KINDS)
+@pytest.mark.parametrize("twice", [False, True])
+def test_checkpoint_around_a_child_that_begins_with_an_activation_in_place(reentrant: bool, twice: bool) -> None:
+    """The script's checkpoint computes again what the child writes to; the child's own one begins behind that."""
+
+    def block(root: Part, x: torch.Tensor) -> Any:
+        h = x * root.weight
+        return root.child(h, h if twice else None)
+
+    def child(part: Part, h: torch.Tensor, other: torch.Tensor | None) -> Any:
+        torch.relu_(h)
+        return (h * part.weight).tanh() + (0 if other is None else other * 2)
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        return checkpoint(partial(block, root), x, use_reentrant=reentrant)
+
+    assert_exact(Part(body, child=Part(child)), data(needs_gradient=True))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import FrameError
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.frames.comparing import Part, assert_exact, data, run_divided
 
@@ -29,6 +30,19 @@ def closed_over_by_a_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.func.grad(lambda given: (given * given * y).sum())(x.detach()) * x
 
 
+def transformed_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    jacobian = torch.func.jacrev(lambda given: given * y.mean())(x[0])
+    value, pull = torch.func.vjp(lambda given: (given.tanh() * y).sum(), x)
+    return jacobian.sum() + pull(torch.ones_like(value))[0]
+
+
+def counted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with FlopCounterMode(display=False) as counter:
+        product = x @ y.t()
+    assert counter.get_total_flops() == 2 * len(x) * len(y) * x.shape[1]
+    return product.sum() * y
+
+
 class Labelled(torch.Tensor):
     """A subclass of a script's own."""
 
@@ -44,6 +58,7 @@ USES: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     closed_over_by_vmap,
     closed_over_by_a_gradient,
     as_a_subclass,
+    counted,
 ]
 
 
@@ -61,6 +76,28 @@ def test_first_use_of_a_result(use: Callable[..., Any], needs_gradient: bool, si
     assert_exact(Part(body, child=Part(child)), data(*size))
 
 
+def test_calls_in_inference_mode_with_what_needs_a_gradient() -> None:
+    """Leaves have no edge there that torch could find."""
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with torch.inference_mode():
+            seen = float(root.child(x).sum() + root.child(root.weight).sum())
+        return root.child(x * seen)
+
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight)), data(needs_gradient=True))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("use", [closed_over_by_a_gradient, transformed_twice])
+def test_transforms_beside_a_call_without_gradients(use: Callable[..., Any], mode: Callable[[], Any]) -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with mode():
+            seen = float(use(x, root.child(x)).sum())
+        return root.child(x) * seen
+
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight)), data())
+
+
 def test_hook_on_several_gradients_is_refused() -> None:
     def body(root: Part, x: torch.Tensor) -> Any:
         x = x * root.weight
@@ -69,4 +106,15 @@ def test_hook_on_several_gradients_is_refused() -> None:
         return x + y
 
     with pytest.raises(FrameError, match=r"register_multi_grad_hook .* use register_hook on each tensor"):
+        run_divided(Part(body, child=Part(lambda m, x: x * m.weight)), [data()])
+
+
+def test_counting_operations_around_a_call_is_refused() -> None:
+    def body(root: Part, x: torch.Tensor) -> Any:
+        with FlopCounterMode(display=False):
+            return root.child(x)
+
+    with pytest.raises(
+        FrameError, match=r"under the torch dispatch mode _FlopCounterMode.* enter it inside the module"
+    ):
         run_divided(Part(body, child=Part(lambda m, x: x * m.weight)), [data()])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from shardwright.errors import FrameError
 
-from tests.frames.comparing import Part, assert_exact, data
+from tests.frames.comparing import Part, assert_exact, data, run_divided
 
 #: A few numbers, and more than a message takes along.
 SIZES = [(2, 6), (40, 160)]
@@ -74,3 +75,24 @@ def test_hook_on_a_view_of_another_type(write: str, size: tuple[int, int]) -> No
         return root.child(view), view
 
     assert_exact(Part(body, child=Part(WRITES[write])), data(*size))
+
+
+def reads_first(part: Part, x: torch.Tensor) -> Any:
+    before = x + part.weight.sum()
+    return before + x.mul_(2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("child", [lambda part, x: x.add_(x) * part.weight.sum(), reads_first])
+@pytest.mark.parametrize("given", ["view", "part"])
+def test_a_write_and_another_use_of_a_view_with_a_hook_are_refused(
+    given: str, child: Callable[[Part, torch.Tensor], Any], size: tuple[int, int]
+) -> None:
+    """The hook sees the gradient of that use alone in plain torch; across ranks the two come back as one."""
+    with pytest.raises(FrameError, match=r"module 'child' wrote in place to an argument that it has used otherwise"):
+        run_divided(Part(hooked(given, given), child=Part(child)), [data(*size)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_write_and_another_use_of_a_tensor_with_a_hook(size: tuple[int, int]) -> None:
+    assert_exact(Part(hooked("base", "view"), child=Part(reads_first)), data(*size))

@@ -29,6 +29,19 @@ class FakePlacement:
         return []
 
 
+def begun(module: torch.nn.Module) -> StepTransaction:
+    """The transaction of a step that has begun."""
+    transaction = StepTransaction([FakePlacement(module)])  # type: ignore[list-item]
+    transaction.begin()
+    return transaction
+
+
+def commit(transaction: StepTransaction, microbatches: int) -> None:
+    """Let the step succeed."""
+    transaction.prepare(microbatches, 1, in_place=True)
+    transaction.finish()
+
+
 def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
     model = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
     plain = Part(lambda m, x: m.child(x * m.weight) * m.weight, child=Part(times_weight))
@@ -39,13 +52,13 @@ def test_parameter_hooks_run_once_per_step_on_its_whole_gradient() -> None:
         parameter.register_post_accumulate_grad_hook(
             lambda parameter, name=name: seen.setdefault("post " + name, []).append(parameter.grad.clone())
         )
-    transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
+    transaction = begun(model)
     job = LoopbackJob(model, lambda name: int("child" in name))
     microbatches = [data(), data()]
     with guarded():
         for number, x in enumerate(microbatches):
             job.run(lambda backward, x=x: backward(weighted_sum(model(x))), number)
-    transaction.commit(2, 1, final=True)
+    commit(transaction, 2)
     for x in microbatches:
         (weighted_sum(plain(x)) / 2).backward()
     for name, parameter in plain.named_parameters():
@@ -63,8 +76,8 @@ def test_parameter_given_up_in_a_step_keeps_no_hooks_and_no_gradient_here(fails:
     weight.grad = torch.ones_like(weight)
     weight.register_hook(lambda gradient: gradient * 2)
     weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    transaction = StepTransaction([FakePlacement(model)])  # type: ignore[list-item]
+    transaction = begun(model)
     release(weight, Sentinel(weight, name="weight", owner=1, is_parameter=True))
-    transaction.rollback() if fails else transaction.commit(1, 1, final=True)
+    transaction.rollback() if fails else commit(transaction, 1)
     assert is_sentinel(weight)
     assert weight.grad is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,6 +88,67 @@ def test_a_module_whose_call_cannot_cross_ranks_is_joined_with_its_caller(how: s
     before = torch.autograd.Function.__dict__["apply"]
     assert joined(Enters(how), torch.ones(2, 4)) == {("", callee)}
     assert torch.autograd.Function.__dict__["apply"] is before
+
+
+class Box:
+    """A class of the script, with attributes of any kind."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.lock = x, threading.Lock()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("it cannot be copied")
+
+
+class Boxes(nn.Linear):
+    """Returns a box, and is given one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return Box(super().forward(x.x if isinstance(x, Box) else x))
+
+
+class Subclass(torch.Tensor):
+    """A kind of tensor that no other rank knows."""
+
+
+class Converts(nn.Linear):
+    """Returns its result as another kind of tensor."""
+
+    def __init__(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(4, 4)
+        self.convert = convert
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.convert(super().forward(x if x.layout is torch.strided else x.to_dense()).abs())
+
+
+def test_modules_between_which_an_unknown_object_travels_are_joined_with_their_caller() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Boxes(), Boxes())
+    joins = trace_forward(model, model, (torch.ones(2, 4),)).joins
+    assert {join.modules for join in joins} == {("", "1"), ("", "2")}
+    assert all("Box, which cannot cross ranks" in join.reason for join in joins)
+
+
+@pytest.mark.parametrize(
+    ("convert", "named"),
+    [
+        (lambda x: x.detach().to_sparse_csr(), "sparse_csr tensor"),
+        (lambda x: x.as_subclass(Subclass), "Subclass"),
+    ],
+)
+def test_modules_between_which_an_unknown_tensor_travels_are_joined(convert: Any, named: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Converts(convert))
+    (join,) = trace_forward(model, model, (torch.ones(2, 4),)).joins
+    assert join.modules == ("", "1")
+    assert named in join.reason
+
+
+@pytest.mark.parametrize("convert", [lambda x: x.to_sparse_coo(), lambda x: x.conj(), torch.Tensor.double])
+def test_known_tensors_join_nothing(convert: Any) -> None:
+    assert not joined(nn.Sequential(nn.Linear(4, 4), Converts(convert)), torch.ones(2, 4))
 
 
 def test_a_module_that_returns_the_weight_of_another_is_joined_with_it() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from shardwright.errors import FrameError, RemoteError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -234,6 +235,95 @@ class Scaled(nn.Module):
 def test_a_write_that_no_trace_saw_is_noticed(job: Job, rank: int, mode: str, keeper: type[Late]) -> None:
     torch.manual_seed(8)
     check(job, Scaled(SIZES["large"][1], keeper), {"first": 2, "keeper": rank}, MODES[mode], "large", steps=5)
+
+
+class ShrunkWeight(Keeper):
+    """Each forward changes the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return self.scaled(x)
+
+
+class NormalisedWeight(Keeper):
+    """Each forward exchanges what is in the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(x)
+        self.weight.data = self.weight.data * 0.5 + 1 / (1 + y.detach().abs().mean(0))
+        return y
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("places", [{"first": 1, "keeper": 0, "last": 1}, {"first": 0, "keeper": 1, "last": 2}])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keeper", [ShrunkWeight, NormalisedWeight])
+def test_weights_that_forwards_change(job: Job, keeper: Any, mode: str, size: str, places: dict[str, int]) -> None:
+    torch.manual_seed(5)
+    check(job, Chain(SIZES[size][1], keeper), places, MODES[mode], size)
+
+
+class ReturnsCount(Keeper):
+    """Returns the buffer itself, at which its caller looks after it has waited for another rank."""
+
+    def keep(self, width: int) -> None:
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.scaled(x)
+        with torch.no_grad():
+            self.count.mul_(0.5)
+            self.count.add_(y.abs().mean())
+        return y, self.count
+
+
+class LooksLate(nn.Module):
+    """Calls such a module, then another rank, and only then looks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.keeper = ReturnsCount(width)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, count = self.keeper(self.first(x))
+        y = self.last(y)
+        return y * (1 + float(y.detach().abs().mean())) * count.clone()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_buffer_that_is_returned_and_looked_at_later(job: Job, schedule: str, mode: str, size: str) -> None:
+    torch.manual_seed(5)
+    settings = {**MODES[mode], "pipeline": schedule}
+    check(job, LooksLate(SIZES[size][1]), {"first": 1, "keeper": 0, "last": 1}, settings, size)
+    assert all(runtime.state_order.one_at_a_time for runtime in job.runtimes)
+
+
+class LateWeight(Late):
+    """A weight that no backward needs the values of."""
+
+    def keep(self, width: int) -> None:
+        super().keep(width)
+        self.shift = nn.Parameter(torch.ones(width))
+
+    def write(self, x: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.shift.mul_(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.shift
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_write_to_a_weight_that_no_trace_saw_is_refused(job: Job, rank: int) -> None:
+    torch.manual_seed(8)
+    with pytest.raises((FrameError, RemoteError), match=r"parameter 'keeper\.shift' was written to in a forward"):
+        check(job, Scaled(SIZES["large"][1], LateWeight), {"first": 2, "keeper": rank}, {}, "large", steps=5)
 
 
 class GradientKeeper(Keeper):

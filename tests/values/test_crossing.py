@@ -12,7 +12,7 @@ import numpy
 import pytest
 import shardwright as smp
 import torch
-from shardwright.errors import FrameError, RemoteError, UnsupportedValueError
+from shardwright.errors import FrameError, PartitionError, RemoteError, UnsupportedValueError
 from shardwright.runtime import Runtime
 from torch import nn
 
@@ -222,5 +222,5 @@ class NestedResidual(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_result_is_added_to_its_argument(job: Job) -> None:
     check(job, NestedResidual(torch.jagged), {"child": 1}, {}, steps=2)
-    with pytest.raises(UnsupportedValueError, match=r"an argument of module 'child' .* layout=torch\.jagged"):
-        check(job, NestedResidual(torch.strided), {"child": 1}, {}, steps=1)
+    with pytest.raises(PartitionError, match=r"nested tensor that is not jagged .* place them on one rank"):
+        check(job, NestedResidual(torch.strided), {"": 0, "child": 1}, {}, steps=1)

@@ -3,7 +3,11 @@
 
 pub mod buffers;
 #[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod concurrency;
+#[cfg(test)]
 mod conformance;
+pub mod connection;
 pub mod counters;
 pub mod cuda;
 pub mod envelope;
@@ -21,6 +25,7 @@ pub mod routing;
 pub mod secret;
 pub mod sequence;
 pub mod start_error;
+pub mod sync;
 pub mod tcp;
 pub mod transport;
 pub mod ucx;
@@ -28,6 +33,7 @@ pub mod ucx;
 use std::time::Duration;
 
 pub use buffers::{Exchange, Pool, Reach, SHARED_BYTES};
+pub use connection::Connection;
 pub use counters::{Carried, Counters};
 pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};

@@ -1,13 +1,15 @@
 //! Plain objects between ranks: queues by sender and channel, and a barrier.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, TensorPart, Value};
 
 use crate::error::{CommError, describe_loss};
 use crate::patience::Patience;
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Loss, Sight, Transport};
 
 /// How many objects of one sender may wait, over all channels. A sender never waits for its
@@ -22,6 +24,7 @@ pub const CAPACITY_BYTES: u64 = 64 << 30;
 pub struct ObjectPlane {
     state: Mutex<State>,
     changed: Condvar,
+    transport: OnceLock<Weak<dyn Transport>>,
 }
 
 #[derive(Default)]
@@ -33,6 +36,8 @@ struct State {
     lost: BTreeMap<Rank, Loss>,
     /// How many threads wait for `changed`: to tell nobody costs a system call too.
     asleep: usize,
+    /// The threads that receive by themselves while they wait.
+    reading: Vec<ThreadId>,
     interrupt: Option<Box<ErrorReport>>,
     closed: bool,
 }
@@ -50,6 +55,12 @@ fn bytes_of(body: &Body) -> u64 {
 }
 
 impl ObjectPlane {
+    /// Lets threads be woken that wait while they receive by themselves.
+    pub fn connect(&self, transport: &Arc<dyn Transport>) {
+        // A second call would bring the same transport.
+        self.transport.get_or_init(|| Arc::downgrade(transport));
+    }
+
     /// An object has arrived.
     pub fn push(&self, from: Rank, object: ObjectMessage) {
         let mut state = self.lock();
@@ -68,23 +79,35 @@ impl ObjectPlane {
                 state.queues.entry(key).or_default().push_back(object.body);
             }
         }
-        let asleep = state.asleep;
+        self.wake(state);
+    }
+
+    /// Wakes who waits, but for this thread, which looks by itself.
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        let asleep = state.asleep > 0;
+        let this = thread::current().id();
+        let reads = state.reading.iter().any(|thread| *thread != this);
         drop(state);
-        if asleep > 0 {
+        if asleep {
             self.changed.notify_all();
+        }
+        if reads && let Some(transport) = self.transport.get().and_then(Weak::upgrade) {
+            transport.wake_reader();
         }
     }
 
     /// A peer is gone: what it sent can still be received, then waiting for it fails.
     pub fn peer_lost(&self, rank: Rank, loss: Loss) {
-        self.lock().lost.entry(rank).or_insert(loss);
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.lost.entry(rank).or_insert(loss);
+        self.wake(state);
     }
 
     /// Ends all waiting with an error, until [`Self::resume`].
     pub fn interrupt(&self, report: ErrorReport) {
-        self.lock().interrupt = Some(Box::new(report));
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.interrupt = Some(Box::new(report));
+        self.wake(state);
     }
 
     /// Allows waiting again.
@@ -92,10 +115,13 @@ impl ObjectPlane {
         self.lock().interrupt = None;
     }
 
-    /// Ends all waiting for good.
+    /// Ends all waiting for good, and drops what nobody has received.
     pub fn close(&self) {
-        self.lock().closed = true;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.closed = true;
+        let unreceived = std::mem::take(&mut state.queues);
+        self.wake(state);
+        drop(unreceived);
     }
 
     /// How many objects wait, over all channels.
@@ -130,6 +156,8 @@ impl ObjectPlane {
             state.check(&key, watched)?;
             drop(state);
             let slice = patience.next_slice(from, "object")?;
+            let this = thread::current().id();
+            self.lock().reading.push(this);
             let mut look = || {
                 if self.lock().is_unmoved(&key, watched) {
                     Sight::Idle
@@ -137,12 +165,10 @@ impl ObjectPlane {
                     Sight::Done
                 }
             };
-            if patience.read_until(slice, &mut look) {
-                state = self.lock();
-                continue;
-            }
+            let read = patience.read_until(slice, &mut look);
             state = self.lock();
-            if state.is_unmoved(&key, watched) {
+            state.reading.retain(|thread| *thread != this);
+            if !read && state.is_unmoved(&key, watched) {
                 state.asleep += 1;
                 let (guard, _) = self
                     .changed

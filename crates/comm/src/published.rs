@@ -2,12 +2,13 @@
 //! or said that they will not. Served by the thread that the question arrives on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
 use crate::error::CommError;
+use crate::sync::{Mutex, MutexGuard};
 use crate::transport::Transport;
 
 const FETCH: &str = "\0fetch";
@@ -23,6 +24,8 @@ pub struct Published {
 #[derive(Default)]
 struct State {
     last_key: i64,
+    /// Peers that are gone: they fetch nothing.
+    lost: BTreeSet<Rank>,
     kept: BTreeMap<i64, (Body, BTreeSet<Rank>)>,
 }
 
@@ -35,8 +38,9 @@ impl Published {
 
     /// Keeps a body for `peers`; the key to ask for it by.
     pub fn publish(&self, body: Body, peers: impl IntoIterator<Item = Rank>) -> i64 {
-        let peers: BTreeSet<Rank> = peers.into_iter().collect();
+        let mut peers: BTreeSet<Rank> = peers.into_iter().collect();
         let mut state = self.lock();
+        peers.retain(|rank| !state.lost.contains(rank));
         state.last_key += 1;
         let key = state.last_key;
         if !peers.is_empty() {
@@ -57,10 +61,18 @@ impl Published {
 
     /// A peer is gone: nothing is kept for it.
     pub fn peer_lost(&self, rank: Rank) {
-        self.lock().kept.retain(|_, (_, peers)| {
+        let mut state = self.lock();
+        state.lost.insert(rank);
+        state.kept.retain(|_, (_, peers)| {
             peers.remove(&rank);
             !peers.is_empty()
         });
+    }
+
+    /// Keeps nothing any more.
+    pub fn close(&self) {
+        let kept = std::mem::take(&mut self.lock().kept);
+        drop(kept);
     }
 
     /// Takes an object that is a question to this rank; others come back.
@@ -160,7 +172,7 @@ mod tests {
             .map(|transport| transport as Arc<dyn Transport>);
         let ranks: Vec<_> = shared.zip(routers).collect();
         for (transport, router) in &ranks {
-            router.published().connect(transport);
+            router.connect(transport);
         }
         ranks
     }

@@ -2,14 +2,15 @@
 //! handler. What comes before there is a handler is kept for it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, Message};
 
 use crate::objects::ObjectPlane;
 use crate::published::Published;
-use crate::transport::{Loss, Receiver};
+use crate::sync::{Mutex, MutexGuard};
+use crate::transport::{Loss, Receiver, Transport};
 
 /// How many messages are kept for a handler that is not there yet: more than
 /// any step's opening, small enough that a rank that never sets one notices.
@@ -37,6 +38,12 @@ enum Kept {
 }
 
 impl Router {
+    /// Lets what arrives be answered, and threads be woken that receive by themselves.
+    pub fn connect(&self, transport: &Arc<dyn Transport>) {
+        self.objects.connect(transport);
+        self.published.connect(transport);
+    }
+
     /// Where objects arrive.
     pub fn objects(&self) -> &ObjectPlane {
         &self.objects
@@ -60,9 +67,15 @@ impl Router {
         state.handler = Some(handler);
     }
 
-    /// Takes the handler away; what arrives is kept again.
-    pub fn clear_handler(&self) {
-        self.lock().handler = None;
+    /// The connection is closed: who waits for an object hears of it, and nothing is kept any more. The handler goes
+    /// too, which may hold the connection, which holds this.
+    pub fn close(&self) {
+        self.objects.close();
+        self.published.close();
+        let mut state = self.lock();
+        let gone = (state.handler.take(), std::mem::take(&mut state.kept));
+        drop(state);
+        drop(gone);
     }
 
     /// The last heartbeat of every peer that has sent one.

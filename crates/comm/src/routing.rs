@@ -8,15 +8,13 @@
 //! 2. [`Route::PeerCopy`]: one copy between devices of one host (or within
 //!    one), out of the source's device buffer, which the destination has opened.
 //!    The driver's own memory handles do it; UCX is not needed.
-//! 3. [`Route::DeviceRdma`]: the adapter reads and writes device memory, from
-//!    the source's device buffer into the destination's.
-//! 4. [`Route::SharedMemory`]: the source writes into its own persistent host
+//! 3. [`Route::SharedMemory`]: the source writes into its own persistent host
 //!    buffer, which the destination has mapped: one copy, and nothing to ask
 //!    for. Tensors of devices are staged there too, with one copy less than UCX
 //!    between host memories would need.
-//! 5. [`Route::HostStaged`]: UCX from host memory to host memory, which it
+//! 4. [`Route::HostStaged`]: UCX from host memory to host memory, which it
 //!    registers itself; by RDMA where the hosts have it, else by what else UCX has.
-//! 6. [`Route::Tcp`]: the link that every pair of ranks has, and needs nothing.
+//! 5. [`Route::Tcp`]: the link that every pair of ranks has, and needs nothing.
 //!
 //! - RO-1: both ends decide the same, since the facts name source and
 //!   destination, not here and there, and nothing else is looked at.
@@ -28,7 +26,7 @@ mod facts;
 
 use std::fmt;
 
-pub use facts::{Between, Choice, Devices, End, Facts, Memory, Rdma};
+pub use facts::{Between, Choice, Devices, End, Facts, Memory};
 
 /// A way for a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,8 +35,6 @@ pub enum Route {
     InMessage,
     /// From device to device within a host.
     PeerCopy,
-    /// From device to device across hosts.
-    DeviceRdma,
     /// Through host memory that both processes have mapped.
     SharedMemory,
     /// From host memory to host memory, by UCX.
@@ -49,10 +45,9 @@ pub enum Route {
 
 impl Route {
     /// All routes, the best first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::InMessage,
         Self::PeerCopy,
-        Self::DeviceRdma,
         Self::SharedMemory,
         Self::HostStaged,
         Self::Tcp,
@@ -63,16 +58,10 @@ impl Route {
         match self {
             Self::InMessage => "in_message",
             Self::PeerCopy => "peer_copy",
-            Self::DeviceRdma => "device_rdma",
             Self::SharedMemory => "shared_memory",
             Self::HostStaged => "host_staged",
             Self::Tcp => "tcp",
         }
-    }
-
-    /// Whether the bytes never enter host memory.
-    pub const fn is_device_to_device(self) -> bool {
-        matches!(self, Self::PeerCopy | Self::DeviceRdma)
     }
 }
 
@@ -95,14 +84,8 @@ pub enum Reason {
     DeviceToDeviceDisabled,
     /// Two devices of one host that cannot access each other.
     NoPeerAccess,
-    /// Two hosts without RDMA.
-    NoRdma,
-    /// Two hosts whose RDMA does not reach device memory.
-    NoDeviceRdma,
     /// No room in the source's device buffer.
     SourceDeviceFull,
-    /// No room in the destination's device buffer.
-    DestinationDeviceFull,
     /// No room in the source's host buffer.
     SourceHostFull,
     /// The source has lent as many blocks as it can.
@@ -115,16 +98,13 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 10] = [
         Self::Small,
         Self::Best,
         Self::Configured,
         Self::DeviceToDeviceDisabled,
         Self::NoPeerAccess,
-        Self::NoRdma,
-        Self::NoDeviceRdma,
         Self::SourceDeviceFull,
-        Self::DestinationDeviceFull,
         Self::SourceHostFull,
         Self::SourceLoansFull,
         Self::NoSharedMemory,
@@ -139,10 +119,7 @@ impl Reason {
             Self::Configured => "configured",
             Self::DeviceToDeviceDisabled => "device_to_device_disabled",
             Self::NoPeerAccess => "no_peer_access",
-            Self::NoRdma => "no_rdma",
-            Self::NoDeviceRdma => "no_device_rdma",
             Self::SourceDeviceFull => "source_device_full",
-            Self::DestinationDeviceFull => "destination_device_full",
             Self::SourceHostFull => "source_host_full",
             Self::SourceLoansFull => "source_loans_full",
             Self::NoSharedMemory => "no_shared_memory",
@@ -159,10 +136,7 @@ impl Reason {
     const fn passes(self) -> bool {
         matches!(
             self,
-            Self::SourceDeviceFull
-                | Self::DestinationDeviceFull
-                | Self::SourceHostFull
-                | Self::SourceLoansFull
+            Self::SourceDeviceFull | Self::SourceHostFull | Self::SourceLoansFull
         )
     }
 }
@@ -175,10 +149,7 @@ impl fmt::Display for Reason {
             Self::Configured => "the configuration's transport excludes what is better",
             Self::DeviceToDeviceDisabled => "SMP_DISABLE_D2D is set",
             Self::NoPeerAccess => "the two devices cannot access each other's memory",
-            Self::NoRdma => "the two hosts have no RDMA",
-            Self::NoDeviceRdma => "the two hosts' RDMA does not reach device memory",
             Self::SourceDeviceFull => "no free space in the source's device buffer",
-            Self::DestinationDeviceFull => "no free space in the destination's device buffer",
             Self::SourceHostFull => "no free space in the source's host buffer",
             Self::SourceLoansFull => "the source has lent as many blocks as it can",
             Self::NoSharedMemory => "the two processes share no memory",
@@ -233,7 +204,6 @@ fn exists(facts: &Facts, route: Route) -> bool {
         // A tensor of no bytes has nothing that could travel otherwise.
         Route::InMessage => facts.bytes == 0 || facts.bytes < facts.in_message_below,
         Route::PeerCopy => both_devices && same_host,
-        Route::DeviceRdma => both_devices && !same_host,
         Route::SharedMemory => same_host,
         Route::HostStaged | Route::Tcp => true,
     }
@@ -246,16 +216,10 @@ fn obstacle(facts: &Facts, route: Route) -> Option<Reason> {
     match route {
         Route::InMessage | Route::Tcp => None,
         _ if facts.choice == Choice::Tcp => Some(Reason::Configured),
-        _ if route.is_device_to_device() && facts.device_to_device_disabled => {
-            Some(Reason::DeviceToDeviceDisabled)
-        }
+        Route::PeerCopy if facts.device_to_device_disabled => Some(Reason::DeviceToDeviceDisabled),
         Route::PeerCopy => no_peer_access(facts.between)
             .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull))
             .or_else(loan),
-        Route::DeviceRdma => no_ucx(facts)
-            .or_else(|| no_device_rdma(facts.between))
-            .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull))
-            .or_else(|| room(facts.destination.device_room, Reason::DestinationDeviceFull)),
         Route::SharedMemory => no_shared_memory(facts)
             .or_else(|| room(facts.source.host_room, Reason::SourceHostFull))
             .or_else(loan),
@@ -270,18 +234,6 @@ fn no_peer_access(between: Between) -> Option<Reason> {
             ..
         } => None,
         _ => Some(Reason::NoPeerAccess),
-    }
-}
-
-fn no_device_rdma(between: Between) -> Option<Reason> {
-    match between {
-        Between::Network {
-            rdma: Rdma::DeviceMemory,
-        } => None,
-        Between::Network {
-            rdma: Rdma::HostMemory,
-        } => Some(Reason::NoDeviceRdma),
-        _ => Some(Reason::NoRdma),
     }
 }
 

@@ -137,6 +137,16 @@ pub enum StartError {
         /// What it said.
         message: String,
     },
+    /// A rank has not what a job needs.
+    #[error("rank {rank} on host {host:?} {lacks}")]
+    Lacking {
+        /// Which.
+        rank: Rank,
+        /// Its host.
+        host: String,
+        /// What is missing, as the rest of the sentence.
+        lacks: String,
+    },
     /// A rank disappeared while the job was starting.
     #[error("rank {rank} was lost while the job was starting: {reason}")]
     Lost {

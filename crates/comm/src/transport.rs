@@ -7,6 +7,7 @@
 //! - CM-4: after `close` has returned, the receiver is not called again.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -100,7 +101,7 @@ pub trait Transport: Send + Sync {
     fn peer(&self, rank: Rank) -> Option<&PeerInfo>;
 
     /// The state that this rank's heartbeats report.
-    fn pulse(&self) -> &Pulse;
+    fn pulse(&self) -> &Arc<Pulse>;
 
     /// Lets the calling thread, which waits, receive by itself until it sees [`Sight::Done`] or for `slice`:
     /// deliveries then happen in this thread, and nobody has to wake it. `false`, at once, where
@@ -119,6 +120,11 @@ pub trait Transport: Send + Sync {
     /// By what a rank is reached, in a word or two for people.
     fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
         Cow::Borrowed("memory of this process")
+    }
+
+    /// How this rank's device stands to another's, in words for people.
+    fn devices(&self, _rank: Rank) -> Cow<'static, str> {
+        Cow::Borrowed("not used")
     }
 
     /// The counters.

@@ -34,6 +34,7 @@ fn job(world: u32) -> Vec<Arc<Tcp>> {
                 device: None,
                 ucx_address: Vec::new(),
                 transport: Choice::Auto,
+                lacks: None,
             };
             let thread = std::thread::Builder::new();
             thread

@@ -4,16 +4,48 @@
 //! processes share, at an address that the host may look at. A stream runs in a thread of its own, and *late*: each
 //! copy waits first, so that whoever does not wait for its event sees the bytes from before.
 //!
+//! What the driver's contract leaves undefined ends the process with a word about it ([`Undefined`]): a program that
+//! passes here has done none of it.
+//!
 //! Environment variables, read once: `REHEARSAL_DELAY_MICROSECONDS` before each copy (100), `REHEARSAL_DEVICE_BYTES`
-//! of a device (1 GiB), `REHEARSAL_FAIL_AFTER` so many copies, from which on the device has failed (never).
+//! of a device (1 GiB), `REHEARSAL_FAIL_AFTER` so many copies, from which on the device has failed (never),
+//! `REHEARSAL_IPC` (`refused`: other processes' memory cannot be opened, as that of a device which is not visible).
 
+mod capture;
 mod machine;
 mod memory;
 mod raw;
+mod settings;
 #[cfg(test)]
 mod tests;
 
 pub use raw::*;
+
+/// What the driver's contract leaves undefined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undefined {
+    /// Memory was freed that another process, or another rank of this one, has open.
+    FreedWhileOpen,
+    /// Memory was freed, closed or unregistered that a queued copy reads or writes.
+    GoneUnderACopy,
+    /// A context was used after its last user had released it.
+    ReleasedContext,
+}
+
+/// Why a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// With this result.
+    Code(i32),
+    /// Nobody can tell how.
+    Undefined(Undefined),
+}
+
+impl From<i32> for Refusal {
+    fn from(code: i32) -> Self {
+        Self::Code(code)
+    }
+}
 
 /// `CUDA_SUCCESS`.
 pub const SUCCESS: i32 = 0;
@@ -35,3 +67,9 @@ pub const ALREADY_REGISTERED: i32 = 712;
 pub const NOT_REGISTERED: i32 = 713;
 /// `CUDA_ERROR_LAUNCH_FAILED`.
 pub const LAUNCH_FAILED: i32 = 719;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+pub const CAPTURE_UNSUPPORTED: i32 = 900;
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+pub const CAPTURE_INVALIDATED: i32 = 901;
+/// `CUDA_ERROR_ILLEGAL_STATE`.
+pub const ILLEGAL_STATE: i32 = 401;

@@ -1,10 +1,11 @@
 //! Streams and events.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{INVALID_HANDLE, LAUNCH_FAILED, NOT_READY};
+use crate::capture::{Captures, Mode};
+use crate::{INVALID_HANDLE, LAUNCH_FAILED, NOT_READY, Refusal, Undefined};
 
 /// The stream that exists without being created.
 const DEFAULT_STREAM: u64 = 0;
@@ -36,6 +37,9 @@ pub(crate) struct Machine {
 struct State {
     streams: BTreeMap<u64, VecDeque<Operation>>,
     events: BTreeMap<u64, Recorded>,
+    captures: Captures,
+    /// Streams that do not run for now.
+    stopped: BTreeSet<u64>,
     next_handle: u64,
     copies_left: Option<u64>,
 }
@@ -47,6 +51,8 @@ impl Machine {
             state: Mutex::new(State {
                 streams: BTreeMap::new(),
                 events: BTreeMap::new(),
+                captures: Captures::new(),
+                stopped: BTreeSet::new(),
                 next_handle: FIRST_HANDLE,
                 copies_left: copies,
             }),
@@ -128,14 +134,80 @@ impl Machine {
         self.queue(state, stream, Operation::Copy { to, from, bytes })
     }
 
+    /// Whether a call may be made that could spoil a capture, by a thread that is held to `mode`.
+    pub(crate) fn unsafe_call(&self, mode: Mode) -> Result<(), i32> {
+        self.lock()
+            .captures
+            .unsafe_call(mode, std::thread::current().id())
+    }
+
+    pub(crate) fn begin_capture(&self, stream: u64, mode: Mode) -> Result<(), i32> {
+        let mut state = self.lock();
+        state
+            .captures
+            .begin(stream, mode, std::thread::current().id())
+    }
+
+    pub(crate) fn end_capture(&self, stream: u64) -> Result<(), i32> {
+        self.lock().captures.end(stream)
+    }
+
+    pub(crate) fn is_capturing(&self, stream: u64) -> bool {
+        self.lock().captures.has(stream)
+    }
+
+    /// Memory is about to go, which no copy may be using.
+    pub(crate) fn goes(&self, start: u64, bytes: usize) -> Result<(), Refusal> {
+        let state = self.lock();
+        let end = start + bytes as u64;
+        let touches = |from: u64, bytes: usize| from < end && start < from + bytes as u64;
+        let used = state
+            .streams
+            .values()
+            .flatten()
+            .any(|operation| match *operation {
+                Operation::Copy { to, from, bytes } => touches(to, bytes) || touches(from, bytes),
+                Operation::Reach { .. } => false,
+            });
+        if used {
+            return Err(Refusal::Undefined(Undefined::GoneUnderACopy));
+        }
+        Ok(())
+    }
+
+    /// Lets a stream stand, or run again.
+    pub(crate) fn stop(&self, stream: u64, stops: bool) {
+        let mut state = self.lock();
+        if stops {
+            state.stopped.insert(stream);
+        } else {
+            state.stopped.remove(&stream);
+        }
+        self.changed.notify_all();
+    }
+
+    /// How many streams and events there are.
+    pub(crate) fn len(&self) -> usize {
+        let state = self.lock();
+        state
+            .streams
+            .keys()
+            .filter(|stream| **stream != DEFAULT_STREAM)
+            .count()
+            + state.events.len()
+    }
+
     fn queue(
         &self,
         mut state: MutexGuard<'_, State>,
         stream: u64,
         operation: Operation,
     ) -> Result<(), i32> {
+        let captured = state.captures.has(stream);
         let queue = state.streams.get_mut(&stream).ok_or(INVALID_HANDLE)?;
-        queue.push_back(operation);
+        if !captured {
+            queue.push_back(operation); // else it is a part of the graph, and does not run
+        }
         self.changed.notify_all();
         Ok(())
     }
@@ -144,7 +216,8 @@ impl Machine {
     pub(crate) fn run(&self, stream: u64, copy: impl Fn(u64, u64, usize)) {
         let mut state = self.lock();
         while let Some(queue) = state.streams.get(&stream) {
-            match queue.front().copied() {
+            let runs = !state.stopped.contains(&stream);
+            match queue.front().copied().filter(|_| runs) {
                 None => {
                     state = self.wait(state);
                     continue;

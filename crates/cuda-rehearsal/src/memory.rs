@@ -1,32 +1,38 @@
 //! Device memory, which is a memory file, and registered host memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use crate::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY};
+use crate::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Refusal, Undefined};
 
 /// What a handle begins with.
 const MAGIC: &[u8; 8] = b"rehearse";
 
+/// What the names of memory files begin with, as they show in `/proc/<pid>/maps`.
+const NAME: &str = "cuda-rehearsal";
+
 /// What one process has of its devices' memory, and of its peers'.
 pub(crate) struct Memory {
     capacity: usize,
+    made: usize,
     own: BTreeMap<u64, (File, MmapRaw)>,
     opened: BTreeMap<u64, MmapRaw>,
-    registered: BTreeSet<u64>,
+    /// By where it begins, where it ends.
+    registered: BTreeMap<u64, u64>,
 }
 
 impl Memory {
     pub(crate) const fn new(capacity: usize) -> Self {
         Self {
             capacity,
+            made: 0,
             own: BTreeMap::new(),
             opened: BTreeMap::new(),
-            registered: BTreeSet::new(),
+            registered: BTreeMap::new(),
         }
     }
 
@@ -38,7 +44,9 @@ impl Memory {
         if used.saturating_add(bytes) > self.capacity {
             return Err(OUT_OF_MEMORY);
         }
-        let memory = memfd_create("cuda-rehearsal", MemfdFlags::CLOEXEC);
+        self.made += 1;
+        let name = format!("{NAME}-{}-{}", std::process::id(), self.made);
+        let memory = memfd_create(name.as_str(), MemfdFlags::CLOEXEC);
         let memory = memory.map_err(|_| OUT_OF_MEMORY)?;
         ftruncate(&memory, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
         let file = File::from(memory);
@@ -48,8 +56,32 @@ impl Memory {
         Ok(address)
     }
 
-    pub(crate) fn free(&mut self, address: u64) -> Result<(), i32> {
-        self.own.remove(&address).map(drop).ok_or(INVALID_VALUE)
+    /// Frees memory that nobody else has open.
+    pub(crate) fn free(&mut self, address: u64) -> Result<(), Refusal> {
+        let (file, _) = self.own.get(&address).ok_or(INVALID_VALUE)?;
+        if mappings_of(file) > 1 {
+            return Err(Refusal::Undefined(Undefined::FreedWhileOpen));
+        }
+        self.own.remove(&address);
+        Ok(())
+    }
+
+    /// How long memory is that was allocated, opened or registered here.
+    pub(crate) fn len_of(&self, address: u64) -> usize {
+        let own = self.own.get(&address).map(|(_, mapping)| mapping.len());
+        let opened = || self.opened.get(&address).map(MmapRaw::len);
+        let registered = || Some((self.registered.get(&address)? - address) as usize);
+        own.or_else(opened).or_else(registered).unwrap_or(0)
+    }
+
+    /// How many pieces of memory are allocated, opened and registered.
+    pub(crate) fn len(&self) -> usize {
+        self.own.len() + self.opened.len() + self.registered.len()
+    }
+
+    /// How many bytes are registered.
+    pub(crate) fn registered_bytes(&self) -> u64 {
+        self.registered.iter().map(|(start, end)| end - start).sum()
     }
 
     /// What another process needs to open this memory: where it is.
@@ -102,15 +134,33 @@ impl Memory {
         self.opened.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }
 
-    pub(crate) fn register(&mut self, start: u64) -> Result<(), i32> {
-        let new = self.registered.insert(start);
-        new.then_some(()).ok_or(ALREADY_REGISTERED)
+    pub(crate) fn register(&mut self, start: u64, bytes: usize) -> Result<(), i32> {
+        let end = start + bytes as u64;
+        let before = self.registered.range(..end).next_back();
+        if before.is_some_and(|(_, end)| *end > start) {
+            return Err(ALREADY_REGISTERED);
+        }
+        self.registered.insert(start, end);
+        Ok(())
     }
 
     pub(crate) fn unregister(&mut self, start: u64) -> Result<(), i32> {
         let known = self.registered.remove(&start);
-        known.then_some(()).ok_or(NOT_REGISTERED)
+        known.map(drop).ok_or(NOT_REGISTERED)
     }
+}
+
+/// How often the memory is mapped, in all processes that this one may look at.
+fn mappings_of(file: &File) -> usize {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let name = name.map_or_else(|_| NAME.into(), |name| name.to_string_lossy().into_owned());
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes =
+        processes.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok());
+    let maps =
+        processes.filter_map(|process| std::fs::read_to_string(process.path().join("maps")).ok());
+    maps.map(|maps| maps.lines().filter(|line| line.ends_with(&name)).count())
+        .sum()
 }
 
 fn map(file: &File, bytes: usize) -> Result<MmapRaw, i32> {

@@ -8,16 +8,24 @@
     reason = "the contract is that of the driver's function of the same name"
 )]
 
-use std::cell::RefCell;
+mod own;
+
+pub use own::*;
+
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::capture::Mode;
 use crate::machine::Machine;
 use crate::memory::Memory;
+use crate::settings::{number, text};
 use crate::{
-    ALREADY_REGISTERED, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE,
-    LAUNCH_FAILED, NOT_READY, NOT_REGISTERED, OUT_OF_MEMORY, SUCCESS,
+    ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, ILLEGAL_STATE, INVALID_CONTEXT,
+    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_READY, NOT_REGISTERED,
+    OUT_OF_MEMORY, Refusal, SUCCESS, Undefined,
 };
 
 /// The only context there is.
@@ -33,16 +41,12 @@ static MEMORY: LazyLock<Mutex<Memory>> = LazyLock::new(|| {
     Mutex::new(Memory::new(capacity as usize))
 });
 
+/// How many users have retained the context.
+static USERS: AtomicI64 = AtomicI64::new(0);
+
 thread_local! {
     static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a C library gets its configuration from nowhere else"
-)]
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
 /// `CUipcMemHandle`.
@@ -50,11 +54,36 @@ fn number(variable: &str) -> Option<u64> {
 pub struct IpcHandle(pub [u8; 64]);
 
 /// The result of what needs a current context.
-fn current(outcome: impl FnOnce() -> Result<(), c_int>) -> c_int {
+fn current<E: Into<Refusal>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
     if CONTEXTS.with_borrow(Vec::is_empty) {
         return INVALID_CONTEXT;
     }
-    outcome().err().unwrap_or(SUCCESS)
+    if USERS.load(Ordering::SeqCst) < 1 {
+        undefined(Undefined::ReleasedContext);
+    }
+    match outcome().map_err(Into::into) {
+        Ok(()) => SUCCESS,
+        Err(Refusal::Code(code)) => code,
+        Err(Refusal::Undefined(what)) => undefined(what),
+    }
+}
+
+/// The same, for what could spoil a capture of any thread.
+fn unsafe_call<E: Into<Refusal>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
+    current(|| {
+        MACHINE.unsafe_call(MODE.get())?;
+        outcome().map_err(Into::into)
+    })
+}
+
+/// Nobody can tell what a device would do now.
+#[expect(
+    clippy::print_stderr,
+    reason = "the process ends here, and has no other way to say why"
+)]
+fn undefined(what: Undefined) -> ! {
+    eprintln!("undefined in CUDA: {what:?}");
+    std::process::abort();
 }
 
 fn memory<T>(look: impl FnOnce(&mut Memory) -> T) -> T {
@@ -102,6 +131,9 @@ pub unsafe extern "C" fn cuGetErrorName(error: c_int, text: *mut *const c_char) 
         ALREADY_REGISTERED => c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
         NOT_REGISTERED => c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
         LAUNCH_FAILED => c"CUDA_ERROR_LAUNCH_FAILED",
+        ILLEGAL_STATE => c"CUDA_ERROR_ILLEGAL_STATE",
+        CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        CAPTURE_INVALIDATED => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
         _ => return INVALID_VALUE,
     };
     put(text, name.as_ptr());
@@ -139,18 +171,25 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
     _device: c_int,
 ) -> c_int {
     put(context, pointer(CONTEXT as u64));
+    USERS.fetch_add(1, Ordering::SeqCst);
     SUCCESS
 }
 
-/// Releases nothing.
+/// Releases it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> c_int {
+    if USERS.fetch_sub(1, Ordering::SeqCst) < 1 {
+        undefined(Undefined::ReleasedContext);
+    }
     SUCCESS
 }
 
 /// Makes a context current.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> c_int {
+    if context.addr() != CONTEXT {
+        return INVALID_CONTEXT;
+    }
     CONTEXTS.with_borrow_mut(|contexts| contexts.push(context.addr()));
     SUCCESS
 }
@@ -166,13 +205,16 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> c_int 
 /// Device memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> c_int {
-    current(|| memory(|memory| memory.allocate(bytes)).map(|made| put(address, made)))
+    unsafe_call(|| memory(|memory| memory.allocate(bytes)).map(|made| put(address, made)))
 }
 
 /// Frees device memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFree_v2(address: u64) -> c_int {
-    current(|| memory(|memory| memory.free(address)))
+    unsafe_call(|| {
+        goes(address)?;
+        memory(|memory| memory.free(address))
+    })
 }
 
 /// What another process needs to open device memory.
@@ -188,7 +230,12 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     handle: IpcHandle,
     _flags: c_uint,
 ) -> c_int {
-    current(|| memory(|memory| memory.open(&handle.0)).map(|made| put(address, made)))
+    unsafe_call(|| {
+        if text("REHEARSAL_IPC").as_deref() == Some("refused") {
+            return Err(INVALID_DEVICE);
+        }
+        memory(|memory| memory.open(&handle.0)).map(|made| put(address, made))
+    })
 }
 
 /// The allocation that an address lies in.
@@ -209,7 +256,10 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(
 /// Closes another process's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> c_int {
-    current(|| memory(|memory| memory.close(address)))
+    unsafe_call(|| {
+        goes(address)?;
+        memory(|memory| memory.close(address)).map_err(Refusal::from)
+    })
 }
 
 /// Queues a copy.
@@ -226,20 +276,28 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     current(|| MACHINE.copy(to, from, bytes, handle(stream)))
 }
 
+/// Memory is about to go.
+fn goes(address: u64) -> Result<(), Refusal> {
+    MACHINE.goes(address, memory(|memory| memory.len_of(address)))
+}
+
 /// Locks nothing, and remembers it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostRegister_v2(
     start: *mut c_void,
-    _bytes: usize,
+    bytes: usize,
     _flags: c_uint,
 ) -> c_int {
-    current(|| memory(|memory| memory.register(handle(start))))
+    unsafe_call(|| memory(|memory| memory.register(handle(start), bytes)))
 }
 
 /// Undoes that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostUnregister(start: *mut c_void) -> c_int {
-    current(|| memory(|memory| memory.unregister(handle(start))))
+    unsafe_call(|| {
+        goes(handle(start))?;
+        memory(|memory| memory.unregister(handle(start))).map_err(Refusal::from)
+    })
 }
 
 /// A stream.
@@ -249,7 +307,7 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _flags: c_uint
         let made = MACHINE.create_stream();
         start(made);
         put(stream, pointer(made));
-        Ok(())
+        Ok::<_, c_int>(())
     })
 }
 
@@ -264,7 +322,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> c_int {
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _flags: c_uint) -> c_int {
     current(|| {
         put(event, pointer(MACHINE.create_event()));
-        Ok(())
+        Ok::<_, c_int>(())
     })
 }
 
@@ -280,11 +338,45 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) 
 /// Whether an event has been reached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> c_int {
-    current(|| MACHINE.query(handle(event)))
+    unsafe_call(|| MACHINE.query(handle(event)))
 }
 
 /// Ends an event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> c_int {
     current(|| MACHINE.destroy_event(handle(event)))
+}
+
+/// Begins to capture a stream, whose operations do not run meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_int) -> c_int {
+    let Some(mode) = Mode::of(mode) else {
+        return INVALID_VALUE;
+    };
+    current(|| MACHINE.begin_capture(handle(stream), mode))
+}
+
+/// Ends it; the graph is forgotten.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> c_int {
+    put(graph, std::ptr::null_mut());
+    current(|| MACHINE.end_capture(handle(stream)))
+}
+
+/// Whether a stream is being captured: 0 or 1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> c_int {
+    put(status, c_int::from(MACHINE.is_capturing(handle(stream))));
+    current(|| Ok::<_, c_int>(()))
+}
+
+/// Holds the calling thread to another mode, and gives the one before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    // SAFETY: the caller passes a mode, and a place for the one before.
+    let Some(wanted) = Mode::of(unsafe { mode.read() }) else {
+        return INVALID_VALUE;
+    };
+    put(mode, MODE.replace(wanted) as c_int);
+    SUCCESS
 }

@@ -2,11 +2,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use crate::capture::Mode;
 use crate::machine::Machine;
 use crate::memory::Memory;
 use crate::{
-    ALREADY_REGISTERED, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_READY, NOT_REGISTERED,
-    OUT_OF_MEMORY,
+    ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE,
+    LAUNCH_FAILED, NOT_READY, NOT_REGISTERED, OUT_OF_MEMORY, Refusal, Undefined,
 };
 
 const WATCHDOG: Duration = Duration::from_mins(1);
@@ -67,14 +68,60 @@ fn memory_is_bounded_and_opened_at_another_address() {
     let handle = memory.share(first).unwrap();
     let opened = memory.open(&handle).unwrap();
     assert_ne!(opened, first);
+    let refused = Refusal::Undefined(Undefined::FreedWhileOpen);
+    assert_eq!(memory.free(first), Err(refused));
     memory.close(opened).unwrap();
     assert_eq!(memory.close(opened), Err(INVALID_VALUE));
     assert_eq!(memory.open(&[7; 64]), Err(INVALID_VALUE));
     memory.free(first).unwrap();
-    assert_eq!(memory.free(first), Err(INVALID_VALUE));
+    assert_eq!(memory.free(first), Err(Refusal::Code(INVALID_VALUE)));
     assert_eq!(memory.share(first), Err(INVALID_VALUE));
-    memory.register(first).unwrap();
-    assert_eq!(memory.register(first), Err(ALREADY_REGISTERED));
+    memory.register(first, 4096).unwrap();
+    for inside in [first, first + 4000] {
+        assert_eq!(memory.register(inside, 4096), Err(ALREADY_REGISTERED));
+    }
+    memory.register(first + 4096, 1).unwrap();
+    assert_eq!(memory.registered_bytes(), 4097);
+    memory.unregister(first + 4096).unwrap();
     memory.unregister(first).unwrap();
     assert_eq!(memory.unregister(first), Err(NOT_REGISTERED));
+}
+
+#[test]
+fn memory_that_a_copy_uses_does_not_go() {
+    let machine = Machine::new(Duration::ZERO, None);
+    let stream = machine.create_stream();
+    machine.copy(1000, 5000, 100, stream).unwrap();
+    let refused = Refusal::Undefined(Undefined::GoneUnderACopy);
+    for (start, bytes) in [(1099, 1), (4096, 4096), (900, 101)] {
+        assert_eq!(machine.goes(start, bytes), Err(refused));
+    }
+    for (start, bytes) in [(1100, 100), (900, 100)] {
+        assert_eq!(machine.goes(start, bytes), Ok(()));
+    }
+}
+
+#[test]
+fn a_call_that_could_spoil_a_capture_does_so_unless_its_thread_is_held_to_less() {
+    let machine = Machine::new(Duration::ZERO, None);
+    let stream = machine.create_stream();
+    let from_another = |mode| {
+        let call = || machine.unsafe_call(mode);
+        std::thread::scope(|scope| scope.spawn(call).join().unwrap())
+    };
+    machine.begin_capture(stream, Mode::Global).unwrap();
+    assert_eq!(from_another(Mode::Relaxed), Ok(()));
+    assert_eq!(from_another(Mode::ThreadLocal), Ok(()));
+    assert_eq!(machine.unsafe_call(Mode::Relaxed), Ok(()));
+    assert_eq!(machine.end_capture(stream), Ok(()));
+    machine.begin_capture(stream, Mode::Global).unwrap();
+    assert_eq!(from_another(Mode::Global), Err(CAPTURE_UNSUPPORTED));
+    assert_eq!(machine.end_capture(stream), Err(CAPTURE_INVALIDATED));
+    machine.begin_capture(stream, Mode::ThreadLocal).unwrap();
+    assert_eq!(from_another(Mode::Global), Ok(()));
+    assert_eq!(
+        machine.unsafe_call(Mode::ThreadLocal),
+        Err(CAPTURE_UNSUPPORTED)
+    );
+    assert_eq!(machine.end_capture(stream), Err(CAPTURE_INVALIDATED));
 }

@@ -164,7 +164,7 @@ impl Tree {
             .map(|(parameter, _)| format!("{:?}", request.parameter_name(parameter)))
             .collect();
         if shared.is_empty() {
-            "one reads the other's parameters".to_owned()
+            "one needs what the other has".to_owned()
         } else {
             format!("they share the parameter {}", shared.join(", "))
         }

@@ -95,6 +95,7 @@ pub(crate) fn comm_stats<'py>(
             let one = PyDict::new(py);
             one.set_item("host", &peer.host)?;
             one.set_item("reached_by", transport.reached_by(rank))?;
+            one.set_item("devices", transport.devices(rank))?;
             peers.set_item(rank.0, one)?;
         }
     }

@@ -49,10 +49,16 @@ pub(crate) fn partition_error(error: &PartitionError) -> PyErr {
 
 /// A value of a type that cannot cross ranks, at this path.
 pub(crate) fn unsupported_value_error(path: &str, kind: &str) -> PyErr {
-    exceptions::UnsupportedValueError::new_err(format!(
+    let text = format!(
         "a value of type {kind} stands at {path}, and cannot cross ranks; pass tensors, numbers, strings and \
          containers of them, or make the type known with smp.register_type"
-    ))
+    );
+    exceptions::UnsupportedValueError::new_err((text, kind.to_owned()))
+}
+
+/// A tensor of a device cannot cross ranks, or be read.
+pub(crate) fn device_error(error: &impl ToString) -> PyErr {
+    exceptions::ShardwrightError::new_err(error.to_string())
 }
 
 /// A failed step.

@@ -1,6 +1,7 @@
 //! The extension module `shardwright._core`; the only crate that names pyo3.
 
 mod alone;
+mod arguments;
 mod comm;
 mod command;
 mod config;
@@ -77,7 +78,7 @@ mod _core {
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]
-    use crate::tensors::TensorParts;
+    use crate::tensors::{TensorParts, use_device};
     #[pymodule_export]
     use crate::usage::PyUsage;
     #[pymodule_export]

@@ -4,9 +4,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use shardwright_comm::meeting;
 
+use crate::arguments::duration;
 use crate::error::{argument_error, start_error};
 use crate::interruptible::interruptible;
-use crate::node::duration;
 
 /// Rank 0's door on its host: processes of the same user that know the job's name get a few bytes there.
 #[pyclass(frozen, module = "shardwright._core")]

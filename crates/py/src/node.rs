@@ -1,15 +1,14 @@
 //! `Node`: this process's connection to the other ranks of its job.
 
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use shardwright_comm::{
-    CommError, CommOptions, Faults, JobOptions, Owner, Patience, Pool, Receiver, Router, Secret,
-    StartError, Tcp, Transport,
+    CommError, CommOptions, Connection, Faults, JobOptions, Owner, Patience, Pool, Receiver,
+    Router, Secret, StartError, Tcp, Transport,
     cuda::Ordered,
     in_process_with, published,
     routing::Choice,
@@ -18,12 +17,13 @@ use shardwright_comm::{
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
 
+use crate::arguments::{duration, parse_address};
 use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
 use crate::listener::Listener;
 use crate::log;
-use crate::tensors::{TensorParts, set_process_memory};
+use crate::tensors::{TensorParts, forget_process_memory, set_process_memory};
 use crate::ucx;
 use crate::values::Spec;
 
@@ -34,6 +34,7 @@ pub(crate) struct Node {
     router: Arc<Router>,
     owner: Owner,
     options: CommOptions,
+    pool: Weak<Pool>,
 }
 
 #[pymethods]
@@ -43,10 +44,11 @@ impl Node {
     /// Raises `JobStartError` when ranks are missing, do not share the secret, or differ in
     /// version, number of ranks or configuration (`fingerprint`; of several lines, those that
     /// differ are named). Timeouts are in seconds. `buffer_bytes` is the size of the persistent
-    /// buffer for tensors on their way to ranks of the same host; 0 for none.
+    /// buffer for tensors on their way to ranks of the same host; 0 for none. `ucx` says whether UCX may be used where
+    /// the options allow it, and `lacks` what this rank has not: then no rank starts, and all raise that.
     #[staticmethod]
     #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, buffer_bytes=0, listener=None, options=None))]
+                        bind_address, host_name, buffer_bytes=0, listener=None, options=None, ucx=true, lacks=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
@@ -67,12 +69,19 @@ impl Node {
         buffer_bytes: u64,
         listener: Option<&Listener>,
         options: Option<&PyCommOptions>,
+        ucx: bool,
+        lacks: Option<String>,
     ) -> PyResult<Self> {
         let comm_options = options.map(|options| options.0.clone());
         let listener = listener.and_then(Listener::take);
+        log::collect();
         let pool = (buffer_bytes > 0)
             .then(|| Pool::new(buffer_bytes))
-            .transpose()?;
+            .transpose()
+            .unwrap_or_else(|error| {
+                tracing::warn!(rank, %error, bytes = buffer_bytes, "no memory to share with ranks of this host; tensors travel inside messages");
+                None
+            });
         let device = comm_options
             .as_ref()
             .zip(pool.as_ref())
@@ -98,18 +107,17 @@ impl Node {
             transport: comm_options
                 .as_ref()
                 .map_or(Choice::Auto, |wanted| wanted.transport),
+            lacks,
         };
-        log::collect();
         let router = Arc::new(Router::default());
         let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
         let worker = comm_options
             .as_ref()
+            .filter(|_| ucx && options.lacks.is_none())
             .map(|wanted| ucx::worker(wanted, &options))
             .transpose()?
             .flatten();
-        let spin = comm_options
-            .as_ref()
-            .map_or(Duration::ZERO, |wanted| wanted.spin);
+        let spin = (comm_options.as_ref()).map_or(Duration::ZERO, |wanted| wanted.spin);
         let outcome = interruptible(py, |go_on| -> Result<Arc<dyn Transport>, StartError> {
             let told = Arc::clone(&receiver);
             let (job, exchange): (Arc<dyn Transport>, _) = if let Some(worker) = worker {
@@ -122,12 +130,12 @@ impl Node {
             Ordered::before(job, told, exchange)
         })?;
         let transport = outcome.map_err(|error| start_error(&error))?;
-        set_process_memory(pool, device);
-        let node = Self::new(transport, router);
-        Ok(Self {
+        let node = Self {
             options: comm_options.unwrap_or_default(),
-            ..node
-        })
+            pool: set_process_memory(pool, device),
+            ..Self::new(transport, router)
+        };
+        Ok(node)
     }
 
     /// The node of a job of one rank.
@@ -302,9 +310,10 @@ impl Node {
         let report = report.map(|report| self.report(&report)).transpose()?;
         py.detach(|| {
             self.transport.close(report);
-            self.router.objects().close();
-            // The server holds the transport, which holds the router: the circle ends here.
-            self.router.clear_handler();
+            if self.owner.is_here() {
+                self.router.close();
+                forget_process_memory(&self.pool);
+            }
         });
         Ok(())
     }
@@ -312,12 +321,14 @@ impl Node {
 
 impl Node {
     fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
-        router.published().connect(&transport);
+        let transport: Arc<dyn Transport> = Connection::new(transport);
+        router.connect(&transport);
         Self {
             transport,
             router,
             owner: Owner::this_process(),
             options: CommOptions::default(),
+            pool: Weak::new(),
         }
     }
 
@@ -368,20 +379,4 @@ impl Node {
             traceback: text("traceback")?,
         })
     }
-}
-
-fn parse_address(text: &str) -> PyResult<IpAddr> {
-    text.parse().map_err(|_| {
-        PyValueError::new_err(format!(
-            "bind_address is {text:?}; it has to be an IP address"
-        ))
-    })
-}
-
-pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
-        PyValueError::new_err(format!(
-            "{name} is {seconds}; it has to be a number of seconds"
-        ))
-    })
 }

@@ -204,6 +204,11 @@ impl Server {
             .map_err(|error| server_error(&error))
     }
 
+    /// Say that the thread of a worker is gone: the step ends on every rank.
+    fn worker_gone(&self, py: Python<'_>, worker: u32) {
+        py.detach(|| self.server.worker_gone(WorkerId(worker)));
+    }
+
     /// Report an exception of this rank: the step ends on every rank of the job. The first failure wins.
     ///
     /// `step` names a step that this rank may not have entered yet, but would have.

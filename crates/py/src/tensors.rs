@@ -1,6 +1,6 @@
 //! Tensors' bytes on their way between Python and messages.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -9,6 +9,7 @@ use shardwright_comm::{Pool, SHARED_BYTES};
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
 
+use crate::error::device_error;
 use crate::raw::{self, ReceivedBuffer};
 
 /// `(dtype, shape, strides, device, requires_grad)`.
@@ -29,10 +30,23 @@ static POOL: Mutex<Option<Arc<Pool>>> = Mutex::new(None);
 /// The device whose tensors this process sends and receives.
 static DEVICE: Mutex<Option<Arc<DeviceMemory>>> = Mutex::new(None);
 
-/// Use a persistent buffer and a device from now on, or none.
-pub(crate) fn set_process_memory(pool: Option<Arc<Pool>>, device: Option<Arc<DeviceMemory>>) {
+/// Use a persistent buffer and a device from now on, or none; the buffer, to forget it by.
+pub(crate) fn set_process_memory(
+    pool: Option<Arc<Pool>>,
+    device: Option<Arc<DeviceMemory>>,
+) -> Weak<Pool> {
+    let left = pool.as_ref().map(Arc::downgrade).unwrap_or_default();
     *POOL.lock().unwrap_or_else(PoisonError::into_inner) = pool;
     *DEVICE.lock().unwrap_or_else(PoisonError::into_inner) = device;
+    left
+}
+
+/// Use the persistent buffer, and the device beside it, no more, if they are the ones in use.
+pub(crate) fn forget_process_memory(pool: &Weak<Pool>) {
+    let is_it = process_pool().is_some_and(|ours| std::ptr::eq(Arc::as_ptr(&ours), pool.as_ptr()));
+    if is_it {
+        set_process_memory(None, None);
+    }
 }
 
 fn process_pool() -> Option<Arc<Pool>> {
@@ -44,6 +58,14 @@ fn process_device() -> Option<Arc<DeviceMemory>> {
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clone()
+}
+
+/// Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
+#[pyfunction]
+pub(crate) fn use_device(py: Python<'_>, ordinal: i32) {
+    if let Some(device) = process_device() {
+        py.detach(|| device.activate_now(ordinal));
+    }
 }
 
 fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
@@ -176,6 +198,7 @@ impl TensorParts {
             return Ok(false);
         };
         let data = py.detach(|| device.send_from(ordinal, address, nbytes, stream));
+        let data = data.map_err(|error| device_error(&error))?;
         let added = data.map(|data| self.parts().push(TensorPart::new(meta, data)));
         Ok(added.is_some())
     }
@@ -208,11 +231,11 @@ impl TensorParts {
         let Some(data) = data else {
             return Ok(false);
         };
-        if py.detach(|| device.receive_into(&data, ordinal, address, stream)) {
-            return Ok(true);
+        let taken = py.detach(|| device.receive_into(&data, ordinal, address, stream));
+        if !matches!(taken, Ok(true)) {
+            self.with(index, |part| part.data = data)?;
         }
-        self.with(index, |part| part.data = data)?;
-        Ok(false)
+        taken.map_err(|error| device_error(&error))
     }
 
     fn __len__(&self) -> usize {
@@ -275,7 +298,15 @@ impl TensorParts {
 
     /// `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
     /// can be taken once.
-    fn take_tensor(&self, index: usize) -> PyResult<Taken> {
+    fn take_tensor(&self, py: Python<'_>, index: usize) -> PyResult<Taken> {
+        let data = self.with(index, |part| part.data.clone())?;
+        // One that a peer's device holds is copied to the host here, which may take a while, or fail.
+        let prepared = py.detach(|| {
+            let prepared = data.prepare();
+            drop(data);
+            prepared
+        });
+        prepared.map_err(|reason| device_error(&reason))?;
         self.with(index, |part| {
             let meta = part.meta.clone();
             let buffer = ReceivedBuffer::new(std::mem::take(&mut part.data));

@@ -44,7 +44,12 @@ fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
         max_payload: job.limits.tensor_bytes as usize,
         ..Options::default()
     };
-    Worker::create(&library, job.rank, &options).map_err(|error| error.to_string())
+    let mut worker =
+        Worker::create(&library, job.rank, &options).map_err(|error| error.to_string())?;
+    // What others need of it, and what it sleeps on: where either is missing, it is of no use.
+    worker.address().map_err(|error| error.to_string())?;
+    worker.event_fd().map_err(|error| error.to_string())?;
+    Ok(worker)
 }
 
 fn candidates(wanted: &CommOptions) -> Candidates {

@@ -1,10 +1,10 @@
 //! What the server's lock guards, and the bells that wake those who wait for it.
 
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use std::thread::ThreadId;
-
+use shardwright_comm::sync::thread::ThreadId;
+use shardwright_comm::sync::{Condvar, MutexGuard};
 use shardwright_core::WorkerId;
 
 use crate::machine::Machine;
@@ -19,6 +19,8 @@ pub(crate) struct State {
     pub(crate) outbox: Outbox,
     /// What the heartbeats have been told of the machine's progress.
     pub(crate) pulsed: u64,
+    /// Whether somebody closes the server and waits until all is sent.
+    pub(crate) closing: bool,
 }
 
 impl State {

@@ -7,9 +7,11 @@
 
 mod calls;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use shardwright_comm::sync::{Condvar, Mutex, MutexGuard, thread};
 use shardwright_comm::{CommError, Loss, Receiver, Transport};
 use shardwright_core::{ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_wire::{Beat, Body, Message};
@@ -22,13 +24,12 @@ use crate::outbox::Outbox;
 use crate::trace::TraceRecord;
 use crate::usage::Usage;
 
-/// How often a server that closes looks whether all is sent.
-const CLOSING_SLICE: Duration = Duration::from_millis(1);
-
 /// A rank's execution server.
 pub struct Server {
     state: Mutex<State>,
     main_bell: Condvar,
+    /// Rings for those who close once nothing is left to send.
+    all_sent: Condvar,
     pub(crate) transport: Option<Arc<dyn Transport>>,
     started: Instant,
     started_at: SystemTime,
@@ -44,8 +45,10 @@ impl Server {
                 reader: None,
                 outbox: Outbox::default(),
                 pulsed: 0,
+                closing: false,
             }),
             main_bell: Condvar::new(),
+            all_sent: Condvar::new(),
             transport,
             started: Instant::now(),
             started_at: SystemTime::now(),
@@ -135,6 +138,11 @@ impl Server {
         self.lock().machine.begin_backward_elsewhere(worker)
     }
 
+    /// The thread of a worker is gone; see [`Machine::worker_gone`].
+    pub fn worker_gone(&self, worker: WorkerId) {
+        self.enter(|machine, now| machine.worker_gone(worker, now));
+    }
+
     /// Fails the step on every rank; see [`Machine::fail`].
     pub fn fail(&self, step: Option<StepEpoch>, error: LocalError) {
         self.enter(|machine, now| machine.fail(step, error, now));
@@ -212,13 +220,14 @@ impl Server {
         let deadline = Instant::now() + patience;
         let mut state = self.lock();
         state.machine.close();
+        state.closing = true;
         loop {
             state = self.settle(state);
             let left = deadline.saturating_duration_since(Instant::now());
             if state.outbox.is_empty() || left.is_zero() {
                 return;
             }
-            state = wait_on(&self.main_bell, state, left.min(CLOSING_SLICE));
+            state = wait_on(&self.all_sent, state, left);
         }
     }
 
@@ -259,7 +268,7 @@ impl Server {
                     Action::WakeWorker(worker) if Some(worker) == caller => {}
                     Action::WakeWorker(worker) => {
                         wake_reader |= state.reader.is_some_and(|(reader, thread)| {
-                            reader == worker && thread != std::thread::current().id()
+                            reader == worker && thread != thread::current().id()
                         });
                         bells.push(state.bell(worker));
                     }
@@ -283,6 +292,9 @@ impl Server {
             }
             state = self.lock();
             state.outbox.sent(&sent);
+            if state.closing && state.outbox.is_empty() {
+                self.all_sent.notify_all();
+            }
             state.machine.spent_sending(took);
             for (to, error) in lost {
                 let now = self.now();
@@ -328,16 +340,28 @@ impl Server {
     }
 }
 
+impl Server {
+    /// An event that a thread of the transport brings. Where the machine panics at it, the step fails on every rank; that
+    /// thread reads on, for what comes from others.
+    fn hear(&self, from: Rank, event: impl FnOnce(&mut Machine, Duration)) {
+        let heard = std::panic::catch_unwind(AssertUnwindSafe(|| self.enter(event)));
+        if heard.is_err() {
+            let reason = format!("the execution server panicked at what rank {from} sent");
+            self.enter(|machine, now| machine.fail_internally(reason, now));
+        }
+    }
+}
+
 impl Receiver for Server {
     fn deliver(&self, from: Rank, message: Message) {
-        self.enter(|machine, now| machine.deliver(from, message, now));
+        self.hear(from, |machine, now| machine.deliver(from, message, now));
     }
 
     fn peer_lost(&self, from: Rank, loss: Loss) {
-        self.enter(|machine, now| machine.peer_lost(from, loss, now));
+        self.hear(from, |machine, now| machine.peer_lost(from, loss, now));
     }
 
     fn beat(&self, from: Rank, beat: Beat) {
-        self.enter(|machine, now| machine.beat(from, beat, now));
+        self.hear(from, |machine, now| machine.beat(from, beat, now));
     }
 }

@@ -1,9 +1,9 @@
 //! How a worker's thread waits for its turn: asleep, or receiving messages meanwhile.
 
-use std::sync::{Condvar, MutexGuard};
 use std::time::Duration;
 
 use shardwright_comm::Sight;
+use shardwright_comm::sync::{Condvar, MutexGuard, thread};
 use shardwright_core::WorkerId;
 
 use crate::bells::{State, wait_on};
@@ -59,7 +59,7 @@ impl Server {
         bell: &Condvar,
     ) -> MutexGuard<'a, State> {
         if let Some(transport) = self.transport.as_ref().filter(|_| state.reader.is_none()) {
-            state.reader = Some((worker, std::thread::current().id()));
+            state.reader = Some((worker, thread::current().id()));
             drop(state);
             let read = transport.read_until(WORKER_SLICE, &mut || {
                 let machine = &self.lock().machine;

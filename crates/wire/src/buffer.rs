@@ -9,7 +9,12 @@ use std::sync::Arc;
 /// Its start is aligned for any dtype. While only one [`Arc`] of it exists, nobody else
 /// reads or writes it.
 pub trait Lent: Any + Send + Sync {
-    /// The bytes. Those of device memory are copied to the host for it, at most once.
+    /// Waits until the bytes can be looked at, copying those of device memory to the host; why they cannot.
+    fn prepare(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// The bytes; none where they cannot be prepared.
     fn as_bytes(&self) -> &[u8];
 
     /// How many bytes, without a look at them.
@@ -102,6 +107,11 @@ impl Buffer {
             Memory::Lent(memory) => Some(memory),
             Memory::Heap { .. } => None,
         }
+    }
+
+    /// Waits until the bytes can be looked at, which may fail for memory of a device.
+    pub fn prepare(&self) -> Result<(), String> {
+        self.as_lent().map_or(Ok(()), |lent| lent.prepare())
     }
 
     /// The memory itself; a copy of it where somebody else shares it.

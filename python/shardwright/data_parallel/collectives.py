@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from shardwright.interrupts import HeldBack
 from shardwright.objects import receive_on, send_on
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 #: How long a failed step waits for the other ranks to have failed too; what is left is done before the next step.
 _PATIENCE_SECONDS = 2.0
+
+
+#: A collective: its kind, its number of elements, and the name of their dtype.
+_Issued = tuple[str, int, str]
 
 
 class Collectives:
@@ -36,13 +41,16 @@ class Collectives:
         self._runtime = runtime
         self._group = group
         self.ranks: list[int] = runtime.topology.group(group, runtime.rank)
-        self._issued: list[tuple[str, int, str]] = []
+        self._issued: list[_Issued] = []
+        #: The step in which they were issued.
+        self._step: int | None = None
         self._works: list[Any] = []
         #: How many collectives have begun in this job.
         self.begun = 0
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
-        self._unsettled: int | None = None
-        self._heard: dict[int, list[tuple[str, int, str]]] = {}
+        #: What was issued here in failed steps, in order, and is not through.
+        self._unsettled: dict[int, list[_Issued]] = {}
+        self._heard: dict[tuple[int, int], list[_Issued]] = {}
 
     @property
     def own_place(self) -> int:
@@ -75,13 +83,13 @@ class Collectives:
         self._runtime.wait_collective(work, self.ranks, number)
 
     def begin_step(self) -> None:
-        """Bring an earlier failed step's collectives to an end, and forget them.
+        """Bring earlier failed steps' collectives to an end, and forget them.
 
         Raises:
             RemoteError: The step that begins has failed elsewhere, or a rank of the group is gone.
         """
-        if self._unsettled is not None:
-            self._settle(self._unsettled, None)
+        self._settle(None)
+        self._step = self._runtime.step
         self._issued.clear()
         self._works.clear()
         self._hooks.clear()
@@ -93,32 +101,39 @@ class Collectives:
     @property
     def has_unfinished(self) -> bool:
         """Whether there may be collectives that have begun here and never will elsewhere."""
-        return self._unsettled is not None
+        return bool(self._unsettled)
 
     @property
     def works(self) -> list[Any]:
         """What was issued in a step that has not ended well."""
         return self._works
 
-    def leave_unfinished(self) -> None:
-        """The step failed, and so does this process."""
-        self._unsettled = self._runtime.step
+    def abandon_step(self, waits: bool = True) -> None:
+        """The step failed: tell the others what was issued, and issue what they did and this rank did not.
 
-    def abandon_step(self) -> None:
-        """The step failed: tell the others what was issued, and issue what they did and this rank did not."""
+        Args:
+            waits: Whether to wait for what they issued; else that is left to the next step, if there is one.
+        """
         runtime = self._runtime
-        self._unsettled = runtime.step
-        self._heard.clear()
+        issued = list(self._issued) if self._step == runtime.step else []  # it may have failed before it began here
+        self._unsettled[runtime.step] = issued
+        for rank in self._others():
+            try:
+                send_on(runtime, rank, self._channel(runtime.step), issued)
+            except Exception:  # it is gone, which the next step will see
+                runtime.logger.debug("rank %d is not told of collectives", rank, exc_info=True)
+        if not waits:
+            return
         try:
-            for rank in self._others():
-                send_on(runtime, rank, self._channel(runtime.step), list(self._issued))
-            self._settle(runtime.step, time.monotonic() + _PATIENCE_SECONDS)
+            self._settle(time.monotonic() + _PATIENCE_SECONDS)
         except Exception:  # a rank is busy or gone, which the next step will see; this one has an error already
             runtime.logger.debug("collectives of a failed step are left unfinished", exc_info=True)
 
     def _issue(self, kind: str, tensor: torch.Tensor) -> Any:
-        work = self._start(kind, tensor)
-        self._issued.append((kind, tensor.numel(), str(tensor.dtype).removeprefix("torch.")))
+        issued = (kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
+        with HeldBack():  # one that has begun and is not listed would meet another one of the other ranks
+            work = self._start(kind, tensor)
+            self._issued.append(issued)
         return work
 
     def _start(self, kind: str, tensor: torch.Tensor) -> Any:
@@ -136,17 +151,20 @@ class Collectives:
         self.begun += 1
         return work
 
-    def _settle(self, step: int, deadline: float | None) -> None:
+    def _settle(self, deadline: float | None) -> None:
         runtime = self._runtime
-        longest = self._issued
-        for rank in self._others():
-            theirs = self._heard.get(rank)
-            if theirs is None:
-                theirs = self._heard[rank] = receive_on(runtime, rank, self._channel(step), deadline)
-            longest = max(longest, theirs, key=len)
-        for kind, count, dtype in longest[len(self._issued) :]:
-            self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.device))
-        self._unsettled = None
+        for step, issued in list(self._unsettled.items()):
+            longest = issued
+            for rank in self._others():
+                theirs = self._heard.get((step, rank))
+                if theirs is None:
+                    theirs = self._heard[step, rank] = receive_on(runtime, rank, self._channel(step), deadline)
+                longest = max(longest, theirs, key=len)
+            with HeldBack():
+                for kind, count, dtype in longest[len(issued) :]:
+                    self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.device))
+                del self._unsettled[step]
+        self._heard.clear()
 
     def _others(self) -> list[int]:
         return [rank for rank in self.ranks if rank != self._runtime.rank]

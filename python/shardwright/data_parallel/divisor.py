@@ -43,7 +43,6 @@ def agreed_divisor(runtime: Runtime) -> Divisor:
     present = {rank: note for rank, note in zip(runtime.dp_ranks, said, strict=True) if note[0] != _ABSENT}
     without = [rank for rank, note in present.items() if note[0] == _UNWEIGHTED]
     if 0 < len(without) < len(present):
-        runtime.committing = False  # all ranks of the group see it, so the step fails on all of them
         raise ShardwrightError(
             f"step {runtime.step}: of the data-parallel ranks {list(present)}, {without} called model.backward without "
             "a weight and the others with one; give weights on all of them or on none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -95,7 +96,8 @@ class Reducer:
 
     def _listen(self) -> None:
         for parameter in self._parameters:
-            if not any(isinstance(hook, Listener) for hook in (parameter._post_accumulate_grad_hooks or {}).values()):
+            hooks = (parameter._post_accumulate_grad_hooks or {}).values()
+            if not any(isinstance(hook, Listener) and hook.reports_to(self) for hook in hooks):
                 parameter.register_post_accumulate_grad_hook(Listener(self))  # type: ignore[no-untyped-call]
 
     def accumulated(self, parameter: nn.Parameter) -> None:
@@ -202,9 +204,16 @@ class Listener:
     """The hook by which a reducer hears of gradients; not a user's hook."""
 
     def __init__(self, reducer: Reducer) -> None:
-        """Report to a reducer."""
-        self._reducer = reducer
+        """Report to a reducer, for as long as it lives."""
+        # It knows the parameter, whose hooks torch keeps where no garbage collection sees them.
+        self._reducer = weakref.ref(reducer)
+
+    def reports_to(self, reducer: Reducer) -> bool:
+        """Whether it is this reducer's."""
+        return self._reducer() is reducer
 
     def __call__(self, parameter: nn.Parameter) -> None:
         """The parameter's gradient was accumulated."""
-        self._reducer.accumulated(parameter)
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.accumulated(parameter)

@@ -184,7 +184,6 @@ class Replicas:
         if self._reducer is None:
             return
         if not torch.is_grad_enabled():
-            self.agree()
             return
         if self._reduces_this_step:
             runtime = self._placement.runtime
@@ -200,11 +199,11 @@ class Replicas:
                 self._rdp_reducer.reduce(max(1, len(present)), sent_divisor * runtime.tensor_divisor, as_views)
                 assert runtime.rdp_collectives is not None, "there is a reducer over it"
                 reduce_sparse(self._sparse[1], runtime.rdp_collectives, max(1, len(present)))
-        self._passes += 1  # a step that failed on any rank counts on none
 
-    def agree(self) -> None:
-        """Wait until the step has succeeded in every replica, where no gradients are reduced that would tell."""
-        self._collectives.maximum(torch.zeros(1, dtype=torch.uint8, device=self._placement.runtime.device))
+    def end_step(self) -> None:
+        """The step has succeeded; one that failed on any rank counts on none."""
+        if self._reducer is not None and torch.is_grad_enabled():
+            self._passes += 1
 
     def shadow_step(self) -> None:
         """Take part in the collectives of a training step that other ranks run; contributes zeros."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shardwright.data_parallel.participants import participants
 from shardwright.errors import ShardwrightError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Attendance:
         """Begin a step in which this rank runs nothing of its own."""
         for collectives in self._runtime.all_collectives:
             collectives.begin_step()
+        participants(self._runtime, self._runtime.placements)
 
     def announce(self, says: int) -> int:
         """Exchange what the ranks do next; returns what those who are left do.
@@ -81,11 +83,13 @@ def joined(
             last_present = attendance.present
             if says == _TRAINS:
                 replicas.shadow_step()
-            else:
-                replicas.agree()
+            runtime.vote()
+            if says == _TRAINS:
+                replicas.end_step()
             runtime.server.leave_step()
         runtime.server.leave_step()
         replicas.take_over_from(last_present[-1])
+        runtime.updates.forget()
     finally:
         replicas.attendance = None
         replicas.divides_by_group = True

@@ -15,6 +15,7 @@ from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
+from shardwright.execution.hooked_views import hooked_views
 from shardwright.execution.results import Response, let_go, origins_of
 from shardwright.execution.sparse import Described, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
@@ -136,10 +137,12 @@ def _call(
     if following:
         then = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
         extras["then"] = [tuple(one) for one in then]
-    extras_spec, _ = _core.flatten(extras, registry)
     inputs: list[tuple[GradientEdge, int]] = [
         (edge, index) for index, tensor in enumerate(given) if needs[index] and (edge := edge_of(tensor)) is not None
     ]
+    if views := hooked_views(frame, given, inputs):
+        extras["hooked_views"] = views
+    extras_spec, _ = _core.flatten(extras, registry)
     request = runtime.server.send_request(
         task.worker,
         to=target.rank,

@@ -106,7 +106,7 @@ class StepState:
         settings: What torch keeps for the whole process.
         random: The states of the random number generators.
         seed: What the script last seeded the default generator with.
-        cuda_device: The current CUDA device, None without CUDA.
+        cuda_stream: The current stream of the current CUDA device, None without CUDA.
     """
 
     variables: contextvars.Context
@@ -115,7 +115,7 @@ class StepState:
     settings: process.Settings
     random: process.RandomState
     seed: int
-    cuda_device: int | None
+    cuda_stream: torch.cuda.Stream | None
 
     @staticmethod
     def capture() -> StepState:
@@ -126,7 +126,7 @@ class StepState:
                 "the step function was called inside torch.autograd.graph.saved_tensors_hooks (or save_on_cpu), which "
                 "do not reach modules on other ranks: use them inside the module that needs them"
             )
-        cuda = torch.cuda.current_device() if process.cuda_in_use() else None
+        cuda = torch.cuda.current_stream() if process.cuda_in_use() else None
         return StepState(
             contextvars.copy_context(),
             TaskState.capture(),
@@ -138,9 +138,11 @@ class StepState:
         )
 
     def applied(self) -> AbstractContextManager[Any]:
-        """Set the thread's CUDA device and the process's settings, and its default device for the block."""
-        if self.cuda_device is not None:
-            torch.cuda.set_device(self.cuda_device)
+        """Set the thread's CUDA stream and the process's settings, and its default device for the block."""
+        if self.cuda_stream is not None:
+            # With its device. A new thread has the default stream, and what it made there would be unordered with what
+            # the script does on its own.
+            torch.cuda.set_stream(self.cuda_stream)
         process.restore_settings(self.settings)
         return on_device(self.device)
 

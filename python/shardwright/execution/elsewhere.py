@@ -23,7 +23,8 @@ class _Place(NamedTuple):
     ranks: tuple[int, ...]
     here: bool
     traced: bool
-    kept: KeptHere | None = None
+    #: It knows its modules, which would never go if this knew it strongly.
+    kept: weakref.ref[KeptHere] | None = None
 
 
 class Elsewhere:
@@ -55,13 +56,13 @@ class Elsewhere:
 
     def watch(self, module: nn.Module, kept: KeptHere) -> None:
         """Have attributes of a module noticed as they are set."""
-        self._modules[module] = self._modules[module]._replace(kept=kept)
+        self._modules[module] = self._modules[module]._replace(kept=weakref.ref(kept))
 
     def is_set(self, module: nn.Module, attribute: str) -> None:
         """An attribute of a module is about to be set."""
         known = self._modules.get(module)
-        if known is not None and known.kept is not None:
-            known.kept.is_set(module, attribute)
+        if known is not None and known.kept is not None and (kept := known.kept()) is not None:
+            kept.is_set(module, attribute)
 
     def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""

@@ -64,7 +64,8 @@ def reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterato
             yield from reached(item, depth + 1, seen)
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to; 0 of one that counts nothing, or has no values yet."""
     return 0 if is_remote(tensor) or tensor.is_inference() else tensor._version
 
 
@@ -83,10 +84,10 @@ class Seen:
 def seen_of(place: Attribute) -> Seen:
     """What is in an attribute now."""
     value = value_of(*place)
-    values, versions = [value], []
+    values, versions = [value], [version_of(value)] if isinstance(value, nn.Parameter) else []
     for part in reached(value):
         if isinstance(part, torch.Tensor):
-            versions.append(_version(part))
+            versions.append(version_of(part))
         else:
             values += _items(contents_of(part))
     return Seen(values, versions)
@@ -94,15 +95,19 @@ def seen_of(place: Attribute) -> Seen:
 
 def value_of(holder: Any, name: str) -> Any:
     """What an object holds under a name."""
-    if isinstance(holder, nn.Module) and name in holder._buffers:
-        return holder._buffers[name]
+    if isinstance(holder, nn.Module):
+        for tensors in (holder._buffers, holder._parameters):
+            if name in tensors:
+                return tensors[name]
     return vars(holder).get(name, _MISSING)
 
 
 class Snapshot:
     """What some modules keep, with copies of tensors, to be put back; buffers that they hold are put back elsewhere."""
 
-    def __init__(self, modules: Iterable[nn.Module], variables: Iterable[Attribute]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], variables: Iterable[Attribute], parameters: Iterable[nn.Parameter]
+    ) -> None:
         """Remember it."""
         self._attributes = [
             (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
@@ -111,13 +116,15 @@ class Snapshot:
         self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
         self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        for parameter in parameters:
+            self._tensors.append((parameter, -1, parameter.detach().clone()))  # `parameter.data` has its own version
         seen: set[int] = set()
         values = [value for _, own in self._attributes for value in own.values()]
         for value in (*values, *(value for _, _, value in self._variables)):
             for part in reached(value, 0, seen):
                 if isinstance(part, torch.Tensor):
                     if part.layout is torch.strided:
-                        self._tensors.append((part, _version(part), part.detach().clone()))
+                        self._tensors.append((part, version_of(part), part.detach().clone()))
                 else:
                     contents = contents_of(part)
                     self._contents.append((contents, copied(contents)))
@@ -137,7 +144,7 @@ class Snapshot:
             restore_container(contents, before)
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
-                if _version(tensor) != version or tensor.is_inference():
+                if version_of(tensor) != version or tensor.is_inference():
                     tensor.detach().copy_(copy)
 
 
@@ -182,12 +189,21 @@ class Watch:
         #: Attributes of modules whose code may set them past ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
         self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
+        #: Parameters that no forward is known to write to, and their versions; by module for those in it.
+        self._weights: list[tuple[nn.Module, str, nn.Parameter, int]] = []
+        self._weights_in: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter, int]]] = {}
         self._find()
 
     def _find(self) -> None:
         self.is_stale = False
         self._inside = {}
         self._tensors, self._cells, self._places = [], [], []
+        self._weights = [
+            (module, name, weight, weight._version)
+            for module, path in self._modules.items()
+            for name, weight in module._parameters.items()
+            if isinstance(weight, nn.Parameter) and not self._is_settled(path, name)
+        ]
         known: set[int] = set()
         kinds: dict[type, bool] = {}
         for module, path in self._modules.items():
@@ -214,17 +230,19 @@ class Watch:
     def _add(self, module: nn.Module, name: str, part: Any, may_change: bool) -> None:
         if isinstance(part, torch.Tensor):
             if not may_change and type(part) is torch.Tensor:
-                self._tensors.append((module, name, part, _version(part)))
+                self._tensors.append((module, name, part, version_of(part)))
         elif len(contents := contents_of(part)) <= MOST_ITEMS:
             self._cells.append((module, name, contents, copied(contents)))
 
     def begin_step(self) -> None:
         """Whatever the script has changed between steps is how it is now."""
+        self._weights_in = {}
+        self._weights = [(module, name, weight, weight._version) for module, name, weight, _ in self._weights]
         if self.is_stale:
             self._find()
         elif self._tensors or self._cells or self._places:
             self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
-            self._tensors = [(module, name, tensor, _version(tensor)) for module, name, tensor, _ in self._tensors]
+            self._tensors = [(module, name, tensor, version_of(tensor)) for module, name, tensor, _ in self._tensors]
             self._cells = [(module, name, cell, copied(cell)) for module, name, cell, _ in self._cells]
             self._inside = {}
 
@@ -252,12 +270,26 @@ class Watch:
             if module in self._modules and not _is_same(value_of(module, name), before):
                 return f"attribute {self.name_of(module, name)}"
         for module, name, tensor, version in tensors:
-            if _version(tensor) != version:
+            if version_of(tensor) != version:
                 return f"tensor {self.name_of(module, name)}"
         for module, name, cell, before in cells:
             if not _are_same(_items(cell), _items(before)):
                 return f"what {self.name_of(module, name)} holds"
         return None
+
+    def written_weight(self, within: nn.Module | None) -> str | None:
+        """The full name of a parameter that was written to since the step began; None if there is none.
+
+        Args:
+            within: Where to look; None for everywhere here.
+        """
+        weights = self._weights
+        if within is not None:
+            if within not in self._weights_in:
+                inside = set(within.modules())
+                self._weights_in[within] = [entry for entry in weights if entry[0] in inside]
+            weights = self._weights_in[within]
+        return next((self.name_of(m, name) for m, name, tensor, version in weights if tensor._version != version), None)
 
     def _of(self, within: nn.Module) -> tuple[list[Any], list[Any], list[Any]]:
         found = self._inside.get(within)

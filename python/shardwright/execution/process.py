@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +70,19 @@ def keep_device_guard() -> None:
     exchange = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if exchange is not None and not torch.cuda.is_available():
         exchange()
+
+
+@functools.cache
+def end_forks_at_once() -> None:
+    """Let processes that are forked from this one end without a wait for threads that they do not have.
+
+    Torch's autograd engine waits for its threads when a process ends, ten seconds where they never come.
+    """
+
+    def at_fork() -> None:
+        atexit.register(os.environ.__setitem__, "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0")
+
+    os.register_at_fork(after_in_child=at_fork)
 
 
 def settings() -> Settings:

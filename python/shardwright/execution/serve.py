@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from shardwright import _core
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward, ThenBackward
 from shardwright.execution.call import Then
+from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
+from shardwright.execution.hooked_views import refuse_other_uses
 from shardwright.execution.layout import restride
 from shardwright.execution.results import finish
 from shardwright.execution.sparse import received_arguments, take_apart, watched_in
@@ -256,6 +257,8 @@ def _forward(
                 frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
             else:
                 returned.dropped.append(place)
+    if "hooked_views" in extras:
+        refuse_other_uses(name, frame, extras["hooked_views"], [index for index, _ in returned.written])
     said = returned.as_value() | ({"sparse": sparse} if sparse else {})
     if lone is not None:  # how results lie is told to the next rank
         said.pop("strides", None)
@@ -306,8 +309,10 @@ def _execute(
         elif request.range is None:
             run = MethodType(nn.Module.__call__, module)  # a `__call__` of its class has been run by the caller
         if request.checkpointing:
-            run = partial(checkpoint, MethodType(_without_own_checkpoint, module), run, use_reentrant=False)
-        value = run(*args, **kwargs)
+            run = partial(_without_own_checkpoint, module, run)
+            value = run_checkpointed(module, run, args, kwargs)
+        else:
+            value = run(*args, **kwargs)
         args, kwargs = (value,), {}
     return value
 

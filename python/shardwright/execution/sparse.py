@@ -67,26 +67,35 @@ def has_parts(tensor: torch.Tensor) -> bool:
     return type(tensor) is not RemoteTensor and (tensor.is_sparse or tensor.is_nested)
 
 
+def refuse_parts(tensor: Any, where: str) -> None:
+    """Raise `UnsupportedValueError` if the parts of a sparse or nested tensor do not say what it is."""
+    if tensor.is_nested:
+        if tensor.layout is not torch.jagged or tensor.lengths() is not None:
+            raise UnsupportedValueError(
+                f"{where} is or holds a nested tensor that is not jagged or has gaps; it cannot cross ranks: make it "
+                "with layout=torch.jagged, or pass a padded one",
+                "nested tensor that is not jagged or has gaps",
+            )
+    elif tensor.requires_grad and not tensor.is_coalesced():
+        raise UnsupportedValueError(
+            f"{where} is or holds a sparse tensor that requires a gradient and is not coalesced; it cannot cross ranks "
+            "because an element may stand in it several times; pass its coalesce()",
+            "sparse tensor that requires a gradient and is not coalesced",
+        )
+
+
 def _sparse_parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
     """Indices and values in memory of their own, the values with the tensor's history."""
     if not tensor.requires_grad:
         return [tensor._indices().clone(), tensor._values().clone()]
-    if not tensor.is_coalesced():
-        raise UnsupportedValueError(
-            f"{where} is or holds a sparse tensor that requires a gradient and is not coalesced; it cannot cross ranks "
-            "because an element may stand in it several times; pass its coalesce()"
-        )
+    refuse_parts(tensor, where)
     with torch.enable_grad():
         return [tensor._indices().clone(), tensor.values().clone()]
 
 
 def _nested_parts(tensor: Any, where: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Values in memory of their own, with the tensor's history, and the offsets themselves."""
-    if tensor.layout is not torch.jagged or tensor.lengths() is not None:
-        raise UnsupportedValueError(
-            f"{where} is or holds a nested tensor that is not jagged or has gaps; it cannot cross ranks: make it with "
-            "layout=torch.jagged, or pass a padded one"
-        )
+    refuse_parts(tensor, where)
     with torch.enable_grad():
         return tensor.values().clone(), tensor.offsets()
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
+from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
 from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
+from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
 from shardwright.frames.cut import engine_watchers
@@ -111,6 +112,8 @@ class KeptHere:
         using = {path for state in self._states.values() for path in state.users if path in here}
         self._kept_by = [modules[path] for path in sorted(holders | using)]
         self._places = [(modules[path], name) for path, name in self._attributes]
+        values = [value_of(*place) for place in self._places]
+        self._parameters = [value for value in values if isinstance(value, nn.Parameter)]
         full_names = (f"{path}.{name}" if path else name for path, name in self._attributes)
         held = dict(zip(full_names, self._places, strict=True))
         self._places_of = {
@@ -133,7 +136,9 @@ class KeptHere:
     def begin_step(self) -> None:
         """Remember what the step may have to put back, and what modules hold that nobody is known to change."""
         self._watch.begin_step()
-        self._snapshot = Snapshot(self._kept_by, self._variables) if self._kept_by or self._variables else None
+        self._snapshot = None
+        if self._kept_by or self._variables:
+            self._snapshot = Snapshot(self._kept_by, self._variables, self._parameters)
 
     def end_step(self) -> None:
         """The step has succeeded."""
@@ -170,6 +175,14 @@ class KeptHere:
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
+        self._check_returned(task)
+        weight = self._watch.written_weight(module)
+        if weight is not None and self._runtime.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
+            raise FrameError(
+                f"parameter {weight} was written to in a forward or backward, though the trace of the first step saw "
+                "no such write: microbatches may have used it in another order than in one process, and it cannot be "
+                "put back. Let the first step take that branch, or register the tensor as a buffer"
+            )
 
     def seen(self) -> list[Seen] | None:
         """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
@@ -212,10 +225,13 @@ class KeptHere:
             if self._newest.get(state) != task.microbatch:
                 self._newest[state] = task.microbatch
                 self._check_graphs(task, state)
+        self._check_returned(task)
         task.ordered = True
         task.inside.append(module)
         try:
-            return self._run(module, call, args, kwargs)
+            result = self._run(module, call, args, kwargs)
+            self._note_returned(task, module, states, result)
+            return result
         finally:
             task.inside.pop()
             for state in states:
@@ -232,6 +248,17 @@ class KeptHere:
                         task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
                     )
 
+    def _note_returned(self, task: RunningTask, module: nn.Module, states: list[int], result: Any) -> None:
+        if self._runtime.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
+            places = [place for state in states for place in self._places_of[state]]
+            note_returned(task, self._watch.path_of(module), places, result)
+
+    def _check_returned(self, task: RunningTask) -> None:
+        """Raise :class:`StateWriteError` if something was changed that a module has returned to this task."""
+        name = changed_since_returned(task)
+        if name is not None:
+            self._refuse(task, f"what module {name!r} keeps and returned was changed by another microbatch")
+
     def _run(self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a module; inside a checkpoint that was left to the modules in it, checkpointed: it is computed twice."""
         frame = current_frame()
@@ -246,13 +273,9 @@ class KeptHere:
             )
         depth, frame.checkpointing = frame.checkpointing, 0
         try:
-            return checkpoint(MethodType(_calling(call), module), *args, use_reentrant=False, **kwargs)
+            return run_checkpointed(module, call, args, kwargs)
         finally:
             frame.checkpointing = depth
-
-
-def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda _, *args, **kwargs: call(*args, **kwargs)
 
 
 def in_backward() -> bool:
@@ -332,7 +355,7 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     script's own error.
     """
     runtime = task.runtime
-    if not isinstance(error, RuntimeError) or "modified by an inplace operation" not in str(error):
+    if type(error) is not RuntimeError or "modified by an inplace operation" not in str(error):
         return error
     if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime)):
         return error

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from shardwright.execution.context import StepState
@@ -31,6 +32,7 @@ class RunningTask:
         ending: Whether its code has run, and only the result is to be taken.
         inside: The modules that keep something and that its code is in, the innermost last.
         sets: Attributes that it has set though no trace saw that, with what was there before.
+        returned: Of what modules keep, what they returned to it: their names, tensors, and the versions of those.
         responses: The answers to its calls that are not here, or not whole.
     """
 
@@ -45,6 +47,7 @@ class RunningTask:
     ending: bool = False
     inside: list[nn.Module] = field(default_factory=list)
     sets: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
+    returned: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
 
     def describe(self) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from shardwright import failure_text
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.attributes import Attributes
 from shardwright.execution.context import StepState
@@ -36,6 +37,7 @@ class WorkerPool:
         self.current: RunningTask | None = None
         #: The tasks that have begun and not ended, by thread.
         self.running: dict[int, RunningTask] = {}
+        self._gone: set[int] = set()
         #: The exception that failed the current step on this rank, if one did.
         self.error: BaseException | None = None
 
@@ -65,22 +67,48 @@ class WorkerPool:
             thread.join(timeout)
         self._threads.clear()
 
+    def check(self) -> None:
+        """Fail the step on every rank if a worker's thread is gone, which no task of it can tell."""
+        for worker, thread in enumerate(list(self._threads)):
+            if (
+                worker in self._gone
+                or thread.native_id is None
+                or os.path.exists(f"/proc/self/task/{thread.native_id}")
+            ):
+                continue
+            self._gone.add(worker)
+            self._runtime.server.worker_gone(worker)
+
     def _loop(self, worker: int) -> None:
-        while (task := self._runtime.server.next_task(worker)) is not None:
-            self._run_safely(worker, task)
-            del task
+        """Run tasks until the server ends; whatever goes wrong with one, the step fails on every rank."""
+        server = self._runtime.server
+        while True:
+            try:
+                task = server.next_task(worker)
+            except BaseException as error:  # the thread is of no use any more
+                failure_text.report(server, error)
+                return
+            if task is None:
+                return
+            try:
+                self._run_safely(worker, task)
+            except BaseException as error:
+                self.error = self.error or error
+                failure_text.report(server, error, microbatch=task.microbatch)
+            finally:
+                del task
 
     def _run_safely(self, worker: int, task: Any) -> None:
         state = self._state
         if state is None:
             return  # the main thread has given the step up
-        request = task.request
-        module = None if request is None else self._runtime.placement(request.model).name_of(request.module)
         phase = "backward" if task.kind in ("backward", "close", "weight") else "forward"
-        running = RunningTask(self._runtime, worker, module, task.microbatch, phase, state)
+        running = RunningTask(self._runtime, worker, None, task.microbatch, phase, state)
         set_running_task(running)
         self.running[threading.get_ident()] = running
         try:
+            if task.request is not None:
+                running.module = self._runtime.placement(task.request.model).name_of(task.request.module)
             state.variables.copy().run(self._run, task, running, state)
         except StepAborted as error:
             close_checkpoints(error)
@@ -90,7 +118,7 @@ class WorkerPool:
                 self._fail(running, as_state_write(running, error))
         finally:
             set_running_task(None)
-            del self.running[threading.get_ident()]
+            self.running.pop(threading.get_ident(), None)
 
     def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
@@ -119,18 +147,14 @@ class WorkerPool:
         return False
 
     def _fail(self, running: RunningTask, error: BaseException) -> None:
-        if self.error is None:
-            self.error = error
+        self.error = self.error or error
+        place: dict[str, Any] = {
+            "module": running.module,
+            "microbatch": running.microbatch,
+            "phase": running.phase,
+        }
         if isinstance(error, RemoteError):  # already known everywhere
-            kind, message = error.kind, error.message
+            failure_text.report(self._runtime.server, error, told=(error.kind, error.message), **place)
         else:
-            kind, message = type(error).__qualname__, str(error)
-            error.add_note(running.describe())
-        self._runtime.server.fail(
-            module=running.module,
-            microbatch=running.microbatch,
-            phase=running.phase,
-            kind=kind,
-            message=message,
-            traceback="".join(traceback.format_exception(error)),
-        )
+            failure_text.add_note(error, running.describe())
+            failure_text.report(self._runtime.server, error, **place)

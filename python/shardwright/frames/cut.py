@@ -197,7 +197,8 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
     torch drops it.
     """
     try:
-        return owning_edge(tensor)
+        with torch.inference_mode(False):  # torch looks for the edge of a leaf by a view of it
+            return owning_edge(tensor)
     except AssertionError:
         return None
     except RuntimeError as error:  # one of several views of a tensor that was written to: torch refuses to use it

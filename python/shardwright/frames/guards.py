@@ -135,6 +135,11 @@ def _check_gradient(outputs: Any, inputs: Any) -> None:
     frame = current_frame()
     if frame is None or not (frame.spanning or len(frame.inputs) > 1):
         return
+    if any(
+        isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+        for value in _listed(inputs)
+    ):
+        return  # a transform's own graph, which begins inside it; no module elsewhere can be called there
     paths = Paths(frame, _listed(outputs), _listed(inputs))
     if paths.pass_the_caller():
         raise FrameError(

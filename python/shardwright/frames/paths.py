@@ -18,7 +18,10 @@ def node_of(value: Any) -> Node | None:
     """The node that a tensor's gradient, or an edge's, comes to; None for a tensor without a gradient."""
     if isinstance(value, GradientEdge):
         return value.node
-    return get_gradient_edge(value).node if isinstance(value, torch.Tensor) and value.requires_grad else None
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return None
+    with torch.inference_mode(False):  # torch looks for the edge of a leaf by a view of it
+        return get_gradient_edge(value).node
 
 
 class Paths:

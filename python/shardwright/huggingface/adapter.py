@@ -48,12 +48,17 @@ def prepare(module: nn.Module, *, announce: bool) -> None:
 
 def refuse_cache(module: str, rank: int, arguments: Any) -> None:
     """Raise :class:`FrameError` if a key/value cache is among the arguments of a call to another rank."""
-    caches = sys.modules.get("transformers.cache_utils")
-    if caches is not None and _holds(arguments, caches.Cache):
+    if holds_cache(arguments):
         raise FrameError(
             f"module {module!r}, which rank {rank} owns, was given a key/value cache, which modules on different ranks "
             "cannot share: pass use_cache=False and no past_key_values"
         )
+
+
+def holds_cache(values: Any) -> bool:
+    """Whether a key/value cache is among arguments or results."""
+    caches = sys.modules.get("transformers.cache_utils")
+    return caches is not None and _holds(values, caches.Cache)
 
 
 def _holds(value: Any, kind: type) -> bool:

@@ -10,15 +10,16 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import nn
 
+from shardwright._core import use_device
 from shardwright.data_parallel.uneven import joined
 from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
+from shardwright.model.alike import check_alike
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
-from shardwright.model.frozen import check_frozen_alike
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.model.whole import CURES, MERGES
@@ -91,7 +92,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             raise ConfigError("the module is a DistributedModel already")
         refuse_wrapped(module)
         runtime = current_runtime()
-        check_frozen_alike(module, runtime)
+        check_alike(module, runtime)
         divided = replace(module, runtime)
         if any(each.substitute for each in divided.replacements):
             prepare(divided.module, announce=runtime.rank == 0)
@@ -99,6 +100,8 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             announce(divided, len(runtime.tp_ranks))
         self.module = module = divided.module
         self.model_id = runtime.add_model(self)
+        if runtime.device.type == "cuda":
+            use_device(runtime.device.index)
         self._replacements = divided.replacements
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._options = {

@@ -116,6 +116,8 @@ class Ownership(LocalTensors):
             path = self._paths.get(id(submodule))
             if path is None:
                 continue
+            if isinstance(submodule, torch.jit.ScriptModule):  # its tensors are those of its compiled code
+                continue
             holders: tuple[dict[str, torch.Tensor | None], ...] = (submodule._parameters, submodule._buffers)  # type: ignore[assignment]
             for holder in holders:
                 for name in holder:
@@ -157,7 +159,7 @@ class Ownership(LocalTensors):
         return sum(tensor_bytes(p.grad) for p in self.local_parameters() if p.grad is not None)
 
 
-def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int) -> Ownership:
+def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int, rank: int | None = None) -> Ownership:
     """Give up everything in `module` that `decision` places on another rank than `pp_rank`.
 
     Parameters and buffers owned elsewhere become sentinels (tied names share one). The storage of the parameters is
@@ -169,6 +171,7 @@ def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int) -> Owne
         module: The whole model, as built by the script.
         decision: The partition, made for this model.
         pp_rank: This rank's place in its pipeline.
+        rank: Its global rank, for errors.
 
     Returns:
         This rank's share.
@@ -176,7 +179,7 @@ def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int) -> Owne
     Raises:
         PartitionError: If the decision was made for another model.
     """
-    decision.check_against(module)
+    decision.check_against(module, rank=rank)
     # The first step may be an evaluation, but training follows.
     with torch.inference_mode(False):
         return Ownership(module, decision, pp_rank)

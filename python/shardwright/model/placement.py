@@ -243,7 +243,7 @@ class Placement:
         sync_batch_norm.refuse_other_groups(self.module, runtime.dp_ranks, runtime.device)
         self._synchronises = sync_batch_norm.synchronises(self.module, runtime.dp_ranks)
         prepare(self.module, announce=False)  # rank 0 has said so before the trace
-        self.ownership = apply_ownership(self.module, decision, runtime.pp_rank)
+        self.ownership = apply_ownership(self.module, decision, runtime.pp_rank, runtime.rank)
         self._intercept(decision)
         self._keep(decision)
         for name in decision.temporaries:
@@ -259,6 +259,8 @@ class Placement:
             optimizer.localise(self.model)
         self.replicas.join_group()
         self._finish()
+        if runtime.in_step and self.kept is not None:
+            self.kept.begin_step()  # parameters have their values now
 
     def _list_modules(self) -> None:
         named = list(self.module.named_modules())
@@ -315,8 +317,6 @@ class Placement:
         for name, module in modules.items():
             if decision.modules[name] == self.runtime.pp_rank or name in decision.follows:
                 elsewhere.watch(module, self.kept)
-        if self.runtime.in_step:
-            self.kept.begin_step()
 
     def _seed_calls(self, modules: Iterable[nn.Module]) -> None:
         if self.runtime.cfg.reproducible_rng:

@@ -114,6 +114,11 @@ class Saving(nn.Module):
                 lambda model, optimizer: model.load_state_dict(state_dict, strict, same_partition_load=True)
             )
             return IncompatibleKeys([], [])
+        found = self._load(state_dict, strict, same_partition_load)
+        self.placement.runtime.updates.forget()
+        return found
+
+    def _load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> IncompatibleKeys:
         ownership = self.placement.ownership
         if self._is_sharded and not same_partition_load and not state_dict.get(PARTIAL_KEY, False):
             tp_ranks = self.placement.runtime.tp_ranks

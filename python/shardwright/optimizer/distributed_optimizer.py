@@ -92,6 +92,8 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         if any(group["params"] for group in self.param_groups):
             return super().step(closure) if closure is not None else super().step()
         # Some optimizers cannot step without any parameter, which a stage may be.
+        if (runtime := _runtime()) is not None:
+            runtime.updates.has_updated()
         if closure is None:
             return None
         with torch.enable_grad():

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from shardwright.contents import INTERNAL
+from shardwright.delayed.materialise import is_delayed
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.kept import KeptState, merged
@@ -40,6 +41,8 @@ class Audit:
         self._stack = stack
         self._joins: dict[tuple[str, str], str] = {}
         self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
+        #: By number, the version of each parameter and where its values are.
+        self._weights = {id(entry.tensor): (entry.tensor._version, _address(entry.tensor)) for entry in tree.parameters}
         self._buffers: dict[int, int] = {}
         # A forward may put another tensor in a buffer's place; the first one's number must not be used again.
         self._alive: list[torch.Tensor] = []
@@ -101,8 +104,19 @@ class Audit:
             if entry is not None:
                 self._read(tensor, entry, self._stack.top, str(func))
                 index = self._buffers.get(id(tensor))
-                if index is not None:
-                    self._used(index, self._stack.top.path)
+                self._used((id(tensor), "") if index is None else index, self._stack.top.path)
+
+    def written_parameters(self, written: Iterable[torch.Tensor]) -> None:
+        """The forward wrote to these tensors, or exchanged what is in them; parameters among them are kept state."""
+        changed = {id(tensor) for tensor in written}
+        for entry in self._tree.parameters:
+            number = id(entry.tensor)
+            before = self._weights[number]
+            if number not in changed and before[1] == _address(entry.tensor):
+                continue
+            self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
+            if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
+                self._flows.append(Flow(scope="", what=f"{entry.name} is written to past its version"))
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -329,6 +343,11 @@ class Audit:
         self._keep((first, *others), f"{name} changes in a forward")
         for other in others:
             self.join(first, other, f"uses {name} like the other, which a forward changes")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
+    return tensor.data_ptr() if has_memory else 0
 
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:

@@ -14,16 +14,40 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves
 
+from shardwright import _core
+from shardwright.errors import UnsupportedValueError
 from shardwright.execution.context import saved_tensor_hooks_are_set
+from shardwright.execution.sparse import has_parts, refuse_parts
+from shardwright.huggingface.adapter import holds_cache
 from shardwright.patches import replaced
+from shardwright.values.registry import registry
+from shardwright.values.tensors import refuse_kind
 
 _CODE = (types.FunctionType, types.MethodType, functools.partial, nn.Module, Iterator)
 
 
-def handed_code(values: object) -> str | None:
-    """The type of a function, iterator or module among arguments or results: its code would run on another rank."""
+def stays_here(values: object) -> str | None:
+    """What among arguments or results cannot go to another rank; None if all of it can.
+
+    Functions, iterators and modules cannot, for their code would run there; nor values of types that are not known, and
+    tensors of kinds that have no bytes to send. Key/value caches do not count: a call that would carry one is refused
+    with what to write instead, where a model whose layers stay together for it would not be divided.
+    """
     code: list[object] = [leaf for leaf in tree_leaves(values) if isinstance(leaf, _CODE)]
-    return type(code[0]).__name__ if code else None
+    if code:
+        return type(code[0]).__name__
+    if holds_cache(values):
+        return None
+    try:
+        _, tensors = _core.flatten(values, registry)
+        for tensor in tensors:
+            if has_parts(tensor):
+                refuse_parts(tensor, "it")
+            else:
+                refuse_kind(tensor)
+    except UnsupportedValueError as error:
+        return f"{error.kind}, which cannot cross ranks"
+    return None
 
 
 class Regions:
@@ -59,9 +83,9 @@ class Regions:
 
     def why_whole(self, arguments: object) -> str | None:
         """Why a call made now with these arguments must stay on its rank; None if it need not."""
-        code = handed_code(arguments)
-        if code is not None:
-            return f"calls it with a {code}"
+        foreign = stays_here(arguments)
+        if foreign is not None:
+            return f"calls it with a {foreign}"
         if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
             return "calls it under a torch.func transform or forward-mode differentiation"
         if self._functions:

@@ -25,7 +25,7 @@ from shardwright.partition.observe import Execution, OperationMode, Runner, Stac
 from shardwright.partition.operations import count as operation_count
 from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved, uncollected
 from shardwright.partition.record import ModuleRecord, Trace
-from shardwright.partition.regions import Regions, handed_code
+from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry
 from shardwright.progress import Progress
@@ -268,9 +268,9 @@ class _Recording:
         tensors = tensors_in(result)
         self.audit.returned(execution, caller, tensors)
         path = execution.path
-        code = handed_code(result)
-        if code is not None:
-            self.audit.join(caller.path, path, f"gets a {code} from it")
+        foreign = stays_here(result)
+        if foreign is not None:
+            self.audit.join(caller.path, path, f"gets a {foreign} from it")
         for tensor in tensors:
             self._output_bytes[path] = self._output_bytes.get(path, 0) + tensor.numel() * tensor.element_size()
             if not self._measure_memory:
@@ -319,6 +319,7 @@ class _Recording:
             self.audit.join(user, writer, "uses a tensor that the other writes to, which no module has as a buffer")
         for users in self._foreign.changed():
             self.audit.keep((), users)
+        self.audit.written_parameters(self._writes.written())
         self._joins = self.audit.joins()
 
     def is_large(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad as torch_clipping
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError, NotOwnedError
@@ -99,14 +99,23 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     runtime = find_runtime()
-    if runtime is None or not _holds_known(parameters_of(optimizer)):
+    if runtime is None:
         return
-    refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
-    if len(runtime.dp_ranks) > 1:
-        raise FrameError(
-            f"{type(optimizer).__name__}.step was called in a hook of a parameter, whose gradient is not yet reduced "
-            "over data-parallel ranks, which would drift apart: step optimizers outside the step function"
-        )
+    if _holds_known(parameters_of(optimizer)):
+        refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
+        if len(runtime.dp_ranks) > 1:
+            raise FrameError(
+                f"{type(optimizer).__name__}.step was called in a hook of a parameter, whose gradient is not yet "
+                "reduced over data-parallel ranks, which would drift apart: step optimizers outside the step function"
+            )
+    if runtime.launch.world_size > 1:
+        runtime.updates.begins(optimizer)
+
+
+def _after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    runtime = find_runtime()
+    if runtime is not None and runtime.launch.world_size > 1:
+        runtime.updates.ends(optimizer)
 
 
 def _total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,10 +170,12 @@ def install(*, pipelined: bool, divided: bool) -> None:
     for patches in _needed(pipelined, divided):
         patches.install()
     _step_hooks.append(register_optimizer_step_pre_hook(_before_optimizer_step))
+    _step_hooks.append(register_optimizer_step_post_hook(_after_optimizer_step))
 
 
 def uninstall(*, pipelined: bool, divided: bool) -> None:
     """Take the guards away once nobody needs them."""
-    _step_hooks.pop().remove()
+    for _ in range(2):
+        _step_hooks.pop().remove()
     for patches in _needed(pipelined, divided):
         patches.uninstall()

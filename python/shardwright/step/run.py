@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import logs
+from shardwright import interrupts, logs
 from shardwright.data_parallel.divisor import agreed_divisor
+from shardwright.data_parallel.participants import check_left_out, participants
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import DepartureError, RemoteError, ShardwrightError, StateOrderError, StepAborted
 from shardwright.execution import process
@@ -28,6 +29,7 @@ from shardwright.step.batches import (
     warn_of_others,
 )
 from shardwright.step.deferred import deferring_large
+from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
 from shardwright.step.split import Arguments
 from shardwright.step.transaction import StepTransaction
@@ -37,6 +39,9 @@ from shardwright.values import decode_from, encode
 _MOST_RUNS = 6
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardwright.model.placement import Placement
     from shardwright.runtime import Runtime
     from shardwright.step.decorator import StepFunction
 
@@ -47,23 +52,25 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     A step is run again, on all ranks, if a module departed in it from what static mode expected, then as in dynamic
     mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
+    runtime.check_process(step.name)
     runtime.num_microbatches = step.num_microbatches(runtime)
     runtime.scheduling.check(step.name, runtime.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
     predicts = not runtime.state_order.one_at_a_time
-    for _ in range(_MOST_RUNS - 1):
-        try:
-            return _run_once(runtime, step, args, kwargs, predicts=predicts)
-        except DepartureError as error:
-            if runtime.cfg.on_departure == "error":
-                raise
-            runtime.departures += 1
-            _say_again(runtime, step, error)
-        except StateOrderError as error:
-            runtime.state_order.tighten(runtime, error)
-            _say_again(runtime, step, error)
-        predicts = False
-    return _run_once(runtime, step, args, kwargs, predicts=False)
+    with interrupts.Step():
+        for _ in range(_MOST_RUNS - 1):
+            try:
+                return _run_once(runtime, step, args, kwargs, predicts=predicts)
+            except DepartureError as error:
+                if runtime.cfg.on_departure == "error":
+                    raise
+                runtime.departures += 1
+                _say_again(runtime, step, error)
+            except StateOrderError as error:
+                runtime.state_order.tighten(runtime, error)
+                _say_again(runtime, step, error)
+            predicts = False
+        return _run_once(runtime, step, args, kwargs, predicts=False)
 
 
 def _say_again(runtime: Runtime, step: StepFunction[..., Any], error: RemoteError) -> None:
@@ -88,35 +95,27 @@ def _run_once(
     ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
     may_depart = predicts and runtime.sites.learns
     transaction = StepTransaction(placements, runtime.workers if ordered else None, attributes=may_depart)
-    for kept in all_kept(runtime):
-        kept.begin_step()
     runtime.in_step, runtime.entered = True, False
     runtime.next_step()
-    runtime.weights = StepWeights(runtime.num_microbatches)
-    runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
-    runtime.leaves.begin_step(
-        transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1
-    )
     try:
-        runtime.check_whole()
-        if runtime.collectives is not None:
-            for collectives in runtime.all_collectives:
-                collectives.begin_step()
-            if runtime.tensor_group is not None:
-                runtime.tensor_group.begin_step()
-            may_overlap = transaction.is_plain
-            for placement in placements:
-                if placement.replicas.begin_step(may_overlap):
-                    may_overlap = False
-        if runtime.pp_size == 1:
-            results = _run_alone(runtime, step, args, kwargs)
-            if runtime.cfg.reproducible_rng:
-                transaction.restore_random_numbers()
-        else:
-            results = _Pipeline(runtime, step).run(args, kwargs)
-        _commit(runtime, step, transaction)
+        transaction.begin()
+        for kept in all_kept(runtime):
+            kept.begin_step()
+        runtime.weights = StepWeights(runtime.num_microbatches)
+        runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
+        runtime.leaves.begin_step(
+            transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1
+        )
+        runtime.updates.check()
+        with interrupts.LetThrough():
+            taking_part = _begin_reductions(runtime, transaction, placements)
+            results = _run_tasks(runtime, step, transaction, args, kwargs)
+            _prepare(runtime, step, transaction, taking_part)
+            check_left_out(runtime, placements, taking_part)
+        _commit(runtime, transaction, taking_part)
     except BaseException as error:
-        runtime.fail_step(error, transaction)
+        with interrupts.HeldBack():
+            fail_step(runtime, error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
             runtime.check_abort([])
         raise
@@ -127,27 +126,73 @@ def _run_once(
     for kept in all_kept(runtime):
         kept.end_step()
     runtime.scheduling.end_step(runtime)
-    for placement in placements:
-        placement.after_step()
+    with interrupts.LetThrough():
+        for placement in placements:
+            placement.after_step()
     return merge_microbatches(results, runtime.weights.of_outputs())
 
 
-def _commit(runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction) -> None:
-    """Succeed: average over microbatches and over data-parallel ranks, and take the gradients over."""
+def _begin_reductions(
+    runtime: Runtime, transaction: StepTransaction, placements: Sequence[Placement]
+) -> list[Placement]:
+    """Prepare for the step's collectives; the models that take part in them."""
+    if runtime.collectives is None:
+        return list(placements)
+    for collectives in runtime.all_collectives:
+        collectives.begin_step()
+    if runtime.tensor_group is not None:
+        runtime.tensor_group.begin_step()
+    taking_part = participants(runtime, placements)
+    may_overlap = transaction.is_plain
+    for placement in taking_part:
+        if placement.replicas.begin_step(may_overlap):
+            may_overlap = False
+    return taking_part
+
+
+def _run_tasks(
+    runtime: Runtime,
+    step: StepFunction[..., Any],
+    transaction: StepTransaction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[Any]:
+    if runtime.pp_size > 1:
+        return _Pipeline(runtime, step).run(args, kwargs)
+    results = _run_alone(runtime, step, args, kwargs)
+    if runtime.cfg.reproducible_rng:
+        transaction.restore_random_numbers()
+    return results
+
+
+def _prepare(
+    runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction, taking_part: Sequence[Placement]
+) -> None:
+    """Average over microbatches and over data-parallel ranks, and run hooks: all that may still fail."""
     runtime.committing = True
     divisor = agreed_divisor(runtime)
     if (labels := runtime.weights.labels) is not None and runtime.weights.is_plain:
         warn_of_labels(runtime, step, labels)
-    transaction.commit(divisor.value, runtime.tensor_divisor, final=len(runtime.dp_ranks) == 1)
+    transaction.prepare(divisor.value, runtime.tensor_divisor, in_place=len(runtime.dp_ranks) == 1)
     if runtime.launch.world_size > 1:
-        for placement in runtime.placements:
+        for placement in taking_part:
             placement.replicas.reduce_gradients(divisor)
+
+
+def _commit(runtime: Runtime, transaction: StepTransaction, taking_part: Sequence[Placement]) -> None:
+    """Succeed, together with all other ranks."""
+    if runtime.launch.world_size > 1:
+        runtime.vote()
+    transaction.finish()
+    if runtime.launch.world_size > 1:
+        for placement in taking_part:
+            placement.replicas.end_step()
         for collectives in runtime.all_collectives:
             collectives.end_step()
         runtime.server.leave_step()
         logs.forward()
     runtime.recorder.commit()
-    runtime.committing = False
+    runtime.voted = runtime.committing = False
 
 
 def _finished(step: StepFunction[..., Any], result: Any) -> Any:
@@ -281,8 +326,6 @@ class _Pipeline:
                     warn_of_others(runtime, self.step, self.batch, batch)
                 return results
             elif event.kind == "aborted_locally":
-                error = runtime.workers.error
-                assert error is not None, "this rank failed the step"
-                raise error
+                raise runtime.workers.error or ShardwrightError("a task failed, and its error is not known")
             else:
                 raise StepAborted(f"unknown event {event.kind!r} from the execution server")

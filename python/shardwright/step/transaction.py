@@ -32,20 +32,35 @@ class StepTransaction:
     def __init__(
         self, placements: Sequence[Placement], ordered_by: WorkerPool | None = None, *, attributes: bool = False
     ) -> None:
-        """Begin: take gradients and hooks off the models' local parameters, copy buffers and the RNG state.
+        """Change nothing yet.
 
         Args:
             placements: Where the models' modules live.
             ordered_by: Whose tasks' gradients are summed in one order; None for the order in which they come.
             attributes: Whether the step may be run again, and must find modules' attributes as they were.
         """
+        self._placements = placements
+        self._ordered_by = ordered_by
+        self._has_attributes = attributes
         self._averaged: list[nn.Parameter] = []
         self._over_tensor_group: list[nn.Parameter] = []
         self._parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
+        #: Gradients that are still to be added to earlier ones.
+        self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
-        for placement in placements:
+        self._attributes: list[ModuleAttributes] = []
+        self._ordered: OrderedGradients | None = None
+        self._begun = False
+
+    def begin(self) -> None:
+        """Take gradients and hooks off the models' local parameters, copy buffers and the RNG state.
+
+        First all that may fail is done; then what changes anything.
+        """
+        hooked = []
+        for placement in self._placements:
             parameters, buffers = placement.owned_tensors()
             if placement.replicas.averages_microbatches:
                 self._averaged += parameters
@@ -55,18 +70,23 @@ class StepTransaction:
                 gradient = parameter.grad
                 if gradient is not None:
                     self._earlier.append((parameter, gradient))
-                    parameter.grad = None
                 if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                    self._take_hooks(parameter)
+                    hooked.append(parameter)
             for module, name in buffers:
                 buffer = module._buffers[name]
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
         self._random = process.random_state()
         # Of a model that is being divided the attributes change for good.
-        divided = [placement for placement in placements if attributes and placement.partitioned]
+        divided = [one for one in self._placements if self._has_attributes and one.partitioned]
         self._attributes = [ModuleAttributes(placement.module.modules()) for placement in divided]
-        self._ordered = None if ordered_by is None else OrderedGradients(self._parameters, ordered_by)
+        self._begun = True
+        for parameter, _ in self._earlier:
+            parameter.grad = None
+        for parameter in hooked:
+            self._take_hooks(parameter)
+        if self._ordered_by is not None:
+            self._ordered = OrderedGradients(self._parameters, self._ordered_by)
 
     @property
     def is_plain(self) -> bool:
@@ -89,13 +109,15 @@ class StepTransaction:
         if held[0] or held[1]:
             self._hooks.append((parameter, held[0], held[1]))
 
-    def commit(self, divisor: float, tensor_divisor: int, *, final: bool) -> None:
+    def prepare(self, divisor: float, tensor_divisor: int, *, in_place: bool) -> None:
         """Average the step's gradients over microbatches, run hooks once, and add what was there before.
+
+        All of it can be taken back; what cannot be is left to :meth:`finish`.
 
         Args:
             divisor: What the sum over microbatches is divided by: their number, or their weights.
             tensor_divisor: How many tp ranks' samples the gradients of distributed parameters are the sum of.
-            final: Whether nothing can fail from here on; else earlier gradients stay for :meth:`rollback`.
+            in_place: Whether nobody needs the sums with earlier gradients before the step has succeeded.
         """
         if self._ordered is not None:
             self._ordered.finish()
@@ -104,12 +126,22 @@ class StepTransaction:
         if tensor_divisor > 1:
             _divide_gradients(self._over_tensor_group, tensor_divisor)
         late = self._restore_hooks() if self._hooks else []
-        for parameter, earlier in self._earlier:
-            if not is_sentinel(parameter):  # else given up to its owner by a partition made in this step
-                parameter.grad = _sum(earlier, parameter.grad, final)
+        if in_place and not late:
+            self._unsummed = self._earlier
+        else:
+            for parameter, earlier in self._earlier:
+                if not is_sentinel(parameter):  # else given up to its owner by a partition made in this step
+                    new = parameter.grad
+                    parameter.grad = earlier.clone() if new is None else earlier + new
         for parameter, hooks in late:
             for hook in hooks.values():
                 hook(parameter)
+
+    def finish(self) -> None:
+        """The step has succeeded on every rank."""
+        for parameter, earlier in self._unsummed:
+            if not is_sentinel(parameter):
+                parameter.grad = _sum(earlier, parameter.grad)
 
     def _restore_hooks(self) -> list[tuple[nn.Parameter, dict[int, Any]]]:
         late = []
@@ -136,6 +168,8 @@ class StepTransaction:
 
     def rollback(self) -> None:
         """Fail: leave gradients, hooks, buffers and the RNG as they were before the step."""
+        if not self._begun:
+            return
         if self._ordered is not None:
             self._ordered.stop()
         for parameter, tensor_hooks, post_hooks in self._hooks:
@@ -186,7 +220,7 @@ def _number(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
-def _sum(earlier: torch.Tensor, new: torch.Tensor | None, in_place: bool) -> torch.Tensor:
+def _sum(earlier: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:
     if new is None:
         return earlier
-    return earlier.add_(new) if in_place and not new.is_sparse else earlier + new
+    return earlier + new if new.is_sparse else earlier.add_(new)

@@ -108,18 +108,30 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def refuse_kind(tensor: torch.Tensor) -> None:
+    """Raise `UnsupportedValueError` if no tensor of this kind can cross ranks."""
+    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+        name = type(tensor).__qualname__
+        text = f"a tensor of the subclass {name} cannot cross ranks; convert it to a plain tensor"
+        raise UnsupportedValueError(text, name)
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
+        raise _without_bytes(tensor)
+
+
+def _without_bytes(tensor: torch.Tensor) -> UnsupportedValueError:
+    layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    return UnsupportedValueError(
+        f"a {layout} tensor of dtype {tensor.dtype} on device {tensor.device} cannot cross ranks; only strided "
+        "tensors with values of whole bytes can: convert it, for example by .to_dense() or .dequantize()",
+        f"{layout} tensor of dtype {tensor.dtype}",
+    )
+
+
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in dense memory, for reading its address."""
-    if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
-        raise UnsupportedValueError(
-            f"a tensor of the subclass {type(tensor).__qualname__} cannot cross ranks; convert it to a plain tensor"
-        )
-    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in _NAMES:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        raise UnsupportedValueError(
-            f"a {kind} tensor of dtype {tensor.dtype} on device {tensor.device} cannot cross ranks; only strided "
-            "tensors with values of whole bytes can: convert it, for example by .to_dense() or .dequantize()"
-        )
+    refuse_kind(tensor)
+    if tensor.is_meta:
+        raise _without_bytes(tensor)
     plain = tensor
     if tensor.is_conj() or tensor.is_neg():
         plain = tensor.detach().resolve_conj().resolve_neg()

@@ -57,7 +57,7 @@ class Scenarios:
         return function(self.job.model, self.job.draw()[smp.dp_rank()])
 
     def gradient_hook(self) -> Any:
-        """Fails after all tasks, while the step commits."""
+        """Fails after all tasks, when only the ranks' votes are missing."""
         parameters = list(self.job.model.local_parameters())
 
         def hook(gradient: torch.Tensor) -> None:
@@ -88,6 +88,7 @@ class Scenarios:
                 "unknown argument": lambda: self.unknown_argument()(),
                 "unknown result": lambda: self.unknown_result()(),
                 "different functions": self.different_functions,
+                "hook of a parameter": self.gradient_hook,
             }
             return steps
         chosen = ("forward on rank 1", "backward on rank 1", "last backward on rank 0", "step function")
@@ -102,14 +103,6 @@ class Scenarios:
             return step()
         fault.disarm()
         return self.job.step()
-
-
-def outcome_of(step: Callable[[], Any]) -> str:
-    try:
-        step()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "done"
 
 
 def main() -> None:
@@ -131,8 +124,6 @@ def main() -> None:
         live = smp.stats()["live_frames"]
         say("failed", name=name, failure=failure, seconds=seconds, restored=same, live_frames=live)
         say("exact", name=f"after {name}", error=job.exact_step())
-    if smp.size() == 2:
-        say("torn", outcomes=[outcome_of(step) for step in (scenarios.gradient_hook, job.step, job.step)])
     say("end", host=socket.gethostname(), own=Trouble.__name__)
 
 

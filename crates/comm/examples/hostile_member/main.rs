@@ -173,6 +173,7 @@ fn main() -> Outcome<()> {
         device: None,
         ucx_address,
         transport: Choice::Auto,
+        lacks: None,
     };
     let job = connect(options, Arc::new(Router::default()), &mut || true)?;
     let place = job

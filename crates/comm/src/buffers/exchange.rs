@@ -14,7 +14,7 @@ use super::import::{Import, ImportError};
 use super::pool::{Offer, Pool};
 use crate::counters::Counters;
 use crate::cuda::{DeviceMemory, DeviceTensor};
-use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Rdma, Route};
+use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Route};
 
 /// How the other ranks can be reached.
 #[derive(Debug, Default)]
@@ -183,10 +183,7 @@ impl Exchange {
                 shared_memory: self.pool.as_ref().is_some_and(|pool| pool.is_mapped_by(to)),
             }
         } else {
-            // What RDMA there is matters to devices only.
-            Between::Network {
-                rdma: Rdma::Unavailable,
-            }
+            Between::Network
         };
         routing::route(&Facts {
             source: end,
@@ -275,6 +272,44 @@ impl Exchange {
     /// This rank's device, where CUDA's driver is.
     pub fn device(&self) -> Option<&Arc<DeviceMemory>> {
         self.reach.device.as_ref()
+    }
+
+    /// The other ranks' buffers.
+    pub(crate) fn imports(&self) -> impl Iterator<Item = (Rank, &Arc<Import>)> {
+        self.imports.iter().map(|(rank, import)| (*rank, import))
+    }
+
+    /// Nothing comes from a rank any more, after what was delivered.
+    pub fn lost(&self, rank: Rank) {
+        if let Some(import) = self.imports.get(&rank) {
+            import.device.close();
+        }
+    }
+
+    /// The connection is closed: nothing is sent from this rank's buffer any more, nor received.
+    pub fn close(&self) {
+        self.pool.iter().for_each(|pool| pool.close());
+        for import in self.imports.values() {
+            import.device.close();
+        }
+    }
+
+    /// How this rank's device stands to another's, and why they do not copy from each other.
+    pub(crate) fn describe_devices(&self, to: Rank) -> String {
+        let import = self.imports.get(&to);
+        let refusal = import.and_then(|import| import.device.refusal());
+        let refused_there = self
+            .pool
+            .as_ref()
+            .is_some_and(|pool| pool.device_is_refused_to(to));
+        let opened = import.and_then(|import| import.device.devices());
+        match (refusal, opened) {
+            (Some(reason), _) => format!("its memory cannot be opened here: {reason}"),
+            _ if refused_there => "this rank's memory cannot be opened there".to_owned(),
+            (None, Some(Devices::Same)) => "the same device".to_owned(),
+            (None, Some(_)) => "copies between two devices".to_owned(),
+            (None, None) => "not used".to_owned(),
+        }
     }
 
     /// What travelled by which route.

@@ -178,11 +178,6 @@ impl Import {
         })
     }
 
-    /// Where the whole buffer begins here, and how long it is.
-    pub(crate) fn range(&self) -> (*mut u8, usize) {
-        (self.mapping.start(), self.mapping.len())
-    }
-
     /// How to open the owner's buffer in device memory, if it has one.
     pub(crate) fn device_offer(&self) -> Option<DeviceOffer> {
         let offered = self.mapping.word(layout::DEVICE_OFFERED);
@@ -194,11 +189,50 @@ impl Import {
         })
     }
 
-    /// Tells the owner that its buffer in device memory is open here.
-    pub(crate) fn device_is_mapped(&self) {
-        if let Some(word) = layout::mapped_word(self.own) {
-            let word = self.mapping.word(word);
-            word.store(mapped::DEVICE, Ordering::Release);
+    /// Tells the owner that its buffer in device memory is about to be opened here; `None` where it offers it no more.
+    pub(crate) fn opens_device(&self) -> Option<DeviceUse> {
+        let held = DeviceUse {
+            mapping: Arc::clone(&self.mapping),
+            word: layout::mapped_word(self.own)?,
+            owner: self.owner,
+            after: mapped::HOST,
+        };
+        held.say(mapped::OPENING);
+        // Against `Pool::withdraw_device`: dropping says that it is not open after all.
+        let offered = self.mapping.word(layout::DEVICE_OFFERED);
+        (offered.load(Ordering::SeqCst) == 1).then_some(held)
+    }
+}
+
+/// A peer's buffer in device memory is in use here: its owner waits with freeing it until this is dropped.
+pub(crate) struct DeviceUse {
+    mapping: Arc<Mapping>,
+    word: usize,
+    owner: Owner,
+    /// What is said when it is over.
+    after: u32,
+}
+
+impl DeviceUse {
+    /// It is open.
+    pub(crate) fn opened(&self) {
+        self.say(mapped::DEVICE);
+    }
+
+    /// The driver did not open it.
+    pub(crate) fn refused(mut self) {
+        self.after = mapped::REFUSED;
+    }
+
+    fn say(&self, what: u32) {
+        self.mapping.word(self.word).store(what, Ordering::SeqCst);
+    }
+}
+
+impl Drop for DeviceUse {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            self.say(self.after);
         }
     }
 }

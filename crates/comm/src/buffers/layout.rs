@@ -3,7 +3,7 @@
 use shardwright_core::Rank;
 
 /// The first word; another layout gets another number.
-pub(super) const MAGIC: u32 = 0x5348_5702;
+pub(super) const MAGIC: u32 = 0x5348_5703;
 
 /// Bytes of the token that tells a buffer from any other memory.
 pub(super) const TOKEN_BYTES: usize = 16;
@@ -26,12 +26,16 @@ const SLOT: usize = MAPPED + MAX_RANKS as usize * 4;
 const DEVICE: usize = SLOT + SLOTS as usize * 4;
 const _: () = assert!(DEVICE + (DEVICE_OFFER_WORDS + 1) * 4 <= HEAD_BYTES);
 
-/// What the word of a rank says that has mapped the buffer, and the one beside it in device memory or not.
+/// What the word of a rank says that has mapped the buffer, and of the one beside it in device memory.
 pub(super) mod mapped {
-    /// Only this buffer.
+    /// Only this buffer is mapped.
     pub(crate) const HOST: u32 = 1;
-    /// The device's too.
-    pub(crate) const DEVICE: u32 = 2;
+    /// The device's is being opened, or closed.
+    pub(crate) const OPENING: u32 = 2;
+    /// The device's is open, too.
+    pub(crate) const DEVICE: u32 = 3;
+    /// The driver does not open the device's for this rank.
+    pub(crate) const REFUSED: u32 = 4;
 }
 
 /// Words that say how the owner's device buffer is to be opened: its device, its size, and the driver's handle.

@@ -22,13 +22,15 @@ mod pool;
 mod raw;
 #[cfg(test)]
 mod tests;
+mod zone;
 
 pub use allocator::{Allocator, Block};
 pub use exchange::{Exchange, Reach};
-pub(crate) use import::Held;
+pub(crate) use import::{DeviceUse, Held};
 pub use import::{Import, ImportError};
 pub(crate) use layout::DeviceOffer;
 pub use pool::{Offer, Pool};
+pub(crate) use zone::Zone;
 
 /// Smaller tensors travel inside their message: copying them costs less than their slot, which a receiver that has
 /// slept finds in nobody's cache. With its control part such a message fits into one of UCX's segments (8 KiB).

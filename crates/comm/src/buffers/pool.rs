@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use shardwright_core::Rank;
@@ -16,7 +16,9 @@ use shardwright_wire::{Buffer, Lent, NoMemory, SharedMemory, SharedPlace};
 use super::allocator::{Allocator, Block};
 use super::layout::{self, mapped, slot};
 use super::raw::{Mapping, Piece};
+use super::zone::Zone;
 use crate::owner::Owner;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The name under which the memory shows in `/proc`.
 pub(super) const NAME: &str = "shardwright";
@@ -39,7 +41,7 @@ pub struct Offer {
 
 /// A rank's own persistent buffer.
 pub struct Pool {
-    mapping: Arc<Mapping>,
+    pub(super) mapping: Arc<Mapping>,
     file: File,
     token: [u8; layout::TOKEN_BYTES],
     owner: Owner,
@@ -50,6 +52,7 @@ struct State {
     allocator: Allocator,
     slots: Vec<u32>,
     lent: VecDeque<Loan>,
+    closed: bool,
 }
 
 /// A block that a peer holds, or will.
@@ -60,10 +63,20 @@ struct Loan {
 }
 
 /// A block of the pool in this process's hands.
-struct Region {
-    pool: Arc<Pool>,
-    piece: Piece,
-    block: Block,
+pub(super) struct Region {
+    pub(super) pool: Arc<Pool>,
+    pub(super) piece: Piece,
+    pub(super) block: Block,
+    /// Whose the block is, where it is a part of a larger one.
+    pub(super) zone: Option<Arc<Zone>>,
+}
+
+impl Region {
+    /// Where it begins in the buffer.
+    fn offset(&self) -> u64 {
+        let zone = self.zone.as_ref().map_or(0, |zone| zone.offset());
+        layout::HEAD_BYTES as u64 + zone + self.block.offset
+    }
 }
 
 impl Pool {
@@ -96,6 +109,7 @@ impl Pool {
                 allocator: Allocator::new(bytes, layout::ALIGNMENT),
                 slots: (0..layout::SLOTS).rev().collect(),
                 lent: VecDeque::new(),
+                closed: false,
             }),
         }))
     }
@@ -137,11 +151,6 @@ impl Pool {
         Some(Buffer::lent(Arc::new(self.take(bytes)?)))
     }
 
-    /// Where the whole buffer begins, and how long it is.
-    pub(crate) fn range(&self) -> (*mut u8, usize) {
-        (self.mapping.start(), self.mapping.len())
-    }
-
     /// Tells the ranks that have mapped the buffer how to open the one in device memory; once.
     pub(crate) fn offer_device(&self, words: layout::DeviceOffer) {
         for (index, word) in words.into_iter().enumerate() {
@@ -149,7 +158,7 @@ impl Pool {
             place.store(word, Ordering::Relaxed);
         }
         let offered = self.mapping.word(layout::DEVICE_OFFERED);
-        offered.store(1, Ordering::Release);
+        offered.store(1, Ordering::SeqCst);
     }
 
     /// Whether a rank of this host has mapped the buffer.
@@ -159,11 +168,39 @@ impl Pool {
 
     /// Whether a rank of this host has opened the buffer in device memory too.
     pub(crate) fn device_is_mapped_by(&self, rank: Rank) -> bool {
-        self.mapped(rank) >= mapped::DEVICE
+        self.mapped(rank) == mapped::DEVICE
+    }
+
+    /// Whether a rank of this host has tried to open it in vain.
+    pub(crate) fn device_is_refused_to(&self, rank: Rank) -> bool {
+        self.mapped(rank) == mapped::REFUSED
+    }
+
+    /// From now on nobody opens the buffer in device memory any more.
+    pub(crate) fn withdraw_device(&self) {
+        // Against `Import::opens_device`: one of both sees what the other has written.
+        self.mapping
+            .word(layout::DEVICE_OFFERED)
+            .store(0, Ordering::SeqCst);
+    }
+
+    /// The ranks that have the buffer in device memory open.
+    pub(crate) fn device_users(&self) -> Vec<Rank> {
+        let is_user = |rank: &Rank| matches!(self.mapped(*rank), mapped::OPENING | mapped::DEVICE);
+        (0..layout::MAX_RANKS).map(Rank).filter(is_user).collect()
+    }
+
+    /// A rank whose process has ended has nothing open.
+    pub(crate) fn forget_device_user(&self, rank: Rank) {
+        if let Some(word) = layout::mapped_word(rank) {
+            self.mapping
+                .word(word)
+                .store(mapped::HOST, Ordering::SeqCst);
+        }
     }
 
     fn mapped(&self, rank: Rank) -> u32 {
-        layout::mapped_word(rank).map_or(0, |word| self.mapping.word(word).load(Ordering::Acquire))
+        layout::mapped_word(rank).map_or(0, |word| self.mapping.word(word).load(Ordering::SeqCst))
     }
 
     /// Hands a block over to a peer that has mapped the buffer (BU-1); `None` when it is not of
@@ -176,8 +213,7 @@ impl Pool {
         if !Arc::ptr_eq(&region.pool, self) || Arc::strong_count(&region) > 2 {
             return None;
         }
-        let offset = layout::HEAD_BYTES as u64 + region.block.offset;
-        self.lend_block(SharedMemory::Host, offset, region)
+        self.lend_block(SharedMemory::Host, region.offset(), region)
     }
 
     /// Copies bytes into a block of their own and hands that over; `None` when there is no room, or too many blocks are
@@ -188,8 +224,7 @@ impl Pool {
         }
         let mut region = self.take(bytes.len())?;
         region.piece.as_mut_bytes().copy_from_slice(bytes);
-        let offset = layout::HEAD_BYTES as u64 + region.block.offset;
-        self.lend_block(SharedMemory::Host, offset, Arc::new(region))
+        self.lend_block(SharedMemory::Host, region.offset(), Arc::new(region))
     }
 
     /// Whether one more block can be lent, after taking back what was given back.
@@ -197,7 +232,8 @@ impl Pool {
         if self.lock().slots.is_empty() {
             self.take_back(usize::MAX);
         }
-        !self.lock().slots.is_empty()
+        let state = self.lock();
+        !state.slots.is_empty() && !state.closed
     }
 
     /// Lends memory, of this buffer or the one in device memory, and keeps it until it is given back.
@@ -232,6 +268,17 @@ impl Pool {
         }
     }
 
+    /// Takes and lends no block any more, and waits for none that a peer has: what is lent holds the buffer, and a peer
+    /// may keep it for as long as its own process lives. Its mapping keeps the memory until then.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let lent = std::mem::take(&mut state.lent);
+        drop(state);
+        // Their blocks go back to the allocator here, which takes the lock again.
+        drop(lent);
+    }
+
     /// Bytes in use here or lent, after taking back what was given back.
     pub fn used_bytes(&self) -> u64 {
         self.take_back(usize::MAX);
@@ -239,8 +286,8 @@ impl Pool {
         state.allocator.capacity() - state.allocator.free_bytes()
     }
 
-    fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
-        if bytes == 0 || !self.owner.is_here() {
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Option<Region> {
+        if bytes == 0 || !self.owner.is_here() || self.lock().closed {
             return None;
         }
         self.take_back(LOOKED_AT);
@@ -255,6 +302,7 @@ impl Pool {
             pool: Arc::clone(self),
             piece: Piece::new(Arc::clone(&self.mapping), offset, bytes),
             block,
+            zone: None,
         })
     }
 
@@ -306,9 +354,14 @@ impl Lent for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // A forked child has a copy of the allocator, whose lock a thread of the parent may have held (BU-4).
-        if self.pool.owner.is_here()
-            && let Err(error) = self.pool.lock().allocator.free(self.block)
-        {
+        if !self.pool.owner.is_here() {
+            return;
+        }
+        let freed = match &self.zone {
+            Some(zone) => zone.lock().free(self.block),
+            None => self.pool.lock().allocator.free(self.block),
+        };
+        if let Err(error) = freed {
             tracing::error!(%error, "a block of the persistent buffer was given back twice");
         }
     }

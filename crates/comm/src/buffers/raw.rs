@@ -11,6 +11,8 @@ use std::sync::atomic::AtomicU32;
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use crate::sync::others_may_run;
+
 /// A whole mapped buffer. Its file cannot shrink (the caller has checked the seal), so that
 /// every byte stays there as long as the mapping.
 pub(super) struct Mapping(MmapRaw);
@@ -24,16 +26,13 @@ impl Mapping {
         self.0.len()
     }
 
-    pub(super) fn start(&self) -> *mut u8 {
-        self.0.as_mut_ptr()
-    }
-
     /// A word of the head; only ever used as an atomic, by both processes.
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(
             offset.is_multiple_of(4) && offset + 4 <= super::layout::HEAD_BYTES.min(self.len()),
             "the word lies in the head"
         );
+        others_may_run();
         // SAFETY: the word is inside the mapping, which lives as long as `self`, and aligned: mappings
         // begin at pages. No reference to the head but these atomics is ever made.
         unsafe { AtomicU32::from_ptr(self.0.as_mut_ptr().add(offset).cast()) }

@@ -314,3 +314,18 @@ fn ranks_are_lent_to_once_they_have_mapped_the_buffer() {
     assert!(Import::open(&pool.offer(), beyond).is_err());
     assert!(!pool.is_mapped_by(beyond));
 }
+
+#[test]
+fn a_closed_buffer_goes_though_a_peer_keeps_a_tensor_which_stays_whole() {
+    let (pool, import) = pair(1 << 20);
+    let sent = tensor(&pool, 5000, 7);
+    let place = pool.lend(&sent).unwrap();
+    drop(sent);
+    let received = import.receive(place, 5000).unwrap();
+    let left = Arc::downgrade(&pool);
+    pool.close();
+    assert!(tensor(&pool, 5000, 8).as_lent().is_none(), "on the heap");
+    drop(pool);
+    assert_eq!(left.strong_count(), 0);
+    assert_eq!(received.as_bytes(), vec![7; 5000]);
+}

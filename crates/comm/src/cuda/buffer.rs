@@ -1,12 +1,11 @@
 //! Persistent buffers in device memory: this rank's own, and those of peers.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::device::Registration;
 use super::error::CudaError;
 use super::raw::{Device, MemoryHandle, Uuid};
-use crate::buffers::{Allocator, Block, DeviceOffer};
+use crate::buffers::{Allocator, Block, DeviceOffer, DeviceUse, Pool};
 use crate::routing::Devices;
 
 /// Blocks begin at multiples of this, more than any copy of a device asks for.
@@ -17,6 +16,8 @@ pub(super) struct DeviceBuffer {
     pub(super) device: Arc<Device>,
     pub(super) address: u64,
     pub(super) allocator: Mutex<Allocator>,
+    /// Whose head says who has it open.
+    pool: Arc<Pool>,
 }
 
 /// A block of it.
@@ -27,35 +28,88 @@ pub(super) struct DeviceBlock {
 
 /// A peer's device buffer, opened here.
 pub(crate) struct Opened {
-    pub(super) device: Arc<Device>,
+    device: Arc<Device>,
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) same_device: bool,
+    same_device: bool,
+    /// Its owner frees it once this is dropped, which is after it was closed (CU-8).
+    _in_use: DeviceUse,
 }
 
-/// What a peer's buffers are to this rank's device.
+/// What a peer's device buffer is to this rank.
 #[derive(Default)]
 pub(crate) struct PeerDevice {
-    pub(super) registering: AtomicBool,
-    pub(super) registration: OnceLock<Registration>,
-    pub(super) opening: AtomicBool,
-    pub(super) opened: OnceLock<Opened>,
+    /// Whether this rank has begun to open it.
+    tried: AtomicBool,
+    state: Mutex<PeerState>,
+}
+
+#[derive(Default)]
+enum PeerState {
+    #[default]
+    Unknown,
+    Open(Arc<Opened>),
+    Refused(String),
 }
 
 impl PeerDevice {
     /// How the peer's device stands to this rank's, once its buffer is open.
     pub(crate) fn devices(&self) -> Option<Devices> {
-        self.opened.get().map(Opened::devices)
+        self.opened().map(|opened| opened.devices())
+    }
+
+    /// Why it cannot be opened, where that was tried.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        match &*lock(&self.state) {
+            PeerState::Refused(reason) => Some(reason.clone()),
+            PeerState::Unknown | PeerState::Open(_) => None,
+        }
+    }
+
+    /// Whether nobody has tried to open it; the caller does.
+    pub(super) fn try_once(&self) -> bool {
+        !self.tried.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether somebody has tried.
+    pub(super) fn is_tried(&self) -> bool {
+        self.tried.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn opened(&self) -> Option<Arc<Opened>> {
+        match &*lock(&self.state) {
+            PeerState::Open(opened) => Some(Arc::clone(opened)),
+            PeerState::Unknown | PeerState::Refused(_) => None,
+        }
+    }
+
+    pub(super) fn set(&self, outcome: Result<Opened, String>) {
+        *lock(&self.state) = match outcome {
+            Ok(opened) => PeerState::Open(Arc::new(opened)),
+            Err(reason) => PeerState::Refused(reason),
+        };
+    }
+
+    /// Nothing more comes from the peer: its buffer is closed as soon as no received tensor lies in it.
+    pub(crate) fn close(&self) {
+        self.tried.store(true, Ordering::Relaxed);
+        let state = std::mem::take(&mut *lock(&self.state));
+        drop(state);
     }
 }
 
 impl DeviceBuffer {
-    pub(super) fn new(device: &Arc<Device>, bytes: u64) -> Result<(Self, MemoryHandle), CudaError> {
+    pub(super) fn new(
+        device: &Arc<Device>,
+        bytes: u64,
+        pool: &Arc<Pool>,
+    ) -> Result<(Self, MemoryHandle), CudaError> {
         let address = device.allocate(bytes as usize)?;
         let buffer = Self {
             device: Arc::clone(device),
             address,
             allocator: Mutex::new(Allocator::new(bytes, ALIGNMENT)),
+            pool: Arc::clone(pool),
         };
         let handle = device.share(address)?;
         Ok((buffer, handle))
@@ -64,7 +118,15 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if let Err(error) = self.device.free(self.address) {
+        // What a driver does with memory that somebody has open is not defined (CU-8).
+        self.pool.withdraw_device();
+        let users = self.pool.device_users();
+        if !users.is_empty() {
+            tracing::warn!(
+                ?users,
+                "a device buffer stays until this process ends: other ranks have not closed it"
+            );
+        } else if let Err(error) = self.device.free(self.address) {
             tracing::debug!(%error, "the device buffer was gone before");
         }
     }
@@ -98,6 +160,33 @@ impl Drop for DeviceBlock {
 }
 
 impl Opened {
+    /// Opens what a peer offers, of which it was told before.
+    pub(super) fn open(
+        device: &Arc<Device>,
+        offer: &Offered,
+        in_use: DeviceUse,
+    ) -> Result<Self, CudaError> {
+        let address = match device.open_shared(offer.handle) {
+            Ok(address) => address,
+            Err(error) => {
+                in_use.refused();
+                return Err(error);
+            }
+        };
+        in_use.opened();
+        // Closed again where this rank does not keep it.
+        let mut opened = Self {
+            device: Arc::clone(device),
+            address,
+            bytes: 0,
+            same_device: offer.uuid == device.uuid(),
+            _in_use: in_use,
+        };
+        // What messages name has to lie inside what was opened, whatever its owner says of it.
+        opened.bytes = device.bytes_from(address)?.min(offer.bytes);
+        Ok(opened)
+    }
+
     /// How the peer's device stands to this rank's.
     pub(crate) fn devices(&self) -> Devices {
         if self.same_device {

@@ -1,19 +1,29 @@
-//! A device in use, and how long to wait for it.
+//! A device in use, the host memory that is locked for it, and waiting for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use shardwright_wire::NoMemory;
+use shardwright_wire::{Buffer, NoMemory};
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
 use super::raw::{Device, Event, Stream};
+use crate::buffers::{Pool, Zone};
 
-/// How long a thread may wait for a copy that is all that it waits for.
-pub(super) const COPY_DEADLINE: Duration = Duration::from_secs(30);
+/// How often a wait for a copy is told of.
+#[cfg(not(test))]
+const REPORT: Duration = Duration::from_secs(30);
+#[cfg(test)]
+const REPORT: Duration = Duration::from_millis(20);
 
 /// How long a thread that waits for a device sleeps between two looks.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_micros(50);
+
+/// Host memory is locked for the device in pieces of this size, or of a tensor's where that is larger.
+pub(super) const ZONE_BYTES: usize = 32 << 20;
+
+/// The most host memory that a rank locks in place. Tensors that find no room in it go through torch's own.
+pub(super) const LOCKED_BYTES: usize = 256 << 20;
 
 /// A device in use.
 pub(super) struct Active {
@@ -23,13 +33,25 @@ pub(super) struct Active {
     pub(super) side: Stream,
     /// `None` when device-to-device transfers are disabled, or the device had no room.
     pub(super) buffer: Option<Arc<DeviceBuffer>>,
-    pub(super) registration: Option<Registration>,
+    pub(super) locked: Locked,
+}
+
+/// Parts of the host buffer that are locked in place, so that copies run without the processor: none before a tensor
+/// needs them. What a peer has locked is not locked here again, and what is read from it goes through the driver's own
+/// memory: so what a host locks grows with its ranks, not with their pairs.
+#[derive(Default)]
+pub(super) struct Locked(Mutex<Vec<LockedZone>>);
+
+struct LockedZone {
+    // Before the memory, which it has locked.
+    _registration: Registration,
+    zone: Arc<Zone>,
 }
 
 /// Host memory that is locked in place for a device.
-pub(super) struct Registration {
-    pub(super) device: Arc<Device>,
-    pub(super) start: usize,
+struct Registration {
+    device: Arc<Device>,
+    start: usize,
 }
 
 /// Device memory could not be copied to the host.
@@ -39,8 +61,6 @@ pub(crate) enum StageError {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
-    #[error("a copy from the device took longer than {} s", COPY_DEADLINE.as_secs())]
-    Slow,
     #[error("the device is not in use any more")]
     Gone,
 }
@@ -59,16 +79,45 @@ impl Active {
     }
 }
 
-impl Registration {
-    pub(super) fn of(
+impl Locked {
+    /// Locked memory of the host buffer; `None` where there is no room, or the driver locks none.
+    pub(super) fn reserve(
+        &self,
+        pool: &Arc<Pool>,
         device: &Arc<Device>,
-        (start, bytes): (*mut u8, usize),
-    ) -> Result<Self, CudaError> {
-        device.register(start, bytes)?;
-        Ok(Self {
-            device: Arc::clone(device),
-            start: start.expose_provenance(),
-        })
+        bytes: usize,
+    ) -> Option<Buffer> {
+        let mut zones = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let look = |zones: &[LockedZone]| zones.iter().find_map(|one| one.zone.reserve(bytes));
+        if let Some(found) = look(&zones) {
+            return Some(found);
+        }
+        // Blocks of zones come back as all others do.
+        pool.take_back(usize::MAX);
+        if let Some(found) = look(&zones) {
+            return Some(found);
+        }
+        let locked: usize = zones.iter().map(|one| one.zone.range().1).sum();
+        let wanted = bytes.max(ZONE_BYTES);
+        if locked + wanted > LOCKED_BYTES {
+            return None;
+        }
+        let zone = Zone::of(pool, wanted).or_else(|| Zone::of(pool, bytes))?;
+        let (start, length) = zone.range();
+        match device.register(start, length) {
+            Ok(()) => zones.push(LockedZone {
+                _registration: Registration {
+                    device: Arc::clone(device),
+                    start: start.expose_provenance(),
+                },
+                zone,
+            }),
+            Err(error) => {
+                tracing::warn!(%error, bytes = length, "no host memory can be locked for a device; its tensors go through torch's own");
+                return None;
+            }
+        }
+        look(&zones)
     }
 }
 
@@ -80,14 +129,24 @@ impl Drop for Registration {
     }
 }
 
-/// Whether an event is done within a time.
-pub(super) fn wait(event: &Event, limit: Duration) -> Result<bool, CudaError> {
-    let deadline = Instant::now() + limit;
+/// Waits until an event is done. A slow queue is waited for as long as the connection is open, and told of; a device
+/// that has failed is an error at once.
+pub(super) fn wait(event: &Event, go_on: impl Fn() -> bool) -> Result<(), StageError> {
+    let began = Instant::now();
+    let mut reports = 0;
     while !event.is_done()? {
-        if Instant::now() > deadline {
-            return Ok(false);
+        if !go_on() {
+            return Err(StageError::Gone);
+        }
+        if began.elapsed() > REPORT * (reports + 1) {
+            reports += 1;
+            let seconds = began.elapsed().as_secs();
+            tracing::warn!(
+                seconds,
+                "a tensor waits for its device, which has not failed and is busy with what was queued before"
+            );
         }
         std::thread::sleep(LOOK_AGAIN);
     }
-    Ok(true)
+    Ok(())
 }

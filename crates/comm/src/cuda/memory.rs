@@ -3,64 +3,73 @@
 use std::any::Any;
 use std::ffi::OsStr;
 use std::fmt;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver as Outlet, Sender, bounded};
+use shardwright_core::Rank;
 use shardwright_wire::{Buffer, SharedMemory, SharedPlace};
 
 use super::buffer::{DeviceBlock, DeviceBuffer, Offered, Opened};
-use super::device::{Active, COPY_DEADLINE, Registration, StageError, wait};
+use super::device::{Active, Locked, StageError, wait};
 use super::error::CudaError;
+use super::inbox::{Inbox, Job};
 use super::raw::{Device, Driver, Event, Stream};
 use super::tensor::{DeviceTensor, ReceivedTensor};
 use crate::buffers::{Import, ImportError, Pool, SHARED_BYTES};
 use crate::owner::Owner;
 
-/// What the thread may leave untaken; it keeps its own queues, and takes all at each turn.
-const INBOX_CAPACITY: usize = 8192;
+/// How long the end of a connection waits for peers to close this rank's device buffer.
+#[cfg(not(test))]
+const CLOSED_DEADLINE: Duration = Duration::from_secs(5);
+#[cfg(test)]
+const CLOSED_DEADLINE: Duration = Duration::from_millis(500);
+
+/// How often it looks.
+const CLOSED_SLICE: Duration = Duration::from_millis(1);
 
 /// A rank's device, from the first tensor on that is sent from it or received there.
 pub struct DeviceMemory {
     driver: Arc<Driver>,
-    // Before the pool, whose memory it has registered.
+    // Before the pool, a part of whose memory it has locked.
     active: OnceLock<Option<Active>>,
     pool: Arc<Pool>,
     bytes: u64,
     owner: Owner,
-    inbox: Sender<Job>,
-    outlet: Mutex<Option<Outlet<Job>>>,
+    inbox: Inbox,
+    /// From when on nobody waits for the device any more: the connection is being closed.
+    patient_until: OnceLock<Instant>,
 }
 
-/// Work for the thread of [`super::Ordered`].
-pub(super) enum Job {
-    /// A message for a rank, with tensors of a device.
-    Send(shardwright_core::Rank, shardwright_wire::Message),
-    /// Something that stays until an event is done.
-    Keep(Event, Box<dyn Any + Send>),
-    /// A peer's host buffer is to be registered.
-    Register(Arc<Import>),
-    /// A peer's device buffer is to be opened.
-    Open(Arc<Import>),
-    /// The thread is to end.
-    Close,
-}
+/// A stream is being captured into a graph. What a graph does happens when it is launched, and a message cannot be part
+/// of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a tensor of a GPU cannot cross ranks while its stream is captured into a CUDA graph: capture what lies between \
+     messages, inside one module"
+)]
+pub struct Capturing;
 
 impl DeviceMemory {
     /// Loads the driver from a path, or by its name. `bytes` is the size of the device buffer; 0 for none. Blocks are
     /// given back, and tensors staged, by way of the host's buffer.
     pub fn load(library: &OsStr, pool: Arc<Pool>, bytes: u64) -> Result<Arc<Self>, String> {
         let driver = Driver::load(library)?;
-        let (inbox, outlet) = bounded(INBOX_CAPACITY);
         Ok(Arc::new(Self {
             driver,
             pool,
             bytes,
             owner: Owner::this_process(),
             active: OnceLock::new(),
-            inbox,
-            outlet: Mutex::new(Some(outlet)),
+            inbox: Inbox::default(),
+            patient_until: OnceLock::new(),
         }))
+    }
+
+    /// Begins to use a device, as the first tensor would.
+    pub fn activate_now(&self, ordinal: i32) {
+        if self.active(ordinal).is_none() {
+            tracing::debug!(ordinal, "the device is not used");
+        }
     }
 
     /// A tensor that leaves torch: queues its copy out of device memory at `address` behind what the stream has been
@@ -73,26 +82,32 @@ impl DeviceMemory {
         address: u64,
         bytes: usize,
         stream: u64,
-    ) -> Option<Buffer> {
-        let active = self.active(ordinal).filter(|_| bytes > 0)?;
+    ) -> Result<Option<Buffer>, Capturing> {
+        let Some(active) = self.active(ordinal).filter(|_| bytes > 0) else {
+            return Ok(None);
+        };
+        if active.device.is_capturing(stream) {
+            return Err(Capturing);
+        }
         // A small one travels inside its message.
         let block = (bytes >= SHARED_BYTES).then(|| self.device_block(active, bytes));
         let tensor = if let Some(block) = block.flatten() {
             let ready = active.copy(block.address(), address, bytes, stream);
             ready.map(|ready| DeviceTensor::on_device(self, block, bytes, ready))
         } else {
-            // A copy to memory that is not registered would wait for the device.
-            let staged = self.pool.reserve(bytes);
-            let staged = staged.filter(|_| active.registration.is_some())?;
-            let to = staged.as_lent()?.start().expose_provenance() as u64;
+            // A copy to memory that is not locked would wait for the device.
+            let staged = active.locked.reserve(&self.pool, &active.device, bytes);
+            let Some((staged, to)) = staged.and_then(with_address) else {
+                return Ok(None);
+            };
             let ready = active.copy(to, address, bytes, stream);
             ready.map(|ready| DeviceTensor::on_host(self, staged, bytes, ready))
         };
         match tensor {
-            Ok(tensor) => Some(Buffer::lent(Arc::new(tensor))),
+            Ok(tensor) => Ok(Some(Buffer::lent(Arc::new(tensor)))),
             Err(error) => {
                 tracing::warn!(%error, "a tensor of a device goes through torch's own memory");
-                None
+                Ok(None)
             }
         }
     }
@@ -107,29 +122,38 @@ impl DeviceMemory {
         ordinal: i32,
         address: u64,
         stream: u64,
-    ) -> bool {
+    ) -> Result<bool, Capturing> {
         if data.is_empty() {
-            return true;
+            return Ok(true);
         }
         let Some(active) = self.active(ordinal) else {
-            return false;
+            return Ok(false);
         };
+        if active.device.is_capturing(stream) {
+            return Err(Capturing);
+        }
         let received = data.as_lent().and_then(|lent| {
             let lent: &dyn Any = &**lent;
             lent.downcast_ref::<ReceivedTensor>()
         });
         let from = match received {
-            Some(received) => received.address(),
-            None => data.as_bytes().as_ptr().expose_provenance() as u64,
+            Some(received) => Ok(received.address()),
+            None => data
+                .prepare()
+                .map(|()| data.as_bytes().as_ptr().expose_provenance() as u64),
         };
-        match active.copy(address, from, data.len(), stream) {
+        let copied = from.and_then(|from| {
+            let done = active.copy(address, from, data.len(), stream);
+            done.map_err(|error| error.to_string())
+        });
+        match copied {
             Ok(done) => {
                 self.keep(done, Box::new(data.clone()));
-                true
+                Ok(true)
             }
             Err(error) => {
                 tracing::warn!(%error, "a received tensor goes through torch's own memory");
-                false
+                Ok(false)
             }
         }
     }
@@ -141,7 +165,7 @@ impl DeviceMemory {
         place: SharedPlace,
         bytes: usize,
     ) -> Result<Buffer, ImportError> {
-        let opened = import.device.opened.get();
+        let opened = import.device.opened();
         let inside = opened.filter(|opened| {
             let end = place.offset.checked_add(bytes as u64);
             end.is_some_and(|end| end <= opened.bytes)
@@ -153,73 +177,49 @@ impl DeviceMemory {
         })?;
         let address = opened.address + place.offset;
         let held = import.take(place, bytes)?;
-        let tensor = ReceivedTensor::new(self, address, bytes, held);
+        let tensor = ReceivedTensor::new(self, opened, address, bytes, held);
         Ok(Buffer::lent(Arc::new(tensor)))
     }
 
-    /// Has a peer's buffers registered and opened once this rank uses a device; asked for each tensor.
+    /// Whether this rank has used its device.
+    pub(super) fn is_active(&self) -> bool {
+        self.active.get().is_some_and(Option::is_some)
+    }
+
+    /// Has a peer's buffer opened, where it was not there when the thread looked; asked for each tensor.
     pub(crate) fn open(&self, import: &Arc<Import>) {
-        if !self.active.get().is_some_and(Option::is_some) {
-            return;
-        }
-        let register = !import.device.registering.swap(true, Ordering::Relaxed);
-        let register = register.then(|| Job::Register(Arc::clone(import)));
-        let open = self.bytes > 0
+        if self.is_active()
+            && !import.device.is_tried()
             && import.device_offer().is_some()
-            && !import.device.opening.swap(true, Ordering::Relaxed);
-        let open = open.then(|| Job::Open(Arc::clone(import)));
-        for job in register.into_iter().chain(open) {
-            if self.inbox.try_send(job).is_err() {
-                tracing::debug!(
-                    "a peer's buffers stay without the device: the connection is closed, or very busy"
-                );
-            }
+            && self.inbox.push(Job::Look).is_err()
+        {
+            tracing::debug!("a peer's device buffer stays closed, as the connection is");
         }
     }
 
-    /// Registers a peer's host buffer.
-    pub(super) fn register_now(&self, import: &Import) {
+    /// Tries to open a peer's device buffer, once, as soon as it offers one; whether that is over.
+    pub(super) fn try_to_open(&self, peer: Rank, import: &Import) -> bool {
         let Some(Some(active)) = self.active.get() else {
-            return;
+            return false;
         };
-        match Registration::of(&active.device, import.range()) {
-            Ok(registration) => drop(import.device.registration.set(registration)),
-            Err(error) => {
-                tracing::info!(%error, "a peer's host buffer stays without registration");
-            }
+        if self.bytes == 0 || import.device.is_tried() {
+            return true;
         }
-    }
-
-    /// Opens a peer's device buffer.
-    pub(super) fn open_now(&self, import: &Import) {
-        let (Some(Some(active)), Some(offer)) = (self.active.get(), import.device_offer()) else {
-            return;
+        let Some(offer) = import.device_offer() else {
+            return false;
         };
-        let offer = Offered::from(offer);
-        let opened = active.device.open_shared(offer.handle).and_then(|address| {
-            // Closed again where this rank does not keep it.
-            let mut opened = Opened {
-                device: Arc::clone(&active.device),
-                address,
-                bytes: 0,
-                same_device: offer.uuid == active.device.uuid(),
-            };
-            // What messages name has to lie inside what was opened, whatever its owner says of it.
-            opened.bytes = active.device.bytes_from(address)?.min(offer.bytes);
-            Ok(opened)
-        });
-        match opened {
-            Ok(opened) => {
-                let devices = opened.devices();
-                if import.device.opened.set(opened).is_ok() {
-                    import.device_is_mapped();
-                }
-                tracing::debug!(?devices, "a peer's device buffer is open");
-            }
-            Err(error) => {
-                tracing::info!(%error, "a peer's device buffer cannot be opened; its tensors go through host memory");
-            }
+        if !import.device.try_once() {
+            return true;
         }
+        let Some(in_use) = import.opens_device() else {
+            return true; // it is leaving
+        };
+        let opened = Opened::open(&active.device, &Offered::from(offer), in_use);
+        if let Err(error) = &opened {
+            tracing::warn!(%peer, %error, "the device memory of a rank of this host cannot be opened; tensors between both devices go through host memory");
+        }
+        import.device.set(opened.map_err(|error| error.to_string()));
+        true
     }
 
     /// Lends a tensor to a rank that has opened the device buffer, which only reads it (CU-6): so others may hold it
@@ -237,10 +237,8 @@ impl DeviceMemory {
 
     /// Keeps something until an event is done (CU-2).
     pub(super) fn keep(&self, done: Event, kept: Box<dyn Any + Send>) {
-        // Never waits for room: the thread itself may be the caller.
-        if let Err(refused) = self.inbox.try_send(Job::Keep(done, kept))
-            && let Job::Keep(done, kept) = refused.into_inner()
-            && !wait(&done, COPY_DEADLINE).unwrap_or(false)
+        if let Err(Job::Keep((done, kept))) = self.inbox.push(Job::Keep((done, kept)))
+            && !done.is_done().unwrap_or(false)
         {
             // Better lost than written to by a device.
             std::mem::forget(kept);
@@ -251,32 +249,60 @@ impl DeviceMemory {
     pub(super) fn stage(&self, address: u64, bytes: usize) -> Result<Buffer, StageError> {
         let active = self.active.get().and_then(Option::as_ref);
         let active = active.ok_or(StageError::Gone)?;
-        let copy = |to: u64| {
-            let done = active.copy(to, address, bytes, active.side.handle())?;
-            if wait(&done, COPY_DEADLINE)? {
-                Ok(())
-            } else {
-                Err(StageError::Slow)
-            }
+        let copy = |to: u64| active.copy(to, address, bytes, active.side.handle());
+        let staged = active.locked.reserve(&self.pool, &active.device, bytes);
+        let staged = staged.or_else(|| self.pool.reserve(bytes));
+        let Some((staged, to)) = staged.and_then(with_address) else {
+            return Buffer::filled_by(bytes, |into| {
+                let done = copy(into.as_mut_ptr().expose_provenance() as u64)?;
+                // To the end, also of a connection: it is the caller's memory. The driver returns from a copy to memory
+                // that is not locked when it is done, so this takes no time.
+                wait(&done, || true)
+            });
         };
-        if let Some(staged) = self.pool.reserve(bytes) {
-            let start = staged.as_lent().map(|lent| lent.start());
-            copy(start.map_or(0, |start| start.expose_provenance() as u64))?;
-            return Ok(staged);
+        let done = copy(to)?;
+        match self.wait(&done) {
+            Ok(()) => Ok(staged),
+            Err(error) => {
+                self.keep(done, Box::new(staged));
+                Err(error)
+            }
         }
-        Buffer::filled_by(bytes, |into| {
-            copy(into.as_mut_ptr().expose_provenance() as u64)
+    }
+
+    /// Waits until an event is done, which a slow device may take long for.
+    pub(super) fn wait(&self, event: &Event) -> Result<(), StageError> {
+        wait(event, || {
+            let until = self.patient_until.get();
+            until.is_none_or(|until| Instant::now() < *until)
         })
     }
 
-    pub(super) fn inbox(&self) -> &Sender<Job> {
+    pub(super) fn inbox(&self) -> &Inbox {
         &self.inbox
     }
 
-    /// What the thread takes its work from; once.
-    pub(super) fn outlet(&self) -> Option<Outlet<Job>> {
-        let mut outlet = self.outlet.lock().unwrap_or_else(PoisonError::into_inner);
-        outlet.take()
+    /// No message is taken any more, no peer opens this rank's device memory, and nobody waits for the device for longer
+    /// than this.
+    pub(super) fn close(&self, patience: Duration) {
+        self.patient_until.get_or_init(|| Instant::now() + patience);
+        self.inbox.close();
+        self.pool.withdraw_device();
+    }
+
+    /// Waits until no peer has this rank's device memory open (CU-8); those have not whose process is gone.
+    pub(super) fn await_closed(&self, is_gone: impl Fn(Rank) -> bool) {
+        let deadline = Instant::now() + CLOSED_DEADLINE;
+        loop {
+            let users = self.pool.device_users();
+            for rank in users.iter().filter(|rank| is_gone(**rank)) {
+                self.pool.forget_device_user(*rank);
+            }
+            if users.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            std::thread::sleep(CLOSED_SLICE);
+        }
     }
 
     fn device_block(&self, active: &Active, bytes: usize) -> Option<DeviceBlock> {
@@ -293,7 +319,11 @@ impl DeviceMemory {
             return None;
         }
         let active = self.active.get_or_init(|| match self.activate(ordinal) {
-            Ok(active) => Some(active),
+            Ok(active) => {
+                // The peers' buffers are opened by the thread.
+                drop(self.inbox.push(Job::Look));
+                Some(active)
+            }
             Err(error) => {
                 tracing::warn!(%error, "tensors of devices go through torch's own host memory");
                 None
@@ -305,12 +335,7 @@ impl DeviceMemory {
     fn activate(&self, ordinal: i32) -> Result<Active, CudaError> {
         let device = Device::open(&self.driver, ordinal)?;
         let side = Stream::new(&device)?;
-        let registration = Registration::of(&device, self.pool.range())
-            .inspect_err(
-                |error| tracing::info!(%error, "the host buffer stays without registration"),
-            )
-            .ok();
-        let buffer = (self.bytes > 0).then(|| DeviceBuffer::new(&device, self.bytes));
+        let buffer = (self.bytes > 0).then(|| DeviceBuffer::new(&device, self.bytes, &self.pool));
         let buffer = buffer.and_then(|buffer| match buffer {
             Ok((buffer, handle)) => {
                 let offer = Offered {
@@ -331,9 +356,15 @@ impl DeviceMemory {
             device,
             side,
             buffer,
-            registration,
+            locked: Locked::default(),
         })
     }
+}
+
+/// Lent memory, and where it begins, for a device to write there.
+fn with_address(buffer: Buffer) -> Option<(Buffer, u64)> {
+    let address = buffer.as_lent()?.start().expose_provenance() as u64;
+    Some((buffer, address))
 }
 
 impl fmt::Debug for DeviceMemory {

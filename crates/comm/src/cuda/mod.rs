@@ -15,10 +15,18 @@
 //!   connection with a reason.
 //! - CU-6: nobody writes to a block of device memory after the copy into it. So it may be lent to several ranks at
 //!   once, and to some while this one holds it.
+//! - CU-7: nobody waits for the thread in that thread, and nobody gives a device up that has not failed. A slow queue is
+//!   told of, and waited for until the connection is closed.
+//! - CU-8: device memory is freed when no other rank has it open. Each says so in the buffer's head, before it opens it
+//!   and after it has closed it; a rank that leaves waits for that, and keeps the memory where it is not said in time.
+//! - CU-9: no call of this library's spoils a graph that a script captures, in this thread or another.
 
 mod buffer;
+#[cfg(test)]
+mod contract;
 mod device;
 mod error;
+mod inbox;
 mod memory;
 mod ordered;
 mod raw;
@@ -30,7 +38,7 @@ mod tests;
 
 pub(crate) use buffer::PeerDevice;
 pub use error::CudaError;
-pub use memory::DeviceMemory;
+pub use memory::{Capturing, DeviceMemory};
 
 pub use ordered::Ordered;
 pub(crate) use tensor::DeviceTensor;

@@ -1,51 +1,43 @@
 //! A transport whose messages wait for their tensors' devices, in order.
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, TrySendError};
 use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message};
 
 use super::device::LOOK_AGAIN;
-use super::memory::{DeviceMemory, Job};
-use super::raw::Event;
+use super::inbox::{Job, Kept};
+use super::memory::DeviceMemory;
 use super::tensor::DeviceTensor;
+use crate::Exchange;
 use crate::error::CommError;
 use crate::owner::Owner;
 use crate::start_error::StartError;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
-use crate::{BACKLOG_DEADLINE, Exchange, QUEUE_CAPACITY};
 
 /// How long the end of a connection waits for devices.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a sender sleeps for which there is no room.
-const FULL: Duration = Duration::from_millis(5);
-
 /// How long the thread sleeps while there is nothing to do.
 const IDLE: Duration = Duration::from_mins(1);
+
+/// How often it looks for peers that have begun to use their devices, and for how long after this rank has; from then on
+/// it does when something comes from one.
+const LOOK_FOR_PEERS: Duration = Duration::from_millis(100);
+const LOOKING: Duration = Duration::from_secs(30);
 
 /// A transport, before which messages with tensors of a device wait until these are there (CU-1).
 pub struct Ordered {
     inner: Arc<dyn Transport>,
     memory: Arc<DeviceMemory>,
-    waiting: Arc<Waiting>,
+    exchange: Arc<Exchange>,
     owner: Owner,
     thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// How many messages wait for each rank.
-#[derive(Default)]
-struct Waiting {
-    by_rank: Mutex<BTreeMap<Rank, usize>>,
-    closed: AtomicBool,
-    left: Condvar,
 }
 
 /// The thread's own.
@@ -54,10 +46,12 @@ struct Queue {
     receiver: Arc<dyn Receiver>,
     exchange: Arc<Exchange>,
     memory: Arc<DeviceMemory>,
-    waiting: Arc<Waiting>,
     messages: BTreeMap<Rank, VecDeque<Message>>,
-    kept: Vec<(Event, Box<dyn Any + Send>)>,
+    kept: Vec<Kept>,
     closing: Option<Instant>,
+    /// Whether all peers' buffers were tried to open, and since when this rank uses its device.
+    knows_peers: bool,
+    active_since: Option<Instant>,
 }
 
 impl Ordered {
@@ -71,27 +65,28 @@ impl Ordered {
         let Some(memory) = exchange.device().map(Arc::clone) else {
             return Ok(inner);
         };
-        let outlet = memory.outlet();
-        let outlet = outlet.ok_or_else(|| system("it serves another connection"))?;
-        let waiting = Arc::new(Waiting::default());
+        if !memory.inbox().claim() {
+            return Err(system("it serves another connection"));
+        }
         let queue = Queue {
             inner: Arc::clone(&inner),
             receiver,
-            exchange,
+            exchange: Arc::clone(&exchange),
             memory: Arc::clone(&memory),
-            waiting: Arc::clone(&waiting),
             messages: BTreeMap::new(),
             kept: Vec::new(),
             closing: None,
+            knows_peers: false,
+            active_since: None,
         };
         let thread = std::thread::Builder::new()
             .name("sw-device".to_owned())
-            .spawn(move || queue.run(&outlet))
+            .spawn(move || queue.run())
             .map_err(|error| system(&error))?;
         Ok(Arc::new(Self {
             inner,
             memory,
-            waiting,
+            exchange,
             owner: Owner::this_process(),
             thread: Mutex::new(Some(thread)),
         }))
@@ -104,39 +99,10 @@ impl Ordered {
         let waits = tensors
             .iter()
             .any(|part| DeviceTensor::of(&part.data).is_some());
-        let known = self.inner.peer(to).is_some();
-        let mut by_rank = self.waiting.lock();
-        if !known || (!waits && by_rank.get(&to).is_none_or(|count| *count == 0)) {
+        if self.inner.peer(to).is_none() {
             return Ok(Some(message));
         }
-        let deadline = Instant::now() + BACKLOG_DEADLINE;
-        let mut job = Job::Send(to, message);
-        loop {
-            if self.waiting.closed.load(Ordering::SeqCst) {
-                return Err(CommError::Closed);
-            }
-            let count = by_rank.entry(to).or_default();
-            if *count < QUEUE_CAPACITY {
-                // Under the lock, so that two threads' messages for one rank cannot change places.
-                match self.memory.inbox().try_send(job) {
-                    Ok(()) => {
-                        *count += 1;
-                        return Ok(None);
-                    }
-                    Err(TrySendError::Disconnected(_)) => return Err(CommError::Closed),
-                    Err(TrySendError::Full(refused)) => job = refused,
-                }
-            }
-            if Instant::now() > deadline {
-                return Err(CommError::Backlog {
-                    rank: to,
-                    queued: *count,
-                    waited: BACKLOG_DEADLINE,
-                });
-            }
-            let woken = self.waiting.left.wait_timeout(by_rank, FULL);
-            by_rank = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.memory.inbox().pass(to, message, waits)
     }
 }
 
@@ -147,31 +113,26 @@ fn system(reason: &(impl ToString + ?Sized)) -> StartError {
     }
 }
 
-impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Rank, usize>> {
-        self.by_rank.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn has_left(&self, to: Rank) {
-        if let Some(count) = self.lock().get_mut(&to) {
-            *count -= 1;
-        }
-        self.left.notify_all();
-    }
+/// Whether a process of this host has ended.
+fn has_ended(pid: u32) -> bool {
+    let status = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
+    // A zombie has given back what it had.
+    status.map_or(true, |status| {
+        status
+            .rsplit(") ")
+            .next()
+            .is_some_and(|rest| rest.starts_with('Z'))
+    })
 }
 
 impl Queue {
-    fn run(mut self, outlet: &Outlet<Job>) {
+    fn run(mut self) {
+        self.memory.inbox().serve();
         loop {
-            let sleep = if self.is_idle() { IDLE } else { LOOK_AGAIN };
-            match outlet.recv_timeout(sleep) {
-                Ok(job) => self.take(job),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => self.take(Job::Close),
-            }
-            while let Ok(job) = outlet.try_recv() {
+            for job in self.memory.inbox().take(self.sleep()) {
                 self.take(job);
             }
+            self.look_for_peers();
             self.let_go();
             self.send_ready();
             if let Some(deadline) = self.closing
@@ -179,6 +140,14 @@ impl Queue {
             {
                 break;
             }
+        }
+        for job in self.memory.inbox().end() {
+            self.take(job);
+        }
+        self.let_go();
+        if !self.kept.is_empty() {
+            let pieces = self.kept.len();
+            tracing::warn!(pieces, "memory that a device still uses is never freed");
         }
         // Better lost than written to by a device (CU-2).
         std::mem::forget(self.kept);
@@ -190,6 +159,27 @@ impl Queue {
         }
     }
 
+    fn sleep(&self) -> Duration {
+        let is_looking = |since: Instant| !self.knows_peers && since.elapsed() < LOOKING;
+        match self.active_since {
+            _ if !self.is_idle() => LOOK_AGAIN,
+            Some(since) if is_looking(since) => LOOK_FOR_PEERS,
+            _ => IDLE,
+        }
+    }
+
+    /// Opens the device buffers of peers that offer one by now.
+    fn look_for_peers(&mut self) {
+        if self.knows_peers || self.closing.is_some() || !self.memory.is_active() {
+            return;
+        }
+        self.active_since.get_or_insert_with(Instant::now);
+        self.knows_peers = true;
+        for (peer, import) in self.exchange.imports() {
+            self.knows_peers &= self.memory.try_to_open(peer, import);
+        }
+    }
+
     fn is_idle(&self) -> bool {
         self.kept.is_empty() && self.messages.values().all(VecDeque::is_empty)
     }
@@ -197,9 +187,8 @@ impl Queue {
     fn take(&mut self, job: Job) {
         match job {
             Job::Send(to, message) => self.messages.entry(to).or_default().push_back(message),
-            Job::Keep(done, kept) => self.kept.push((done, kept)),
-            Job::Register(import) => self.memory.register_now(&import),
-            Job::Open(import) => self.memory.open_now(&import),
+            Job::Keep(kept) => self.kept.push(kept),
+            Job::Look => {}
             Job::Close => {
                 let deadline = || Instant::now() + CLOSE_DEADLINE;
                 self.closing.get_or_insert_with(deadline);
@@ -240,7 +229,7 @@ impl Queue {
                         Err(error)
                     }
                 };
-                self.waiting.has_left(*to);
+                self.memory.inbox().has_left(*to);
                 if let Err(error) = outcome {
                     let reason = format!(
                         "a message with tensors of a device could not be sent to it: {error}"
@@ -299,7 +288,7 @@ impl Transport for Ordered {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         self.inner.pulse()
     }
 
@@ -321,19 +310,28 @@ impl Transport for Ordered {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(thread) = thread {
-            self.waiting.closed.store(true, Ordering::SeqCst);
-            if self.memory.inbox().send(Job::Close).is_err() {
+            self.memory.close(CLOSE_DEADLINE);
+            if self.memory.inbox().push(Job::Close).is_err() {
                 tracing::debug!("the thread of the device has ended before");
             }
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!(rank = %self.rank(), "the thread of the device panicked");
             }
         }
+        // Which closes what is open here of peers' devices, and has them close what they have open of this one's.
         self.inner.close(farewell);
+        self.memory.await_closed(|rank| {
+            let peer = self.inner.peer(rank);
+            peer.is_none_or(|peer| has_ended(peer.pid))
+        });
     }
 
     fn reached_by(&self, rank: Rank) -> Cow<'static, str> {
         self.inner.reached_by(rank)
+    }
+
+    fn devices(&self, rank: Rank) -> Cow<'static, str> {
+        self.exchange.describe_devices(rank).into()
     }
 
     fn stats(&self) -> CommStats {

@@ -3,12 +3,17 @@
 //! Who upholds what:
 //! - Every call happens with the device's primary context (torch's own) current, which is pushed before it and
 //!   popped after it, so that the calling thread's context stays what it was.
+//! - Every call is made in the relaxed mode of capture, which is the thread's own affair: in the mode that threads begin
+//!   with, a query of an event spoils the graph that a script captures in another thread. Streams that are being
+//!   captured themselves are left alone ([`Device::is_capturing`]).
 //! - Handles are numbers here, and each belongs to one Rust value that destroys it.
 //! - A copy's two ranges stay there, and belong to the copy alone, until an event behind it is done:
 //!   [`super::memory`] keeps what it reads and writes until then.
 #![expect(unsafe_code, reason = "CUDA's driver is a C library")]
 
 mod functions;
+#[cfg(test)]
+pub(super) mod rehearsal;
 
 use std::ffi::{CStr, OsStr, c_int, c_uint, c_void};
 use std::ptr;
@@ -33,6 +38,8 @@ const LAZY_PEER_ACCESS: c_uint = 1;
 const NON_BLOCKING: c_uint = 1;
 /// An event without a clock, which is cheaper.
 const DISABLE_TIMING: c_uint = 2;
+/// Calls that are no part of a capture do not spoil one (`CU_STREAM_CAPTURE_MODE_RELAXED`).
+const RELAXED: c_int = 2;
 /// Registered memory that every context of the process may use.
 const PORTABLE: c_uint = 1;
 
@@ -109,6 +116,17 @@ impl Device {
     /// Which device it is.
     pub(super) fn uuid(&self) -> Uuid {
         self.uuid
+    }
+
+    /// Whether a stream is being captured into a graph: what it is given does not run, and cannot be waited for.
+    pub(super) fn is_capturing(&self, stream: u64) -> bool {
+        let mut status = 0;
+        let asked = self.call("cuStreamIsCapturing", |functions| {
+            // SAFETY: a stream as in `copy`, and a place for a number.
+            unsafe { (functions.stream_is_capturing)(pointer(stream), &raw mut status) }
+        });
+        // The default stream cannot even be asked while one that waits for it is being captured.
+        asked.is_err() || status != 0
     }
 
     /// New device memory.
@@ -202,7 +220,7 @@ impl Device {
         })
     }
 
-    /// Calls a function with this device's context current.
+    /// Calls a function with this device's context current, in a way that spoils no capture.
     fn call(
         &self,
         name: &'static str,
@@ -210,13 +228,22 @@ impl Device {
     ) -> Result<(), CudaError> {
         let functions = &self.driver.functions;
         let mut popped = ptr::null_mut();
+        let mut mode = RELAXED;
         // SAFETY: the context is retained as long as `self`.
         let code = unsafe { (functions.push_context)(pointer(self.context as u64)) };
         self.driver.check("cuCtxPushCurrent", code)?;
+        // SAFETY: a mode, and the place for the one before it; it changes nothing but what this thread is refused.
+        let relaxed = unsafe { (functions.exchange_capture_mode)(&raw mut mode) };
         let code = function(functions);
+        if relaxed == 0 {
+            // SAFETY: as above, with what the first call gave.
+            unsafe { (functions.exchange_capture_mode)(&raw mut mode) };
+        }
         // SAFETY: a place for a context; pops the one that was pushed above.
         let after = unsafe { (functions.pop_context)(&raw mut popped) };
         self.driver.check(name, code)?;
+        self.driver
+            .check("cuThreadExchangeStreamCaptureMode", relaxed)?;
         self.driver.check("cuCtxPopCurrent", after)
     }
 }

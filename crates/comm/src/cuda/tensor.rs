@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use shardwright_wire::{Buffer, Lent};
 
-use super::buffer::DeviceBlock;
-use super::device::{COPY_DEADLINE, StageError, wait};
+use super::buffer::{DeviceBlock, Opened};
+use super::device::StageError;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
 use super::raw::Event;
@@ -90,20 +90,15 @@ impl DeviceTensor {
 }
 
 impl Lent for DeviceTensor {
-    /// # Panics
-    /// When the device fails.
-    fn as_bytes(&self) -> &[u8] {
+    fn prepare(&self) -> Result<(), String> {
         let ready = self.ready.as_ref();
-        let ready = ready.map_or(Ok(true), |ready| wait(ready, COPY_DEADLINE));
-        let staged = match ready {
-            Ok(true) => self.on_host_now(),
-            Ok(false) => Err(StageError::Slow),
-            Err(error) => Err(error.into()),
-        };
-        match staged {
-            Ok(staged) => staged.as_bytes(),
-            Err(error) => panic!("a tensor of a device cannot be read: {error}"),
-        }
+        let ready = ready.map_or(Ok(()), |ready| self.memory.wait(ready));
+        let staged = ready.and_then(|()| self.on_host_now().map(drop));
+        staged.map_err(|error| error.to_string())
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        prepared(self.prepare(), || self.on_host_now().ok())
     }
 
     fn len(&self) -> usize {
@@ -132,18 +127,27 @@ pub(crate) struct ReceivedTensor {
     memory: Arc<DeviceMemory>,
     address: u64,
     bytes: usize,
-    staged: OnceLock<Buffer>,
+    staged: OnceLock<Result<Buffer, StageError>>,
     _held: Held,
+    /// Closed when nothing is received there any more.
+    _opened: Arc<Opened>,
 }
 
 impl ReceivedTensor {
-    pub(super) fn new(memory: &Arc<DeviceMemory>, address: u64, bytes: usize, held: Held) -> Self {
+    pub(super) fn new(
+        memory: &Arc<DeviceMemory>,
+        opened: Arc<Opened>,
+        address: u64,
+        bytes: usize,
+        held: Held,
+    ) -> Self {
         Self {
             memory: Arc::clone(memory),
             address,
             bytes,
             staged: OnceLock::new(),
             _held: held,
+            _opened: opened,
         }
     }
 
@@ -151,19 +155,23 @@ impl ReceivedTensor {
     pub(super) fn address(&self) -> u64 {
         self.address
     }
+
+    fn on_host(&self) -> Result<&Buffer, StageError> {
+        let stage = || self.memory.stage(self.address, self.bytes);
+        self.staged
+            .get_or_init(stage)
+            .as_ref()
+            .map_err(Clone::clone)
+    }
 }
 
 impl Lent for ReceivedTensor {
-    /// # Panics
-    /// When the device fails.
+    fn prepare(&self) -> Result<(), String> {
+        self.on_host().map(drop).map_err(|error| error.to_string())
+    }
+
     fn as_bytes(&self) -> &[u8] {
-        let staged =
-            self.staged
-                .get_or_init(|| match self.memory.stage(self.address, self.bytes) {
-                    Ok(staged) => staged,
-                    Err(error) => panic!("a tensor of a peer's device cannot be read: {error}"),
-                });
-        staged.as_bytes()
+        prepared(self.prepare(), || self.on_host().ok())
     }
 
     fn len(&self) -> usize {
@@ -173,4 +181,16 @@ impl Lent for ReceivedTensor {
     fn start(&self) -> *mut u8 {
         self.as_bytes().as_ptr().cast_mut()
     }
+}
+
+/// The bytes of what was prepared. Whoever may meet a device that fails has looked at that before.
+fn prepared<'a>(
+    outcome: Result<(), String>,
+    staged: impl FnOnce() -> Option<&'a Buffer>,
+) -> &'a [u8] {
+    if let Err(error) = outcome {
+        tracing::error!(%error, "a tensor of a device cannot be read");
+        return &[];
+    }
+    staged().map_or(&[], Buffer::as_bytes)
 }

@@ -1,6 +1,7 @@
 //! Jobs with a rehearsed device, which all ranks of a test share.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, ErrorReport, Message};
 
+use super::raw::rehearsal::Rehearsal;
 use super::{DeviceMemory, Ordered};
 use crate::buffers::Pool;
 use crate::error::CommError;
@@ -21,9 +23,17 @@ pub(crate) const STREAM: u64 = 0;
 
 /// The stand-in for the driver, which cargo builds beside the tests.
 pub(crate) fn memory(pool: &Arc<Pool>, bytes: u64) -> Arc<DeviceMemory> {
+    DeviceMemory::load(library().as_os_str(), Arc::clone(pool), bytes).unwrap()
+}
+
+/// The stand-in, beside the library.
+pub(super) fn rehearsal() -> Rehearsal {
+    Rehearsal::load(library().as_os_str())
+}
+
+fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
-    let library = tests.with_file_name("libshardwright_cuda_rehearsal.so");
-    DeviceMemory::load(library.as_os_str(), Arc::clone(pool), bytes).unwrap()
+    tests.with_file_name("libshardwright_cuda_rehearsal.so")
 }
 
 /// A rank whose tensors all are in device memory when they are sent.
@@ -73,7 +83,9 @@ impl FromDevice {
     pub(crate) fn on_device(&self, bytes: &[u8]) -> Option<Buffer> {
         let source: &'static [u8] = Vec::leak(bytes.to_vec());
         let address = source.as_ptr().expose_provenance() as u64;
-        self.memory.send_from(ORDINAL, address, bytes.len(), STREAM)
+        self.memory
+            .send_from(ORDINAL, address, bytes.len(), STREAM)
+            .unwrap()
     }
 }
 
@@ -98,7 +110,7 @@ impl Transport for FromDevice {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         self.inner.pulse()
     }
 
@@ -116,6 +128,10 @@ impl Transport for FromDevice {
 
     fn reached_by(&self, rank: Rank) -> Cow<'static, str> {
         self.inner.reached_by(rank)
+    }
+
+    fn devices(&self, rank: Rank) -> Cow<'static, str> {
+        self.inner.devices(rank)
     }
 
     fn stats(&self) -> CommStats {

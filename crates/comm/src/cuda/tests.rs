@@ -12,15 +12,15 @@ use crate::routing::{Reason, Route};
 use crate::tcp::testing::all_options;
 use crate::transport::{Loss, Transport};
 
-const BYTES: usize = 100_000;
+pub(super) const BYTES: usize = 100_000;
 
-struct Rank2 {
-    node: Arc<FromDevice>,
-    told: Arc<Recorder>,
+pub(super) struct Rank2 {
+    pub(super) node: Arc<FromDevice>,
+    pub(super) told: Arc<Recorder>,
 }
 
 /// Two ranks of one host whose device buffers have so many bytes; 0 for none.
-fn pair(device_bytes: u64) -> [Rank2; 2] {
+pub(super) fn pair(device_bytes: u64) -> [Rank2; 2] {
     let recorders: [Arc<Recorder>; 2] = Default::default();
     let mut options = all_options(2);
     for options in &mut options {
@@ -42,7 +42,7 @@ fn pair(device_bytes: u64) -> [Rank2; 2] {
 }
 
 /// Both ranks use the device, and have opened the other's buffer where there are buffers.
-fn acquaint(ranks: &[Rank2; 2], opens: bool) -> usize {
+pub(super) fn acquaint(ranks: &[Rank2; 2], opens: bool) -> usize {
     for round in 1..1000 {
         for (rank, other) in [(0, 1), (1, 0)] {
             let message = heavy(BYTES, round as u8);
@@ -60,31 +60,32 @@ fn acquaint(ranks: &[Rank2; 2], opens: bool) -> usize {
     panic!("the device buffers are never opened");
 }
 
-fn index(route: Route) -> usize {
+pub(super) fn index(route: Route) -> usize {
     Route::ALL.iter().position(|one| *one == route).unwrap()
 }
 
-fn sent_by(rank: &Rank2, route: Route) -> u64 {
+pub(super) fn sent_by(rank: &Rank2, route: Route) -> u64 {
     rank.node.stats().by_route[index(route)].tensors_sent
 }
 
-fn because(rank: &Rank2, reason: Reason) -> u64 {
+pub(super) fn because(rank: &Rank2, reason: Reason) -> u64 {
     let index = Reason::ALL.iter().position(|one| *one == reason).unwrap();
     rank.node.stats().by_reason[index]
 }
 
-fn tensor_of(message: &Message) -> &TensorPart {
+pub(super) fn tensor_of(message: &Message) -> &TensorPart {
     &message.body().unwrap().tensors[0]
 }
 
 /// A received tensor in memory of the receiver's own, as torch would take it.
-fn taken(rank: &Rank2, data: &Buffer) -> Vec<u8> {
+pub(super) fn taken(rank: &Rank2, data: &Buffer) -> Vec<u8> {
     let target: &'static [u8] = Vec::leak(vec![0_u8; data.len()]);
     let address = target.as_ptr().expose_provenance() as u64;
     assert!(
         rank.node
             .memory
             .receive_into(data, ORDINAL, address, STREAM)
+            .unwrap()
     );
     // Behind the copy, on the same stream, so that it is there when this has come.
     let behind = rank.node.on_device(&[1]).unwrap();
@@ -92,7 +93,7 @@ fn taken(rank: &Rank2, data: &Buffer) -> Vec<u8> {
     std::hint::black_box(target).to_vec()
 }
 
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
         assert!(begin.elapsed() < WATCHDOG, "{what}");

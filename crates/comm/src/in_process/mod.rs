@@ -55,7 +55,7 @@ pub struct InProcess {
 
 #[derive(Default)]
 struct Shared {
-    pulse: Pulse,
+    pulse: Arc<Pulse>,
     closed: AtomicBool,
     lost: Mutex<BTreeMap<Rank, Loss>>,
     sent: AtomicU64,
@@ -301,7 +301,7 @@ impl Transport for InProcess {
         self.peers.get(rank.0 as usize)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         &self.shared.pulse
     }
 

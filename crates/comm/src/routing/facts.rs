@@ -33,17 +33,6 @@ pub enum Devices {
     Apart,
 }
 
-/// The RDMA that two hosts can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rdma {
-    /// None.
-    Unavailable,
-    /// From host memory to host memory.
-    HostMemory,
-    /// Device memory can be registered too.
-    DeviceMemory,
-}
-
 /// What lies between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
@@ -55,10 +44,7 @@ pub enum Between {
         shared_memory: bool,
     },
     /// A network.
-    Network {
-        /// The RDMA that it can do.
-        rdma: Rdma,
-    },
+    Network,
 }
 
 /// What the configuration's `transport` allows.

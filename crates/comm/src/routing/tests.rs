@@ -3,15 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Between, Choice, Decision, Devices, End, Facts, Memory, Rdma, Reason, Route, passed_over, route,
+    Between, Choice, Decision, Devices, End, Facts, Memory, Reason, Route, passed_over, route,
 };
 
 const IN_MESSAGE_BELOW: u64 = 1000;
 const BYTES: [u64; 4] = [0, 999, 1000, 1 << 40];
 
 fn betweens() -> Vec<Between> {
-    let networks = [Rdma::Unavailable, Rdma::HostMemory, Rdma::DeviceMemory]
-        .map(|rdma| Between::Network { rdma });
     let hosts = [Devices::Apart, Devices::Peers, Devices::Same]
         .into_iter()
         .flat_map(|devices| {
@@ -20,7 +18,7 @@ fn betweens() -> Vec<Between> {
                 shared_memory,
             })
         });
-    networks.into_iter().chain(hosts).collect()
+    hosts.chain([Between::Network]).collect()
 }
 
 fn ends(bytes: u64) -> Vec<End> {
@@ -87,7 +85,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
         } = facts;
         let both_devices = source.memory == Memory::Cuda && destination.memory == Memory::Cuda;
         assert_eq!(taken == Route::InMessage, bytes < 1000, "{facts:?}");
-        if taken.is_device_to_device() {
+        if taken == Route::PeerCopy {
             assert!(
                 both_devices && !facts.device_to_device_disabled,
                 "RO-2: {facts:?}"
@@ -101,15 +99,6 @@ fn every_combination_has_a_route_that_may_be_taken() {
         match taken {
             Route::InMessage | Route::Tcp => {}
             Route::PeerCopy => assert!(same_host(&facts) && source.can_lend, "{facts:?}"),
-            Route::DeviceRdma => {
-                let rdma = Rdma::DeviceMemory;
-                assert_eq!(facts.between, Between::Network { rdma }, "{facts:?}");
-                assert!(
-                    facts.ucx_loaded && destination.device_room >= bytes,
-                    "{facts:?}"
-                );
-                assert_ne!(facts.choice, Choice::SharedMemory, "{facts:?}");
-            }
             Route::SharedMemory => {
                 assert!(same_host(&facts) && source.can_lend, "{facts:?}");
                 assert!(source.host_room >= bytes, "{facts:?}");
@@ -120,7 +109,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
             }
         }
     });
-    assert_eq!(count, 4 * 32 * 32 * 9 * 4 * 8);
+    assert_eq!(count, 4 * 32 * 32 * 7 * 4 * 8);
 }
 
 #[test]
@@ -154,12 +143,11 @@ fn better(facts: Facts) -> Vec<Facts> {
         with(&|facts| facts.choice = Choice::Auto),
         with(&|facts| match &mut facts.between {
             Between::SameHost { shared_memory, .. } => *shared_memory = true,
-            Between::Network { rdma } => *rdma = Rdma::DeviceMemory,
+            Between::Network => {}
         }),
         with(&|facts| match &mut facts.between {
             Between::SameHost { devices, .. } => *devices = Devices::Peers,
-            Between::Network { rdma } if *rdma == Rdma::Unavailable => *rdma = Rdma::HostMemory,
-            Between::Network { .. } => {}
+            Between::Network => {}
         }),
     ]
 }
@@ -196,10 +184,7 @@ fn the_reason_names_what_would_have_to_change() {
         };
         let full = matches!(
             because,
-            Reason::SourceDeviceFull
-                | Reason::DestinationDeviceFull
-                | Reason::SourceHostFull
-                | Reason::SourceLoansFull
+            Reason::SourceDeviceFull | Reason::SourceHostFull | Reason::SourceLoansFull
         );
         assert_eq!(full, route(&roomy).route < taken, "{facts:?}");
         match because {
@@ -261,24 +246,14 @@ const CONTAINERS: Between = Between::SameHost {
     devices: Devices::Apart,
     shared_memory: false,
 };
-const fn network(rdma: Rdma) -> Between {
-    Between::Network { rdma }
-}
 
 /// Appendix G.1: the host's route if the tensor is the host's, if devices of one
-/// host are not linked, if hosts have no RDMA, or if a buffer is full.
+/// host are not linked, between hosts, or if a buffer is full.
 #[test]
 fn the_rules_of_the_paper_hold() {
     use Memory::{Cuda, Host};
     let rows = [
         (Cuda, Cuda, NEIGHBOURS, Route::PeerCopy, Reason::Best),
-        (
-            Cuda,
-            Cuda,
-            network(Rdma::DeviceMemory),
-            Route::DeviceRdma,
-            Reason::Best,
-        ),
         (Host, Cuda, NEIGHBOURS, Route::SharedMemory, Reason::Best),
         (Cuda, Host, NEIGHBOURS, Route::SharedMemory, Reason::Best),
         (Host, Host, NEIGHBOURS, Route::SharedMemory, Reason::Best),
@@ -292,7 +267,7 @@ fn the_rules_of_the_paper_hold() {
         (
             Host,
             Host,
-            network(Rdma::DeviceMemory),
+            Between::Network,
             Route::HostStaged,
             Reason::Best,
         ),
@@ -313,16 +288,9 @@ fn the_rules_of_the_paper_hold() {
         (
             Cuda,
             Cuda,
-            network(Rdma::Unavailable),
+            Between::Network,
             Route::HostStaged,
-            Reason::NoRdma,
-        ),
-        (
-            Cuda,
-            Cuda,
-            network(Rdma::HostMemory),
-            Route::HostStaged,
-            Reason::NoDeviceRdma,
+            Reason::Best,
         ),
     ];
     for (source, destination, between, expected, because) in rows {
@@ -362,15 +330,6 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
         full(neighbours, false, false),
         (Route::PeerCopy, Reason::Best)
     );
-    let far = facts(Cuda, Cuda, network(Rdma::DeviceMemory));
-    assert_eq!(
-        full(far, false, true),
-        (Route::HostStaged, Reason::SourceDeviceFull)
-    );
-    assert_eq!(
-        full(far, false, false),
-        (Route::HostStaged, Reason::DestinationDeviceFull)
-    );
     let host = facts(Host, Host, NEIGHBOURS);
     assert_eq!(
         full(host, true, true),
@@ -380,7 +339,7 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
     let mut lent_out = host;
     lent_out.source.can_lend = false;
     assert_eq!(route(&lent_out).because, Reason::SourceLoansFull);
-    let far = facts(Host, Host, network(Rdma::HostMemory));
+    let far = facts(Host, Host, Between::Network);
     for source in [false, true] {
         let needs_no_room = (Route::HostStaged, Reason::Best);
         assert_eq!(full(far, true, source), needs_no_room);

@@ -18,7 +18,7 @@ use crate::transport::{Loss, Pulse, Receiver};
 /// What the links of a rank share.
 pub(super) struct Hub {
     pub(super) receiver: Arc<dyn Receiver>,
-    pub(super) pulse: Pulse,
+    pub(super) pulse: Arc<Pulse>,
     pub(super) limits: Limits,
     pub(super) exchange: Arc<Exchange>,
     pub(super) liveness: Duration,
@@ -93,6 +93,7 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
     if !hub.closing.load(Ordering::SeqCst) {
         hub.receiver.peer_lost(link.peer, loss);
     }
+    hub.exchange.lost(link.peer);
 }
 
 fn loss_of(error: ReadError, liveness: Duration) -> Loss {

@@ -68,6 +68,8 @@ pub struct JobOptions {
     pub ucx_address: Vec<u8>,
     /// What may carry tensors.
     pub transport: Choice,
+    /// What this rank does not have and a job needs, in words: then no rank starts.
+    pub lacks: Option<String>,
 }
 
 /// Joins the job, and returns when all ranks have; asks `go_on` many times a second.
@@ -139,6 +141,7 @@ fn registration(options: &JobOptions, address: SocketAddr) -> Registration {
     Registration {
         version: options.version.clone(),
         fingerprint: options.fingerprint.clone(),
+        lacks: options.lacks.clone().unwrap_or_default(),
         row: Row {
             peer,
             address,
@@ -169,11 +172,11 @@ fn connected(
     let offers = neighbours
         .filter_map(|row| Some((row.peer.rank, row.offer.clone()?)))
         .collect();
-    let with_ucx = table.iter().filter(|row| {
-        row.peer.rank != options.rank
-            && !row.ucx_address.is_empty()
-            && !options.ucx_address.is_empty()
-    });
+    // UCX may be missing, or not start for want of something, on one rank: then all do without.
+    let all_have_ucx = table.iter().all(|row| !row.ucx_address.is_empty());
+    let with_ucx = table
+        .iter()
+        .filter(|row| row.peer.rank != options.rank && all_have_ucx);
     let ucx_addresses: BTreeMap<_, _> = with_ucx
         .map(|row| (row.peer.rank, row.ucx_address.clone()))
         .collect();

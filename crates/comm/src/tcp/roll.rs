@@ -29,13 +29,14 @@ pub(super) struct Roll {
 
 impl Roll {
     pub(super) fn new(world: u32, own: Registration) -> Self {
+        let fault = lacking(Rank(0), &own);
         Self {
             world,
             own,
             present: BTreeMap::new(),
             turned_away: Vec::new(),
             doubts: BTreeMap::new(),
-            fault: None,
+            fault,
         }
     }
 
@@ -95,6 +96,9 @@ impl Roll {
             return self.turn_away(stream, StartError::Lost { rank, reason });
         };
         if let Some(error) = self.disagreement(rank, world, &registration) {
+            self.note(error);
+        }
+        if let Some(error) = lacking(rank, &registration) {
             self.note(error);
         }
         if !(1..self.world).contains(&rank.0) {
@@ -183,6 +187,16 @@ impl Roll {
     }
 }
 
+/// Why a job does not start with a rank that has not what it needs.
+fn lacking(rank: Rank, registration: &Registration) -> Option<StartError> {
+    let lacks = registration.lacks.clone();
+    (!lacks.is_empty()).then(|| StartError::Lacking {
+        rank,
+        host: registration.row.peer.host.clone(),
+        lacks,
+    })
+}
+
 /// Whether the other side has gone away meanwhile.
 fn has_ended(stream: &Connection) -> bool {
     let stream = stream.socket();
@@ -269,6 +283,7 @@ mod tests {
         let own = Registration {
             version: "0.1.0".to_owned(),
             fingerprint: String::new(),
+            lacks: String::new(),
             row,
         };
         let mut roll = Roll::new(3, own);
@@ -282,6 +297,33 @@ mod tests {
         assert_eq!(
             text,
             "ranks 1, 2 did not join the job within 60 s; a connection was dropped: it presented a wrong secret as rank 1; a connection was dropped: it presented a wrong secret as rank 2"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_lacks_something_keeps_all_from_starting() {
+        let row = Row {
+            peer: PeerInfo {
+                rank: Rank(0),
+                host: "host".to_owned(),
+                pid: 1,
+            },
+            address: "127.0.0.1:1".parse().unwrap(),
+            offer: None,
+            ucx_address: Vec::new(),
+        };
+        let own = Registration {
+            version: "0.1.0".to_owned(),
+            fingerprint: String::new(),
+            lacks: "may open 30 file descriptors, and needs 60".to_owned(),
+            row,
+        };
+        let roll = Roll::new(2, own);
+        assert!(roll.has_failed());
+        let (_, error) = roll.close(Duration::from_secs(1));
+        assert_eq!(
+            error.unwrap().to_string(),
+            "rank 0 on host \"host\" may open 30 file descriptors, and needs 60"
         );
     }
 }

@@ -13,6 +13,8 @@ use crate::transport::PeerInfo;
 pub(super) struct Registration {
     pub(super) version: String,
     pub(super) fingerprint: String,
+    /// What it does not have and a job needs; empty where nothing is missing.
+    pub(super) lacks: String,
     pub(super) row: Row,
 }
 
@@ -29,7 +31,7 @@ pub(super) struct Row {
 
 impl Registration {
     pub(super) fn to_value(&self) -> Value {
-        let texts = [&self.version, &self.fingerprint];
+        let texts = [&self.version, &self.fingerprint, &self.lacks];
         let mut fields: Vec<Value> = texts.into_iter().cloned().map(Value::Str).collect();
         fields.push(self.row.to_value());
         Value::Tuple(fields)
@@ -39,12 +41,19 @@ impl Registration {
         let Value::Tuple(fields) = value else {
             return None;
         };
-        let [Value::Str(version), Value::Str(fingerprint), row] = fields.as_slice() else {
+        let [
+            Value::Str(version),
+            Value::Str(fingerprint),
+            Value::Str(lacks),
+            row,
+        ] = fields.as_slice()
+        else {
             return None;
         };
         Some(Self {
             version: version.clone(),
             fingerprint: fingerprint.clone(),
+            lacks: lacks.clone(),
             row: Row::from_value(row)?,
         })
     }
@@ -165,6 +174,7 @@ mod tests {
         let registration = Registration {
             version: "0.1.0".to_owned(),
             fingerprint: "seed=1".to_owned(),
+            lacks: "descriptors".to_owned(),
             row: row(3),
         };
         assert_eq!(

@@ -39,6 +39,7 @@ pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
         device: None,
         ucx_address: Vec::new(),
         transport: Choice::Auto,
+        lacks: None,
     }
 }
 

@@ -112,7 +112,7 @@ impl Tcp {
         } = connected;
         let hub = Arc::new(Hub {
             receiver,
-            pulse: Pulse::default(),
+            pulse: Arc::default(),
             limits,
             exchange: Arc::new(exchange),
             liveness,
@@ -245,7 +245,7 @@ impl Transport for Tcp {
         self.peers.get(rank.0 as usize)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         &self.hub.pulse
     }
 
@@ -275,6 +275,7 @@ impl Transport for Tcp {
                 tracing::error!(rank = %self.rank, "a connection's thread panicked");
             }
         }
+        self.hub.exchange.close();
     }
 
     fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {

@@ -1,9 +1,9 @@
 //! The end of an engine, in three steps: what was sent leaves, deliveries end, memory is freed.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::engine::{Engine, lock};
+use crate::sync::atomic::Ordering;
 
 impl Engine {
     /// Waits until what was sent has left.

@@ -8,10 +8,10 @@
 //! - UE-2: a reader that leaves arms the descriptor before it says so: what has come since then wakes the
 //!   thread at once, what came before was read.
 //! - UE-3: after a loss was told nothing of that peer is delivered (CM-3).
+//! - UE-4: who arms the descriptor takes what was to wake others, and so wakes them again or looks for them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
@@ -20,14 +20,14 @@ use shardwright_wire::{Frame, Limits};
 use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Assembly, Name};
 use super::error::{Event, UcxError};
-use super::raw::EventHandle;
 use super::sending::{Sending, peer_of};
-use super::wakes::Wakes;
-use super::worker::Worker;
+use super::worker::{EventHandle, Wakes, Worker};
 use crate::BACKLOG_DEADLINE;
 use crate::buffers::Exchange;
 use crate::error::CommError;
 use crate::routing::Route;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, thread};
 use crate::transport::{Loss, Receiver};
 
 /// How long a failed connection may wait for the liveness link to say what became of its peer.
@@ -148,7 +148,7 @@ impl Engine {
             if Instant::now() > deadline {
                 return false;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -197,7 +197,7 @@ impl Engine {
                 });
             }
             if !moved {
-                std::thread::sleep(Duration::from_micros(50));
+                thread::sleep(Duration::from_micros(50));
             }
             sending = lock(&self.sending);
         }
@@ -236,8 +236,16 @@ impl Engine {
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let loss = from.get(&peer)?.lost.clone()?;
-        Some(CommError::PeerLost { rank: peer, loss })
+        let loss = from.get(&peer).and_then(|from| from.lost.clone());
+        drop(from);
+        // What came meanwhile was left to the holder of the lock.
+        if !lock(&self.inbox).is_empty() {
+            self.events.signal();
+        }
+        Some(CommError::PeerLost {
+            rank: peer,
+            loss: loss?,
+        })
     }
 
     fn read(&self, sending: &mut Sending) -> bool {
@@ -258,7 +266,7 @@ impl Engine {
         happened
     }
 
-    fn deliver(&self) {
+    pub(super) fn deliver(&self) {
         // Who cannot have the lock leaves its events to the holder, which looks again after giving it up.
         while !lock(&self.inbox).is_empty() && self.setup.get().is_some() {
             let mut delivery = match self.delivery.try_lock() {
@@ -337,7 +345,7 @@ impl Engine {
                 break;
             }
             if !moved {
-                std::thread::sleep(Duration::from_micros(200));
+                thread::sleep(Duration::from_micros(200));
             }
         }
         let mut delivery = lock(&self.delivery);

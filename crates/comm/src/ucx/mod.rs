@@ -17,6 +17,9 @@
 mod admission;
 mod assembly;
 mod closing;
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
+mod concurrency;
 mod engine;
 pub mod error;
 #[cfg(feature = "fuzzing")]
@@ -30,17 +33,19 @@ mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod tests;
 pub mod transport;
 pub mod transports;
+#[cfg(not(feature = "shuttle"))]
 mod wakes;
 mod window;
+#[cfg_attr(feature = "shuttle", path = "modelled.rs")]
 pub mod worker;
 
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
 pub use options::{Options, transports_of};
-pub use raw::EventHandle;
 pub use transport::{Ucx, connect_ucx};
 pub use transports::transports;
-pub use worker::{Armed, EndpointId, Worker};
+pub use worker::{Armed, EndpointId, EventHandle, Worker};

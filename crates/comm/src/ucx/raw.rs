@@ -8,6 +8,15 @@
 //! - Memory that UCX may still use belongs to an operation in the inbox, and is freed by its
 //!   callback, or after the worker is destroyed, and never before.
 #![expect(unsafe_code, reason = "UCX is a C library")]
+#![cfg_attr(
+    feature = "shuttle",
+    allow(
+        dead_code,
+        unreachable_pub,
+        unused_imports,
+        reason = "checks of concurrency have workers of their own"
+    )
+)]
 
 mod callbacks;
 mod context;

@@ -1,11 +1,12 @@
 //! Who reads: a thread that waits, for itself, or else the one that is there for it.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
 
 use super::engine::{Engine, VERDICT_DEADLINE, lock};
+use crate::sync::atomic::Ordering;
+use crate::sync::thread;
 use crate::transport::{Loss, Sight};
 
 /// How often the descriptor is tried to be armed before its thread sleeps all the same.
@@ -22,12 +23,16 @@ impl Engine {
     fn condemned(&self) -> Vec<(Rank, String)> {
         let delivery = lock(&self.delivery);
         let overdue = delivery.iter().filter(|(_, from)| from.lost.is_none());
-        overdue
+        let condemned = overdue
             .filter_map(|(peer, from)| {
                 let (since, reason) = from.suspected.as_ref()?;
                 (since.elapsed() > VERDICT_DEADLINE).then(|| (*peer, reason.clone()))
             })
-            .collect()
+            .collect();
+        drop(delivery);
+        // What came meanwhile was left to the holder of the lock.
+        self.deliver();
+        condemned
     }
 
     /// Reads for a thread that waits, until it sees that to be over, or for `slice`; `false`, at once, where another reads
@@ -53,7 +58,7 @@ impl Engine {
             }
             if waited < self.spin && seen == Sight::Idle {
                 // The kernel likes to wake a receiver where its sender runs, who waits for the answer here.
-                std::thread::yield_now();
+                thread::yield_now();
             } else {
                 self.sleep(slice.saturating_sub(waited));
             }
@@ -62,7 +67,8 @@ impl Engine {
         let settled = self.settle();
         // UE-2: from here on the reading thread is woken, by what has come since then too.
         self.set_read(false);
-        if !settled {
+        // UE-4: settling may have taken what was to wake the reading thread at the end.
+        if !settled || self.closing.load(Ordering::SeqCst) {
             self.events.signal();
         }
         true
@@ -92,7 +98,7 @@ impl Engine {
             }
             // The first time it only takes note of what has woken this thread.
             if tried > 0 {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
         false
@@ -104,17 +110,28 @@ impl Engine {
 
     pub(super) fn sleep(&self, at_most: Duration) {
         if !self.arm() {
-            std::thread::yield_now();
+            thread::yield_now();
         } else if let Err(error) = self.events.wait(at_most) {
             tracing::error!(%error, "cannot sleep on UCX's descriptor");
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// The reading thread's loop, while nobody reads for itself.
     pub(super) fn read_all(&self) {
-        while !self.closing.load(Ordering::SeqCst) {
-            let settled = self.is_read.load(Ordering::SeqCst) || self.settle();
+        loop {
+            let settled = if self.is_read.load(Ordering::SeqCst) {
+                true
+            } else {
+                let settled = self.settle();
+                // UE-4: what settling took may have been to wake a thread that has begun to read meanwhile.
+                self.wake_reader();
+                settled
+            };
+            // Looked at last before sleeping: settling takes what the end has signalled before (UE-4).
+            if self.closing.load(Ordering::SeqCst) {
+                return;
+            }
             for (peer, reason) in self.condemned() {
                 self.lose(peer, Loss::Broken { reason }, None);
             }
@@ -125,7 +142,7 @@ impl Engine {
             };
             if let Err(error) = self.wakes.wait(sleep) {
                 tracing::error!(%error, "cannot sleep on UCX's descriptor");
-                std::thread::sleep(LONGEST_SLEEP);
+                thread::sleep(LONGEST_SLEEP);
             }
         }
     }

@@ -144,7 +144,7 @@ impl Transport for Ucx {
         self.tcp.peer(rank)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         self.tcp.pulse()
     }
 

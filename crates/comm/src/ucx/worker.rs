@@ -11,7 +11,9 @@ use super::admission::Key;
 use super::error::{Event, UcxError};
 use super::library::Library;
 use super::options::Options;
-use super::raw::{Context, EventHandle, RawWorker, SENDER_BYTES};
+pub use super::raw::EventHandle;
+use super::raw::{Context, RawWorker, SENDER_BYTES};
+pub(super) use super::wakes::Wakes;
 use crate::owner::Owner;
 
 /// A connection to one peer, by its number on its worker.

@@ -77,6 +77,7 @@ impl Machine {
                 return;
             }
         };
+        self.peers.heard_in(from, step);
         self.stall.progress(now);
         if step > self.plan.step || (step == self.plan.step && self.must_wait_for_begin(&message)) {
             self.kept.keep(step, from, message);

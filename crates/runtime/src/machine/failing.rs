@@ -81,6 +81,12 @@ impl Machine {
         }
     }
 
+    /// This rank's server does not work as it should.
+    pub fn fail_internally(&mut self, reason: String, now: Duration) {
+        let failure = self.own_failure(FailureKind::Remote, "ServerError", reason, None);
+        self.fail_with(failure, true, now);
+    }
+
     /// Ends the step in failure. `broadcast` when this rank is the one that found out.
     pub(super) fn fail_with(&mut self, failure: Failure, broadcast: bool, now: Duration) {
         match self.stage {

@@ -1,10 +1,11 @@
 //! Peers that die, fall silent or leave, and when that matters (EX-10).
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use shardwright_comm::{Loss, describe_loss};
-use shardwright_core::Rank;
+use shardwright_core::{Rank, StepEpoch};
 use shardwright_wire::{Beat, ErrorReport, Phase};
 
 use super::{Machine, Stage};
@@ -18,11 +19,29 @@ const COLLECTIVE_GRACE: Duration = Duration::from_secs(2);
 pub(super) struct Peers {
     lost: BTreeMap<Rank, (Loss, Duration)>,
     beats: BTreeMap<Rank, Beat>,
+    /// The newest step of which each rank has sent a message.
+    steps: BTreeMap<Rank, StepEpoch>,
 }
 
 impl Peers {
     pub(super) fn is_lost(&self, rank: Rank) -> bool {
         self.lost.contains_key(&rank)
+    }
+
+    /// A rank has sent a message of a step.
+    pub(super) fn heard_in(&mut self, rank: Rank, step: StepEpoch) {
+        let newest = self.steps.entry(rank).or_insert(step);
+        *newest = step.max(*newest);
+    }
+
+    /// Whether a rank is known to have entered a step.
+    fn entered(&self, rank: Rank, step: StepEpoch) -> bool {
+        let by_message = self.steps.get(&rank).is_some_and(|newest| *newest >= step);
+        let by_beat = self
+            .beats
+            .get(&rank)
+            .is_some_and(|beat| beat.step >= step.0);
+        by_message || by_beat
     }
 
     pub(super) fn beat_of(&self, rank: Rank) -> Option<&Beat> {
@@ -121,11 +140,27 @@ impl Machine {
             Loss::Left(Some(report)) => Some(report.as_ref()),
             Loss::Left(None) | Loss::Died | Loss::Silent { .. } | Loss::Broken { .. } => None,
         };
-        let message = format!(
+        let mut message = format!(
             "rank {rank} {}; {} needs it",
             describe_loss(loss),
             self.step_text()
         );
+        // What was asked of a rank that is not known to have entered the step is not what it was at.
+        let entered = self.peers.entered(rank, self.plan.step);
+        if let Some(request) = awaited.filter(|_| !entered) {
+            let phase = request.phase.map_or("work", Phase::name);
+            let module = request
+                .module
+                .map(|module| format!(" of {:?}", self.module_name(request.model, module)));
+            write!(
+                message,
+                ": nothing has been heard from it in this step, and {phase}{} in microbatch {} was asked of it",
+                module.unwrap_or_default(),
+                request.microbatch,
+            )
+            .expect("writing to a string cannot fail");
+        }
+        let awaited = awaited.filter(|_| entered);
         let kind = FailureKind::PeerLost;
         let report = ErrorReport {
             rank,

@@ -52,6 +52,8 @@ pub(super) enum WorkerState {
         key: StateKey,
         open: bool,
     },
+    /// Its thread is no more.
+    Gone,
 }
 
 #[derive(Debug)]
@@ -128,7 +130,8 @@ impl Machine {
             WorkerState::Idle => {}
             WorkerState::AwaitsResponses { .. }
             | WorkerState::AwaitsBackward
-            | WorkerState::AwaitsState { .. } => {
+            | WorkerState::AwaitsState { .. }
+            | WorkerState::Gone => {
                 slot.task = task;
                 return Err(ServerError::NotExecuting {
                     worker,
@@ -138,6 +141,32 @@ impl Machine {
         }
         self.dispatch(Some(worker), now);
         Ok(())
+    }
+
+    /// The thread of a worker is gone, without a word: the step fails on every rank.
+    pub fn worker_gone(&mut self, worker: WorkerId, now: Duration) {
+        let Some(slot) = self.workers.get_mut(worker.0 as usize) else {
+            return;
+        };
+        let was = std::mem::replace(&mut slot.state, WorkerState::Gone);
+        let task = slot.task.take();
+        slot.grant = None;
+        if was == WorkerState::Gone || self.closed {
+            return;
+        }
+        if self.start == Start::UnderWay(worker) {
+            self.start = Start::NotWanted;
+        }
+        if !matches!(was, WorkerState::Starting | WorkerState::Idle) {
+            self.busy_workers -= 1;
+        }
+        if self.turn == Turn::Worker(worker) {
+            self.turn = Turn::Free;
+        }
+        let message = format!("the thread of worker {worker} has ended in the middle of a step");
+        let failure = self.own_failure(FailureKind::Remote, "WorkerGone", message, task.as_ref());
+        self.fail_with(failure, true, now);
+        self.dispatch(None, now);
     }
 
     /// Whether nobody computes on this rank.
@@ -194,7 +223,7 @@ impl Machine {
                 | WorkerState::AwaitsState { .. } => {
                     worker.grant = Some(Grant::Aborted);
                 }
-                WorkerState::Starting | WorkerState::Executing => {}
+                WorkerState::Starting | WorkerState::Executing | WorkerState::Gone => {}
             }
             self.actions
                 .push(super::Action::WakeWorker(WorkerId(index as u32)));

@@ -1,11 +1,15 @@
 //! Whole steps, on simulated ranks and on ranks that are threads.
 
 mod alone;
+#[cfg(feature = "shuttle")]
+mod concurrency;
 mod failures;
 mod held;
 mod laws;
 mod line;
 mod looped;
+#[cfg(feature = "shuttle")]
+mod network;
 mod order;
 mod peer_order;
 mod reading;

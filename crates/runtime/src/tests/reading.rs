@@ -103,7 +103,7 @@ impl Transport for Pulled {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         self.inner.pulse()
     }
 

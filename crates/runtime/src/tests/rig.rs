@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use shardwright_comm::sync::thread::{self, JoinHandle};
 use shardwright_comm::{InProcess, Receiver, Router, Transport, in_process};
 use shardwright_core::{
     CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId,
@@ -327,7 +327,7 @@ impl TestRank {
     fn start(self: &Arc<Self>, worker: WorkerId, behaviour: &Behaviour) {
         let rank = Arc::clone(self);
         let behaviour = Arc::clone(behaviour);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name(format!("worker-{}-{worker}", self.id))
             .spawn(move || rank.work(worker, &behaviour))
             .expect("a thread starts");
@@ -379,7 +379,7 @@ pub(super) fn on_every_rank<T: Send + 'static>(
             let (tx, rx) = mpsc::sync_channel(1);
             let rank = Arc::clone(rank);
             let main = Arc::clone(&main);
-            std::thread::Builder::new()
+            thread::Builder::new()
                 .name(format!("main-{}", rank.id))
                 .spawn(move || {
                     if tx.send(main(rank)).is_err() {

@@ -83,7 +83,7 @@ impl Transport for Slow {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Pulse {
+    fn pulse(&self) -> &Arc<Pulse> {
         self.inner.pulse()
     }
 

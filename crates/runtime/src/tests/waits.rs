@@ -2,7 +2,7 @@
 
 use shardwright_comm::Loss;
 use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Beat, Message, Outcome, Phase, Response, Value};
+use shardwright_wire::{Beat, ErrorReport, Message, Outcome, Phase, Response, Value};
 
 use super::alone::*;
 use super::rig::{backward, body, config, forward, new_request, plan};
@@ -260,9 +260,8 @@ fn a_rank_that_dies_between_steps_fails_the_next_one() {
     );
 }
 
-#[test]
-fn a_lost_rank_is_reported_with_the_request_that_it_serves_first() {
-    // EX-10
+/// A root that has asked rank 1 for several things, and then loses it.
+fn root_that_loses_a_rank(beat_of_step: u64) -> ErrorReport {
     let mut root = machine(0);
     root.begin_step(plan(1, "train_step", 2), at(0)).unwrap();
     root.enter_main(at(0));
@@ -277,13 +276,65 @@ fn a_lost_rank_is_reported_with_the_request_that_it_serves_first() {
         root.send_request(Some(WorkerId(0)), Rank(1), request, at(0))
             .unwrap();
     }
+    let beat = Beat {
+        step: beat_of_step,
+        executing: false,
+        sending: false,
+        progress: 0,
+    };
+    root.beat(Rank(1), beat, at(0));
     root.peer_lost(Rank(1), Loss::Died, at(1));
     root.worker_returns(WorkerId(0), at(1)).unwrap();
     let Some(MainEvent::Failed(failed)) = root.poll_main(at(1)) else {
         panic!("a lost rank is a failure")
     };
+    failed.report
+}
+
+#[test]
+fn a_lost_rank_is_reported_with_the_request_that_it_serves_first() {
+    // EX-10
+    let report = root_that_loses_a_rank(1);
     assert_eq!(
-        (failed.report.phase, failed.report.microbatch),
+        (report.phase, report.microbatch),
         (Some(Phase::Backward), Some(MicrobatchId(0)))
+    );
+}
+
+#[test]
+fn a_rank_that_was_lost_before_it_entered_the_step_did_not_die_in_what_it_was_asked() {
+    // EX-10
+    let report = root_that_loses_a_rank(0);
+    assert_eq!((report.phase, report.microbatch), (None, None));
+    assert!(
+        report.message.ends_with(
+            "nothing has been heard from it in this step, and backward of \"module 1 of model 0\" in microbatch 0 \
+             was asked of it"
+        ),
+        "{}",
+        report.message
+    );
+}
+
+#[test]
+fn the_end_of_a_workers_thread_fails_the_step() {
+    // EX-5, EX-6
+    let mut root = machine(0);
+    root.begin_step(plan(1, "train_step", 2), at(0)).unwrap();
+    root.enter_main(at(0));
+    root.poll_main(at(0));
+    root.worker_returns(WorkerId(0), at(0)).unwrap();
+    root.worker_gone(WorkerId(0), at(1));
+    root.worker_gone(WorkerId(0), at(1));
+    let Some(MainEvent::Failed(failed)) = root.poll_main(at(1)) else {
+        panic!("nobody will end the task")
+    };
+    assert_eq!(failed.report.kind, "WorkerGone");
+    assert_eq!(failed.report.microbatch, Some(MicrobatchId(0)));
+    assert_eq!(aborts_sent(&mut root), 1);
+    root.begin_step(plan(2, "train_step", 1), at(2)).unwrap();
+    assert_eq!(
+        root.poll_main(at(2)),
+        Some(MainEvent::StartWorker(WorkerId(1)))
     );
 }

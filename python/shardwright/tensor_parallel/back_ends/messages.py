@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from shardwright.runtime import Runtime
 
 _CHANNEL = "tensor_parallel"
-#: In place of a collective's number: nothing more of the failed step comes after it.
-_END_OF_STEP = -1
 
 
 class ByMessages:
@@ -90,10 +88,13 @@ class ByMessages:
         """See the protocol: what the others sent in the failed step is received and forgotten."""
         if not self._abandoned:
             return
+        # In place of a collective's number: nothing of failed steps comes after it. One that began this step and did
+        # not come so far has a mark of its own.
+        mark = -self._runtime.step
         for rank in self._peers():
-            self._send(rank, _END_OF_STEP, torch.empty(0))
+            self._send(rank, mark, torch.empty(0))
         for rank in self._peers():
-            while self._receive_next(rank)[0] != _END_OF_STEP:
+            while self._receive_next(rank)[0] != mark:
                 pass
         self._early.clear()
         self._next = 0

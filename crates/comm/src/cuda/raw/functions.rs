@@ -55,6 +55,10 @@ functions! {
     stream_create = "cuStreamCreate": fn(*mut Handle, c_uint) -> c_int;
     /// `(stream)`: frees it once what is queued on it has run.
     stream_destroy = "cuStreamDestroy_v2": fn(Handle) -> c_int;
+    /// `(stream, status)`: 0 for a stream that is not being captured into a graph.
+    stream_is_capturing = "cuStreamIsCapturing": fn(Handle, *mut c_int) -> c_int;
+    /// `(mode)`: which calls are refused to the calling thread while others capture; gives the one before.
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_int) -> c_int;
     /// `(event, flags)`: an event.
     event_create = "cuEventCreate": fn(*mut Handle, c_uint) -> c_int;
     /// `(event, stream)`: puts it behind what the stream has been given.

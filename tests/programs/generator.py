@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.frames.blocks import UNARY, VIEW, WRITE, Operation
-from tests.frames.patterns import add_pattern
-
-#: A module as data: a block with its parts, a layer of ``torch.nn``, or a module used again.
-Spec = dict[str, Any]
+from tests.programs.blocks import Operation
+from tests.programs.building import Spec
+from tests.programs.patterns import add_pattern
+from tests.programs.tables import UNARY, VIEW, WRITE
 
 _COMMON = {"weigh": 4, "unary": 3, "view": 3, "sum": 3, "write": 2, "call": 8, "split": 1}
 _RARE = ("mode", "branch", "loop", "hook", "retain", "count", "buffer", "store", "load", "weight", "borrow")
@@ -17,12 +16,16 @@ _OFTEN = ("mode", "branch", "hook", "count")
 _IMPURE = ("write", "store", "load", "count", "buffer", "hook", "retain")
 _STYLES = ("plain", "plain", "keyword", "list", "dict", "nested", "none", "reach", "direct", "dropped")
 _RESULTS = ("one", "one", "one", "tuple", "tuple", "dict", "list", "nested")
-#: How many modules one microbatch may run.
-_BUDGET = 40
 
 
 class Generator:
     """Draws one program; what may occur in it is drawn first, so that rare things meet in small programs too."""
+
+    #: How many modules one microbatch may run.
+    budget = 40
+    #: How many operations a module has at most, and how many parts the model and any other has.
+    most_operations = 6
+    most_parts = (3, 2)
 
     def __init__(self, seed: str) -> None:
         """Start from a seed."""
@@ -50,7 +53,7 @@ class Generator:
             self.styles += ["checkpoint", "reentrant"]
 
     def program(self) -> dict[str, Any]:
-        """A whole program but for its places, as the fields of :class:`tests.frames.program.Program`."""
+        """A whole program but for its places, as the fields of :class:`tests.programs.program.Program`."""
         draw = self.random
         microbatches = draw.choice((1, 2, 2, 3, 4))
         tree = self.module(0)
@@ -101,13 +104,12 @@ class Generator:
         draw = self.random
         if depth and draw.random() < 0.15:
             return self.layer()
-        most = 0 if depth >= self.deepest else 3 if depth == 0 else 2
+        most = 0 if depth >= self.deepest else self.most_parts[depth > 0]
         least = min(1, most) if depth + 1 < self.deepest or depth == 0 else 0
         parts = [self.part(depth + 1) for _ in range(draw.randint(least, most))]
         self.cost = 1
-        operations = self.operations(parts, draw.randint(1, 6))
-        if parts and not any(kind == "call" for kind, *_ in operations):
-            operations.append(self.call(parts))
+        operations = self.operations(parts, draw.randint(1, self.most_operations))
+        operations += self.further_calls(parts, operations)
         result = ["all", []]
         if depth:
             kind = "nothing" if draw.random() < 0.02 else draw.choice(_RESULTS)
@@ -117,6 +119,10 @@ class Generator:
             spec["tied"] = draw.randrange(len(self.costs))
         self.costs.append(self.cost)
         return spec
+
+    def further_calls(self, parts: list[Spec], operations: list[Operation]) -> list[Operation]:
+        """Calls behind a module's operations, so that one at least of its parts is used."""
+        return [] if not parts or any(kind == "call" for kind, *_ in operations) else [self.call(parts)]
 
     def part(self, depth: int) -> Spec:
         """A new module, or one that is there already."""
@@ -172,13 +178,13 @@ class Generator:
             return [kind]
         return [kind, place()]
 
-    def call(self, parts: list[Spec]) -> Operation:
+    def call(self, parts: list[Spec], child: int | None = None) -> Operation:
         """A call of a part, unless it would be one too many."""
         draw = self.random
-        child, repeat = draw.randrange(len(parts)), draw.choice((1, 1, 1, 2))
+        child, repeat = draw.randrange(len(parts)) if child is None else child, draw.choice((1, 1, 1, 2))
         key = parts[child].get("key", parts[child].get("again"))
         cost = (1 if key is None else self.costs[key]) * repeat
-        if self.cost + cost > _BUDGET:
+        if self.cost + cost > self.budget:
             return ["weigh", self.place()]
         self.cost += cost
         places = [self.place() for _ in range(draw.choice((1, 1, 2, 3)))]

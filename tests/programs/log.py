@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from shardwright.runtime import find_runtime
 from torch import nn
 
 #: What every program may make use of, in the order of the table.
@@ -26,6 +27,20 @@ FEATURES = (
     "state in attributes",
     "another module's weight",
     "tensor hooks",
+    "hooks on views",
+    "hooks of modules",
+    "several widths",
+    "first uses",
+    "torch.func",
+    "loops by data",
+    "inference mode",
+    "weights written in forward",
+    "modules that keep something",
+    "Python state",
+    "structures",
+    "evaluation steps",
+    "updates between steps",
+    "real processes",
 )
 #: Those that must each occur in a good share of all programs.
 NEEDED = (
@@ -51,6 +66,7 @@ class Log:
         "_versions",
         "checkpointing",
         "depends_on_order",
+        "ended",
         "features",
         "finals",
         "hooks",
@@ -63,8 +79,11 @@ class Log:
         """``plain`` is a run in one thread, whose features are counted."""
         self.checkpointing = not plain
         self._plain = plain
-        self.hooks: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
-        self.retained: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+        #: By name, gradients with the number of the library's step in which they came, and tensors likewise.
+        self.hooks: dict[str, list[tuple[int, torch.Tensor]]] = collections.defaultdict(list)
+        self.retained: dict[str, list[tuple[int, torch.Tensor]]] = collections.defaultdict(list)
+        #: The steps that were not taken back; in plain torch there is one, 0.
+        self.ended: set[int] = {0}
         self.finals: dict[str, list[torch.Tensor | None]] = {}
         self.features: set[str] = set()
         #: Whether results depend on the order in which microbatches pass through a module.
@@ -81,6 +100,35 @@ class Log:
     def saw(self, feature: str) -> None:
         """A feature occurred."""
         self.features.add(feature)
+
+    def hook(self, name: str, tensor: torch.Tensor, scale: bool) -> None:
+        """Put a hook on a tensor that notes its gradients here, and halves them on request."""
+
+        def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            if gradient is None:  # torch tells hooks of some tensors that no gradient came
+                return None
+            self.hooks[name].append((self._step(), gradient.detach().clone()))
+            return gradient * 0.5 if scale else None
+
+        tensor.register_hook(hook)
+
+    def retain(self, name: str, tensor: torch.Tensor) -> None:
+        """Have a tensor keep its gradient, for comparison."""
+        tensor.retain_grad()
+        self.retained[name].append((self._step(), tensor))
+
+    def _step(self) -> int:
+        runtime = None if self._plain else find_runtime()
+        return 0 if runtime is None else runtime.step
+
+    def seen(self) -> dict[str, list[torch.Tensor | None]]:
+        """Gradients of hooks and kept ones by name, in an order that depends on neither engine nor schedule."""
+        found: dict[str, list[torch.Tensor | None]] = {}
+        for name, fired in self.hooks.items():
+            found[f"{name}, firing"] = [gradient for step, gradient in fired if step in self.ended]
+        for name, kept in self.retained.items():
+            found[f"{name}, number"] = [tensor.grad for step, tensor in kept if step in self.ended]
+        return found
 
     def changes(self, module: nn.Module) -> None:
         """A module changes its buffers."""

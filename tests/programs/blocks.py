@@ -2,93 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.frames.log import log_of_run
+from tests.programs.layers import call_layer
+from tests.programs.log import log_of_run
+from tests.programs.tables import UNARY, VIEW, WRITE, fit
+from tests.programs.values import STRUCTURES, Pair, structured, tensors_in
+from tests.programs.wider import WiderOperations
 
+#: The width of modules and inputs for which none is given.
 WIDTH = 3
+#: No tensor of a program may become larger.
+MOST_NUMBERS = 1 << 16
 #: The name of an operation and its details; plain data, so that programs can be stored.
 Operation = Sequence[Any]
 
 
-class Pair(NamedTuple):
-    """A named tuple among arguments and results."""
-
-    first: Any
-    second: Any
-
-
-class Scaled(torch.autograd.Function):
-    """A function with a backward of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(tensor)
-        return tensor * tensor.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        (tensor,) = ctx.saved_tensors
-        result: torch.Tensor = gradient * (tensor.sin() + tensor * tensor.cos())
-        return result
-
-
-def fit(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor in another's shape, or a scalar."""
-    return tensor if tensor.shape == like.shape else tensor.mean()
-
-
-UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "double": lambda t: t * 2,
-    "square": lambda t: t * t,
-    "clone": torch.clone,
-    "detach": torch.Tensor.detach,
-    "softmax": lambda t: t.softmax(-1) if t.dim() else t.sigmoid(),
-    "sorted": lambda t: t.sort(-1).values if t.dim() else t.clone(),
-    "scaled": lambda t: Scaled.apply(t),  # type: ignore[no-untyped-call]
-}
-VIEW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "first": lambda t: t[0] if t.dim() else t.view_as(t),
-    "row": lambda t: t[:1] if t.dim() else t,
-    "rest": lambda t: t[1:] if t.dim() and len(t) > 1 else t.view_as(t),
-    "flat": lambda t: t.reshape(-1),
-    "transposed": lambda t: t.transpose(0, 1) if t.dim() > 1 else t.unsqueeze(0),
-    "columns": lambda t: t.narrow(-1, 0, 1) if t.dim() else t.view_as(t),
-    "same": lambda t: t.view_as(t),
-    "expanded": lambda t: t.unsqueeze(0).expand(2, *t.shape),
-    "diagonal": lambda t: t.diagonal() if t.dim() > 1 else t,
-}
-WRITE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "add": lambda t, u: t.add_(u),
-    "mul": lambda t, u: t.mul_(u),
-    "copy": lambda t, u: t.copy_(u),
-    "tanh": lambda t, u: t.tanh_(),
-    "zero": lambda t, u: t.zero_(),
-    "relu": lambda t, u: torch.relu_(t),
-    "row": lambda t, u: t[:1].mul_(2) if t.dim() else t.mul_(2),
-    "alias": lambda t, u: t.detach().mul_(1.5),
-}
-
-
-class Block(nn.Module):
+class Block(WiderOperations, nn.Module):
     """A module that runs a list of operations over its own tensors."""
 
-    def __init__(self, operations: Sequence[Operation], result: Operation, children: list[nn.Module]) -> None:
+    def __init__(
+        self, operations: Sequence[Operation], result: Operation, children: list[nn.Module], width: int = WIDTH
+    ) -> None:
         super().__init__()
+        self.width = width
         self.operations = operations
         self.result = result
-        self.weight = nn.Parameter(torch.randn(WIDTH) * 0.5)
+        self.weight = nn.Parameter(torch.randn(width) * 0.5)
         self.register_buffer("count", torch.ones(()))
         self.parts = nn.ModuleList(children)
         self.__dict__["state"] = None
+        self.number, self.level = 0, 1.0
+        if "'past'" in repr(operations):  # a container is watched, wherever there is one
+            self.past: list[float] = []
 
     def forward(self, *given: Any, extra: Any = None) -> Any:
         tensors = tensors_in((given, extra))
@@ -106,15 +57,20 @@ class Block(nn.Module):
             return {"a": (results[0], [*results[1:], None]), 2: Pair({"x": results[-1]}, "text")}
         if kind == "nothing":
             return None
+        if kind in STRUCTURES:
+            log_of_run[0].saw("structures")
+            return structured(kind, results)
         return results[0] if kind == "one" else tuple(results)
 
     def execute(self, operations: Sequence[Operation], tensors: list[torch.Tensor]) -> None:
         for name, *details in operations:
             getattr(self, f"do_{name}")(tensors, *details)
+            if tensors[-1].numel() > MOST_NUMBERS:  # before anything is made of it; such a program is drawn again
+                raise RuntimeError(f"{tensors[-1].numel()} numbers are more than a random program may make")
 
     def do_weigh(self, tensors: list[torch.Tensor], a: int) -> None:
         tensor = tensors[a % len(tensors)]
-        tensors.append(tensor * (self.weight if tensor.dim() and tensor.shape[-1] == WIDTH else self.weight.sum()))
+        tensors.append(tensor * (self.weight if tensor.dim() and tensor.shape[-1] == self.width else self.weight.sum()))
 
     def do_weight(self, tensors: list[torch.Tensor]) -> None:
         tensors.append(self.weight.view_as(self.weight))
@@ -158,23 +114,14 @@ class Block(nn.Module):
         dropped = tensor.grad_fn is None and tensor._is_view()  # made under no_grad; torch crashes on hooks there
         if not tensor.requires_grad or dropped or isinstance(tensor, nn.Parameter):
             return
-        log = log_of_run[0]
-        log.saw("tensor hooks")
-
-        def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
-            if gradient is None:  # torch tells hooks of some tensors that no gradient came
-                return None
-            log.hooks[name].append(gradient.detach().clone())
-            return gradient * 0.5 if scale else None
-
-        tensor.register_hook(hook)
+        log_of_run[0].saw("tensor hooks")
+        log_of_run[0].hook(name, tensor, scale)
 
     def do_retain(self, tensors: list[torch.Tensor], name: str, a: int) -> None:
         tensor = tensors[a % len(tensors)]
         if tensor.requires_grad and not tensor.is_leaf:
             log_of_run[0].saw("tensor hooks")
-            tensor.retain_grad()
-            log_of_run[0].retained[name].append(tensor)
+            log_of_run[0].retain(name, tensor)
 
     def do_count(self, tensors: list[torch.Tensor], a: int) -> None:
         log_of_run[0].changes(self)
@@ -217,7 +164,7 @@ class Block(nn.Module):
             module = module.parts[0]
         for _ in range(repeat):
             given = [tensors[place % len(tensors)] for place in places]
-            result = _call_block(module, given, style) if isinstance(module, Block) else _call_layer(module, given[0])
+            result = _call_block(module, given, style) if isinstance(module, Block) else call_layer(module, given)
             if style == "dropped":
                 log_of_run[0].saw("unused results")
                 result = tensors_in(result)[:1]
@@ -241,33 +188,13 @@ def _call_block(module: Block, given: list[torch.Tensor], style: str) -> Any:
         return module(None, *given, extra=None)
     if style == "direct":
         return module.forward(*given)
+    if style in STRUCTURES:
+        log.saw("structures")
+        return module(structured(style, given))
+    if style == "mapped":
+        return [*map(module, given)]
     if style in ("checkpoint", "reentrant"):
         log.saw("checkpoints")
-        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run without.
-        if log.checkpointing:
-            return checkpoint(module, *given, use_reentrant=style == "reentrant")
+        # A reentrant checkpoint drops gradients where no argument needs one, so plain torch is run with the other kind.
+        return checkpoint(module, *given, use_reentrant=style == "reentrant" and log.checkpointing)
     return module(*given)
-
-
-def _call_layer(module: nn.Module, tensor: torch.Tensor) -> Any:
-    log = log_of_run[0]
-    fits = tensor.dim() > 0 and tensor.shape[-1] == WIDTH
-    given = tensor if fits else tensor.mean().expand(2, WIDTH)
-    with log.running(module, [given]):
-        if isinstance(module, nn.BatchNorm1d):
-            log.changes(module)
-            return module(given.reshape(-1, WIDTH) if given.numel() > WIDTH else given.reshape(1, WIDTH).expand(2, -1))
-        if isinstance(module, nn.GRU):
-            return module(given.reshape(1, -1, WIDTH))
-        return module(given)
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a nested value; those that are no numbers as numbers."""
-    if isinstance(tree, torch.Tensor):
-        return [tree if tree.is_floating_point() else tree.double()]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, list | tuple):
-        return []
-    return [tensor for value in tree for tensor in tensors_in(value)]

@@ -10,7 +10,8 @@ from shardwright.execution import exchange
 from shardwright.execution.serve import FrameTable
 from shardwright.frames import Frame, backward
 
-from tests.frames.programs import Summary, jobs, try_seeds
+from tests.programs.summary import Summary
+from tests.programs.trials import jobs, try_seeds
 
 
 def _lose_history_of_writes(patch: pytest.MonkeyPatch) -> None:
@@ -56,6 +57,6 @@ def test_planted_fault_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with jobs() as on:
-        assert not Summary(list(try_seeds(seeds, on))).of("wrong"), "the programs are good without the fault"
+        assert not Summary(list(try_seeds(seeds, on))).failures, "the programs are good without the fault"
         plant(monkeypatch)
-        assert Summary(list(try_seeds(seeds, on))).of("wrong")
+        assert Summary(list(try_seeds(seeds, on))).failures

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.frames.blocks import Operation
+from tests.programs.blocks import Operation
 
 #: The operations of a module, which returns the last tensor, and those of its caller.
 Pattern = tuple[list[Operation], list[Operation]]
@@ -68,7 +68,7 @@ def add_pattern(seed: str, tree: dict[str, Any], key: int) -> str | None:
     draw = random.Random(f"{seed} pattern")
     for share, pattern in _PATTERNS:
         if chance < share:
-            path, caller = draw.choice(list(_callers(tree, "")))
+            path, caller = draw.choice(list(callers(tree, "")))
             parts = caller["parts"]
             inside, outside = pattern(draw, len(parts), draw.choice((0, -1)))
             parts.append({"operations": inside, "result": ["one", [-1]], "parts": [], "key": key})
@@ -81,8 +81,9 @@ def add_pattern(seed: str, tree: dict[str, Any], key: int) -> str | None:
     return None
 
 
-def _callers(spec: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The modules that run operations, with their paths."""
     if "operations" in spec:
         yield path, spec
         for index, part in enumerate(spec["parts"]):
-            yield from _callers(part, f"{path}parts.{index}.")
+            yield from callers(part, f"{path}parts.{index}.")

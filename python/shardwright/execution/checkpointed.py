@@ -1,0 +1,65 @@
+"""A module run under a checkpoint of its own, because one around its caller was left to the modules in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+
+def run_checkpointed(
+    module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run a module so that backward computes it again from copies of its arguments.
+
+    The script's checkpoint would have begun before the arguments were made: it computes them again too, whatever was
+    written to them in place since. This one begins behind them, so it needs them as they were.
+
+    Args:
+        module: The module.
+        run: What runs it.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The module's result.
+    """
+    if not torch.is_grad_enabled():
+        return run(*args, **kwargs)
+    leaves, structure = tree_flatten((args, dict(kwargs)))
+    places: dict[int, int] = {}  # one tensor that is given twice stays one
+    order = [places.setdefault(id(leaf), len(places)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    needs = {place: leaf.requires_grad for place, leaf in zip(order, _tensors(leaves), strict=True)}
+    copies = {place: leaf.detach().clone() for place, leaf in zip(order, _tensors(leaves), strict=True)}
+    others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    are_tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+    first: list[list[Any]] = [leaves]
+
+    def again(_: nn.Module, *saved: torch.Tensor) -> Any:
+        if first:
+            own_args, own_kwargs = tree_unflatten(first.pop(), structure)
+            return run(*own_args, **own_kwargs)
+        # Tensors that a module may write to, and of which the copies stay as they are.
+        made = [tensor.detach().requires_grad_(needs[place]).clone() for place, tensor in enumerate(saved)]
+        tensors = iter(order)
+        given = [
+            made[next(tensors)] if is_tensor else other for is_tensor, other in zip(are_tensors, others, strict=True)
+        ]
+        own_args, own_kwargs = tree_unflatten(given, structure)
+        return run(*own_args, **own_kwargs)
+
+    del leaves
+    # torch stops computing again by an exception, which compiled code of TorchScript would take for another.
+    is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    with set_checkpoint_early_stop(False) if is_scripted else nullcontext():
+        return checkpoint(MethodType(again, module), *copies.values(), use_reentrant=False)
+
+
+def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,99 @@
+"""What other ranks are told of an error, whatever the error itself does when it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+#: The most that is told of a message, and of a traceback, in bytes of UTF-8.
+MOST_BYTES = 1 << 16
+#: How much of a text that is cut stays at its end, where a traceback names the error.
+_END_BYTES = MOST_BYTES // 4
+
+
+class FailureText(NamedTuple):
+    """An error in words that can be sent.
+
+    Attributes:
+        kind: The name of its class.
+        message: Its text.
+        traceback: Its traceback.
+    """
+
+    kind: str
+    message: str
+    traceback: str
+
+    @staticmethod
+    def of(error: BaseException) -> FailureText:
+        """The words for an error; never raises, even if the error's own methods do."""
+        return FailureText(
+            _asked(lambda: type(error).__qualname__, "name of its class"),
+            _asked(lambda: error.__str__(), "text"),
+            _asked(lambda: _traceback(error), "traceback"),
+        )
+
+
+def sendable(text: str) -> str:
+    """A text without lone surrogates, which no encoding has, of at most :data:`MOST_BYTES` and a note on the rest."""
+    begin, end = text[: MOST_BYTES + 1], text[-_END_BYTES:]
+    encoded = begin.encode("utf-8", "backslashreplace")
+    if len(encoded) <= MOST_BYTES:
+        return encoded.decode()
+    first = encoded[: MOST_BYTES - _END_BYTES].decode(errors="ignore")
+    last = end.encode("utf-8", "backslashreplace")[-_END_BYTES:].decode(errors="ignore")
+    left_out = max(len(text) - len(first) - len(last), 0)
+    return f"{first}\n[... {left_out:,} of {len(text):,} characters are left out here ...]\n{last}"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, unless it takes none."""
+    with contextlib.suppress(BaseException):
+        error.add_note(note)
+
+
+def report(server: Any, error: BaseException, told: tuple[str, str] | None = None, **place: Any) -> None:
+    """Fail the step on every rank, whatever the error does; never raises.
+
+    Args:
+        server: The execution server.
+        error: Why.
+        told: The name of its class and its text, where they are not its own.
+        place: Keywords of the server's ``fail``: where.
+    """
+    place = {"module": None, "microbatch": None, "phase": None, **place}
+    try:
+        text = FailureText.of(error)
+        if isinstance(place["module"], str):
+            place["module"] = sendable(place["module"])
+        kind, message = text[:2] if told is None else map(sendable, told)
+        server.fail(kind=kind, message=message, traceback=text.traceback, **place)
+    except BaseException:  # no memory, for example
+        with contextlib.suppress(BaseException):
+            server.fail(**(place | _UNTOLD))
+
+
+#: Made beforehand, for where nothing can be made any more.
+_UNTOLD = {"module": None, "kind": "Exception", "message": "an error that could not be told", "traceback": ""}
+
+
+def _asked(ask: Callable[[], str], what: str) -> str:
+    try:
+        return sendable(ask())
+    except BaseException as problem:  # of the error's own methods, which may raise anything
+        return f"(the error's {what} cannot be told: asking for it raised {_name(problem)})"
+
+
+def _name(error: BaseException) -> str:
+    try:
+        return sendable(type(error).__qualname__)
+    except BaseException:
+        return "an error"
+
+
+def _traceback(error: BaseException) -> str:
+    """As ``traceback.format_exception``, whose lines may each be longer than all that is told."""
+    lines = traceback.TracebackException(type(error), error, error.__traceback__, compact=True).format()
+    return "".join(sendable(line) for line in lines)

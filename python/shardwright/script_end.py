@@ -1,0 +1,56 @@
+"""Telling the other ranks why this one leaves, where an exception or a signal ends its script."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from shardwright.failure_text import FailureText
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+
+class ScriptEnd:
+    """Handlers that are in place while the process is a rank of a job.
+
+    A script may put its own in front, which then call these for as long as the process lives: once the rank has left
+    its job they know nothing of it, and do what was done before them.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Put the handlers in place."""
+        self._runtime: Runtime | None = runtime
+        self._previous = sys.excepthook
+        sys.excepthook = self._on_exception
+        is_main = threading.current_thread() is threading.main_thread()
+        self._handles_termination = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if self._handles_termination:
+            signal.signal(signal.SIGTERM, self._on_termination)
+
+    def restore(self) -> None:
+        """Forget the rank, and put back what was there before, unless something has been put in front."""
+        self._runtime = None
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._handles_termination and signal.getsignal(signal.SIGTERM) == self._on_termination:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Tell the others why this rank leaves; one line instead of a traceback for Ctrl-C."""
+        runtime = self._runtime
+        if runtime is not None and issubclass(kind, KeyboardInterrupt):
+            sys.stderr.write(f"shardwright: rank {runtime.rank} was interrupted\n")
+            return
+        if runtime is not None:
+            runtime.farewell = FailureText.of(error)._asdict()
+        self._previous(kind, error, trace)
+
+    def _on_termination(self, number: int, _frame: FrameType | None) -> None:
+        if self._runtime is not None:
+            sys.stderr.write(f"shardwright: rank {self._runtime.rank} was terminated\n")
+        sys.exit(128 + number)

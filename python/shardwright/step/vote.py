@@ -1,0 +1,41 @@
+"""The ranks' vote on a step: it succeeds on all of them, or on none.
+
+A rank votes for a step when it has done all that can go wrong in it. As long as a vote is missing, whatever fails on
+any rank undoes the step on every rank; once a rank has all votes, so will the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardwright.objects import receive_on, send_on
+from shardwright.updates import Said
+
+if TYPE_CHECKING:
+    from shardwright.runtime import Runtime
+
+_CHANNEL = "vote"
+
+
+def vote(runtime: Runtime) -> None:
+    """Tell all ranks of the job that the step is well here, and wait until it is everywhere.
+
+    Raises:
+        RemoteError: It has failed on another rank.
+        PeerLostError: A rank is gone.
+        PartialUpdateError: The weights of ranks may differ.
+    """
+    others = [rank for rank in range(runtime.launch.world_size) if rank != runtime.rank]
+    own = runtime.updates.said()
+    runtime.voted = True
+    for rank in others:
+        send_on(runtime, rank, _CHANNEL, (runtime.step, *own))
+    said = {rank: _said_by(runtime, rank) for rank in others}
+    runtime.updates.compare({runtime.rank: own, **said})
+
+
+def _said_by(runtime: Runtime, rank: int) -> Said:
+    while True:
+        step, *said = receive_on(runtime, rank, _CHANNEL)
+        if step == runtime.step:  # and not of one that failed
+            return Said(*said)

@@ -1,0 +1,96 @@
+"""Updates that some ranks made and others did not keep every further step from running, until they are put right."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import shardwright as smp
+import torch
+from shardwright import runtime
+from shardwright.updates import Said, Updates
+from torch import nn
+
+
+class Rank:
+    """What updates ask of a runtime."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.rank, self.in_step = 1, False
+        self.launch = SimpleNamespace(world_size=2)
+        self.logger = logging.getLogger("shardwright")
+        self.placements = [SimpleNamespace(module=model, owned_parameters=lambda: list(model.parameters()))]
+        self.updates = Updates(self)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    made = Rank(nn.Linear(2, 2))
+    monkeypatch.setattr(runtime, "current_runtime", lambda: made)
+    return made
+
+
+def optimizer_of(rank: Rank) -> torch.optim.Optimizer:
+    return torch.optim.SGD(rank.placements[0].module.parameters(), lr=0.1)
+
+
+def test_an_update_that_ends_lets_steps_run(rank: Rank) -> None:
+    optimizer = optimizer_of(rank)
+    rank.updates.begins(optimizer)
+    rank.updates.ends(optimizer)
+    rank.updates.check()
+    assert rank.updates.said() == Said(True, False)
+
+
+def test_an_update_that_does_not_end_keeps_every_step_from_running(rank: Rank) -> None:
+    rank.updates.begins(optimizer_of(rank))
+    for _ in range(2):
+        with pytest.raises(smp.PartialUpdateError, match=r"SGD.step\(\) failed on rank 1"):
+            rank.updates.check()
+
+
+def test_an_optimizer_of_other_weights_is_none_of_the_job(rank: Rank) -> None:
+    rank.updates.begins(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    rank.updates.check()
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_script_that_has_read_the_error_may_go_on(rank: Rank, carried: bool) -> None:
+    rank.updates.begins(optimizer_of(rank))
+    with pytest.raises(smp.PartialUpdateError) as caught:
+        rank.updates.check()
+    error: Exception = caught.value
+    if carried:
+        error = smp.RemoteError(0, "here", None, None, None, "PartialUpdateError", str(error))
+    smp.resume_after_failure(error)
+    rank.updates.check()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), smp.RemoteError(0, "here", None, None, None, "ValueError", "x")])
+def test_another_error_does_not_let_steps_run(rank: Rank, error: Exception) -> None:
+    rank.updates.begins(optimizer_of(rank))
+    with pytest.raises(smp.ConfigError, match="was given ValueError"):
+        smp.resume_after_failure(error)
+    with pytest.raises(smp.PartialUpdateError):
+        rank.updates.check()
+
+
+@pytest.mark.parametrize(
+    ("said", "differ"),
+    [
+        ({0: Said(True, True), 1: Said(True, False)}, False),
+        ({0: Said(False, True), 1: Said(True, False)}, True),
+        ({0: Said(True, False), 1: Said(False, False)}, False),  # a script's own way, without any signal
+        ({0: Said(None, True), 1: Said(True, False)}, False),  # nothing to update
+    ],
+)
+def test_updates_are_compared_where_a_signal_came(rank: Rank, said: dict[int, Any], differ: bool) -> None:
+    if differ:
+        with pytest.raises(
+            smp.PartialUpdateError, match=r"ranks \[1\] have updated their weights and ranks \[0\] have not"
+        ):
+            rank.updates.compare(said)
+    else:
+        rank.updates.compare(said)

@@ -1,0 +1,117 @@
+"""What a run of a program leaves behind, and the difference between two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from tests.programs.log import Log
+
+#: The largest error, relative to the largest element of the reference or a thousandth of the largest gradient.
+ALLOWED = 1e-10
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a run left behind, by name."""
+
+    values: dict[str, Any]
+
+
+@dataclasses.dataclass
+class Left:
+    """What a run left behind on one rank.
+
+    Attributes:
+        values: Gradients, parameters, buffers and what else its modules keep, by name.
+        losses: What the step functions returned.
+        seen: What hooks saw, and kept gradients.
+        finals: What the model returned, and the gradients of its inputs, by microbatch.
+        sent: How many requests it sent, by kind.
+        steps: The numbers of the library's steps that were not taken back.
+    """
+
+    values: dict[str, Any]
+    losses: list[torch.Tensor]
+    seen: dict[str, list[torch.Tensor | None]] = dataclasses.field(default_factory=dict)
+    finals: dict[str, list[torch.Tensor | None]] = dataclasses.field(default_factory=dict)
+    sent: dict[str, int] = dataclasses.field(default_factory=dict)
+    steps: set[int] = dataclasses.field(default_factory=set)
+
+    def add_log(self, log: Log) -> None:
+        """Take over what a log has of the run."""
+        log.ended |= self.steps
+        self.seen, self.finals = log.seen(), log.finals
+
+
+def merged(ranks: list[Left]) -> Outcome:
+    """The outcome of a run from what it left on its ranks.
+
+    Raises:
+        AssertionError: Two ranks hold the same.
+    """
+    values: dict[str, Any] = {}
+    seen: dict[str, list[torch.Tensor | None]] = {}
+    for rank, left in enumerate(ranks):
+        if values.keys() & left.values.keys():
+            raise AssertionError(f"rank {rank} holds {values.keys() & left.values.keys()} too")
+        values |= left.values
+        for name, gradients in left.seen.items():
+            seen.setdefault(name, []).extend(gradients)
+        for name, tensors in left.finals.items():
+            values |= {f"{name}, tensor {index}": tensor for index, tensor in enumerate(tensors)}
+    values |= {f"loss {index}": loss for index, loss in enumerate(ranks[-1].losses)}
+    for name, gradients in seen.items():
+        # The order of independent ones is the engine's affair, that of microbatches the schedule's.
+        values |= {f"{name} {index}": gradient for index, gradient in enumerate(sorted(gradients, key=_sorting))}
+    return Outcome(values)
+
+
+def _sorting(gradient: torch.Tensor | None) -> tuple[bool, tuple[int, ...], list[float]]:
+    if gradient is None:
+        return True, (), []
+    return False, tuple(gradient.shape), [round(value, 6) for value in gradient.flatten()[:50].tolist()]
+
+
+def difference(plain: Outcome, divided: Outcome) -> str | None:
+    """The first difference, None when there is none; measured as in docs/design/parity.md."""
+    gradients = [v for name, v in plain.values.items() if name.startswith("gradient") and v is not None and v.numel()]
+    floor = max((float(gradient.abs().max()) for gradient in gradients), default=0.0) / 1000
+    for name in dict.fromkeys([*plain.values, *divided.values]):
+        expected, found = plain.values.get(name), divided.values.get(name)
+        scale = floor if name.startswith("gradient") else 0.0
+        if not _agree(expected, found, scale):
+            return f"{name}: {_short(expected)} in plain torch, {_short(found)} divided"
+    return None
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.numel() > 6:
+        return f"{tuple(value.shape)} {value.dtype} {[float(v) for v in value.flatten()[:3]]}..."
+    return str(value)
+
+
+def _agree(expected: Any, found: Any, floor: float) -> bool:
+    if type(expected) is not type(found):
+        return False
+    if isinstance(expected, list):
+        return len(expected) == len(found) and all(_agree(*pair, floor) for pair in zip(expected, found, strict=True))
+    if isinstance(expected, dict):
+        return expected.keys() == found.keys() and all(_agree(expected[key], found[key], floor) for key in expected)
+    if isinstance(expected, float):
+        return expected == found or abs(expected - found) <= ALLOWED * max(abs(expected), 1.0)
+    if not isinstance(expected, torch.Tensor):
+        return bool(expected == found)
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()) or not torch.equal(
+        expected[~finite].nan_to_num(), found[~finite].nan_to_num()
+    ):
+        return False
+    expected, found = expected[finite], found[finite]
+    if not expected.numel():
+        return True
+    return float((expected - found).abs().max()) <= ALLOWED * max(float(expected.abs().max()), floor)

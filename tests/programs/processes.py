@@ -1,0 +1,76 @@
+"""Runs programs whose ranks are processes of their own, over real connections."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import shardwright.errors
+import torch
+
+from tests.jobs.ranks import forked_ranks
+from tests.programs.outcome import Left, Outcome, merged
+from tests.programs.program import Program
+from tests.programs.running import SECONDS
+
+
+class RankError(Exception):
+    """A rank ended in a way that is no exception of the library."""
+
+
+def run_in_processes(program: Program) -> tuple[Outcome, Counter[str]]:
+    """Run a program as a job of processes; the outcome, and how many requests of each kind were sent.
+
+    Raises:
+        ShardwrightError: What a rank raised, the one that it arose on first.
+        TimeoutError: A rank hangs.
+        RankError: A rank crashed, or raised something else.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardwright-program-") as folder:
+        given = Path(folder) / "program.json"
+        given.write_text(json.dumps(dataclasses.asdict(program)))
+        outputs = Path(folder) / "output"
+        with outputs.open("w") as output:
+            command = ["-m", "tests.programs.rank", given]
+            ranks = forked_ranks(command, program.ranks, stdout=output, stderr=subprocess.STDOUT)
+            deadline = time.monotonic() + SECONDS
+            try:
+                codes = [rank.wait(max(deadline - time.monotonic(), 0.01)) for rank in ranks]
+            except subprocess.TimeoutExpired:
+                text = outputs.read_text()[-2000:]
+                raise TimeoutError(f"a rank did not come to an end within {SECONDS:.0f} seconds: {text}") from None
+            finally:
+                for rank in ranks:
+                    rank.kill()
+        results = [_result(given.with_name(f"rank{rank}.pt")) for rank in range(program.ranks)]
+        written = outputs.read_text()
+    failed = [result for result in results if not isinstance(result, Left)]
+    for result in sorted(failed, key=lambda result: result is not None and result["type"] == "RemoteError"):
+        raise _error(result, codes, written)
+    left = [result for result in results if isinstance(result, Left)]
+    if any(codes):
+        raise RankError(f"the ranks ended with {codes}: {written[-2000:]}")
+    sent: Counter[str] = Counter()
+    for one in left:
+        sent.update(one.sent)
+    return merged(left), sent
+
+
+def _result(path: Path) -> Any:
+    return torch.load(path, weights_only=False) if path.exists() else None
+
+
+def _error(result: dict[str, Any] | None, codes: list[int], written: str) -> Exception:
+    if result is None:
+        return RankError(f"the ranks ended with {codes}: {written[-2000:]}")
+    kind = getattr(shardwright.errors, result["kind"], None)
+    if kind is None or issubclass(kind, shardwright.errors.RemoteError):
+        return RankError(f"{result['kind']}: {result['text']}\n{result['traceback'][-1500:]}")
+    error: Exception = kind(result["text"])
+    return error

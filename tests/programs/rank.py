@@ -1,0 +1,47 @@
+"""One rank of a program, as a process: ``python -m tests.programs.rank PROGRAM.json`` with what a launcher sets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import shardwright as smp
+import torch
+from shardwright.runtime import current_runtime
+
+from tests.programs.log import Log, log_of_run
+from tests.programs.program import Program
+from tests.programs.running import run_on_rank
+
+
+def main(given: Path) -> None:
+    """Run the program, and leave the outcome beside it."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("shardwright").setLevel(logging.ERROR)
+    program = Program(**json.loads(given.read_text()))
+    # The first and second stall reports of a step that cannot go on come after seconds.
+    limits = {"stall_report_seconds": 10, "stall_timeout_seconds": 30}
+    smp.init({"pipeline_parallel_degree": program.ranks, "ddp": False, **program.settings(), **limits})
+    runtime = current_runtime()
+    file = given.with_name(f"rank{runtime.rank}.pt")
+    log = log_of_run[0] = Log(plain=False)
+    try:
+        left = run_on_rank(program, runtime)
+        left.add_log(log)
+        assert not len(runtime.frames), "frames are left"
+        assert not runtime.unclosed_frames, "frames are left"
+    except Exception as error:
+        kind = error.kind if isinstance(error, smp.RemoteError) else type(error).__name__
+        text = {"type": type(error).__name__, "kind": kind, "text": str(error), "traceback": traceback.format_exc()}
+        torch.save(text, file)
+        return
+    torch.save(left, file)
+    smp.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,162 @@
+"""Runs a program in plain torch, over ranks that are threads, and as a rank of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import shardwright as smp
+import torch
+from shardwright.model.sentinel import is_sentinel
+from shardwright.partition.audit import structural_joins
+from shardwright.partition.trace import trace_forward
+from shardwright.partition.tree import ModelTree
+from shardwright.runtime import Runtime
+from torch import nn
+
+from tests.frames.job import Job
+from tests.programs.blocks import Block
+from tests.programs.log import Log, log_of_run
+from tests.programs.outcome import Left, Outcome, merged
+from tests.programs.program import Program, update
+from tests.state.keepers import Keeper, plain
+
+#: Longer than any program takes, also on a machine that has much else to do.
+SECONDS = 150.0
+_MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+#: Attributes of blocks that they may change.
+_OF_BLOCKS = ("number", "level", "past")
+
+
+def state_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Any]:
+    """What modules keep beside buffers, by name."""
+    found = {}
+    for path, module in modules:
+        names: Iterable[str] = ()
+        if isinstance(module, Block):
+            names = [name for name in _OF_BLOCKS if hasattr(module, name)]
+        elif isinstance(module, Keeper):
+            names = [name for name in vars(module) if not name.startswith("_") and name not in ("training", "forward")]
+        found |= {f"{path}.{name}": plain(vars(module)[name]) for name in names}
+    return found
+
+
+def run_plain(program: Program) -> tuple[Outcome, Log]:
+    """Run in plain torch, microbatch after microbatch."""
+    log = log_of_run[0] = Log(plain=True)
+    model, batch = program.start()
+    parameters = dict(model.named_parameters())
+    left = Left({}, [], steps={0})
+    for step in range(program.steps):
+        before = {name: parameter.grad for name, parameter in parameters.items()}
+        for parameter in parameters.values():
+            parameter.grad = None
+        parts = (
+            batch.roll(step, 0).chunk(program.microbatches) if program.updates else batch.chunk(program.microbatches)
+        )
+        for number, part in enumerate(parts):
+            index = f"step {step}, microbatch {number}"
+            left.losses.append(program.step(model, part, index, torch.autograd.backward))
+            log.end_microbatch()
+        for name, parameter in parameters.items():
+            gradient = None if parameter.grad is None else parameter.grad / program.microbatches
+            earlier = before[name]
+            if program.updates:
+                left.values[f"gradient of {name} in step {step}"] = gradient
+                parameter.grad = None
+                if gradient is not None:
+                    update(parameter, gradient)
+            else:
+                parameter.grad = gradient if earlier is None else earlier if gradient is None else earlier + gradient
+        for kind in program.evaluations_after(step):
+            model.eval()
+            with _MODES[kind]():
+                for number, part in enumerate(parts):
+                    index = f"evaluation after {step} in {kind}, microbatch {number}"
+                    left.losses.append(program.evaluate(model, part, index))
+                    log.end_microbatch()
+            model.train()
+    if not program.updates:
+        left.values |= {f"gradient of {name}": parameter.grad for name, parameter in parameters.items()}
+    left.values |= {f"value of {n}": tensor.detach() for n, tensor in (*parameters.items(), *model.named_buffers())}
+    left.values |= state_of(model.named_modules())
+    log.ran = [name for name, module in model.named_modules() if module in log.modules]
+    left.add_log(log)
+    return merged([left]), log
+
+
+def joins_of(program: Program) -> list[tuple[str, str]]:
+    """The modules that the library keeps together, which no placement by hand may part."""
+    log_of_run[0] = Log(plain=False)
+    model, batch = program.start()
+    inputs = tuple(tensor.clone() for tensor in batch.chunk(program.microbatches)[0].chunk(2, 1))
+    trace = trace_forward(model, model, inputs)
+    return [join.modules for join in (*structural_joins(ModelTree.of(model), traced=True), *trace.joins)]
+
+
+def run_divided(program: Program, job: Job) -> tuple[Outcome, Counter[str]]:
+    """Run divided over the ranks of a job; the outcome, and how many requests of each kind were sent."""
+    log = log_of_run[0] = Log(plain=False)
+    results = job.run(lambda runtime: run_on_rank(program, runtime), program.settings(), SECONDS)
+    # The refusal of one rank reaches the others as a RemoteError.
+    for result in sorted(results, key=lambda result: isinstance(result, smp.RemoteError)):
+        if isinstance(result, BaseException):
+            raise result
+    left = [result for result in results if isinstance(result, Left)]
+    if not job.rests:
+        raise AssertionError("frames or requests are left")
+    left[0].add_log(log)
+    sent: Counter[str] = Counter()
+    for one in left:
+        sent.update(one.sent)
+    return merged(left), sent
+
+
+def run_on_rank(program: Program, runtime: Runtime) -> Left:
+    """Run a program as one of the ranks."""
+    module, whole_batch = program.start()  # anew on each: a copy of a scripted module has no parameters
+    for path, rank in program.places.items():
+        smp.set_partition(module.get_submodule(path), rank)
+    model = smp.DistributedModel(module)
+    left, sent = Left({}, []), Counter[str]()
+
+    @smp.step(non_split_inputs=["step"])
+    def train(batch: torch.Tensor, numbers: torch.Tensor, step: int) -> torch.Tensor:
+        return program.step(model, batch, f"step {step}, microbatch {int(numbers[0])}", model.backward)
+
+    @smp.step(non_split_inputs=["after"])
+    def evaluate(batch: torch.Tensor, numbers: torch.Tensor, after: str) -> torch.Tensor:
+        return program.evaluate(model, batch, f"evaluation after {after}, microbatch {int(numbers[0])}")
+
+    def note(outputs: list[torch.Tensor]) -> None:
+        left.losses += outputs
+        left.steps.add(runtime.step)
+        sent.update(runtime.server.stats()["step"]["sent"])
+
+    if program.static:
+        runtime.sites._static_steps = program.static_steps
+    numbers = torch.arange(program.microbatches).repeat_interleave(program.rows)
+    for step in range(program.steps):
+        batch = whole_batch.roll(step, 0) if program.updates else whole_batch
+        note(train(batch, numbers, step).outputs)
+        if program.updates:
+            for name, parameter in module.named_parameters():
+                if not is_sentinel(parameter):
+                    gradient = None if parameter.grad is None else parameter.grad.clone()
+                    left.values[f"gradient of {name} in step {step}"] = gradient
+                    if gradient is not None:
+                        update(parameter, gradient)
+            model.zero_grad()
+        for kind in program.evaluations_after(step):
+            model.eval()
+            with _MODES[kind]():
+                note(evaluate(batch, numbers, f"{step} in {kind}").outputs)
+            model.train()
+    held = (*module.named_parameters(), *module.named_buffers())
+    if not program.updates:
+        left.values |= {f"gradient of {name}": p.grad for name, p in module.named_parameters() if not is_sentinel(p)}
+    left.values |= {f"value of {name}": tensor.detach() for name, tensor in held if not is_sentinel(tensor)}
+    left.values |= state_of(model.local_named_modules())
+    left.sent = dict(sent)
+    return left

@@ -1,0 +1,65 @@
+"""Random programs: exact or refused, never silently wrong; ``make programs`` tries many more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.programs.conftest import SUMMARY
+from tests.programs.log import NEEDED
+from tests.programs.running import run_plain
+from tests.programs.summary import Summary
+from tests.programs.trials import FOUND, jobs, stored, try_program, try_seeds
+
+#: A few hundred are tried with every change, the others with all tests.
+SEEDS = range(300)
+MORE_SEEDS = range(300, 2000)
+#: Of those that make use of more.
+WIDE_SEEDS = range(120)
+#: The smallest share of programs in which each needed feature must occur.
+LEAST_SHARE = 0.15
+
+
+def try_programs(seeds: range, config: pytest.Config, wide: bool = False) -> Summary:
+    with jobs() as on:
+        summary = Summary(list(try_seeds(seeds, on, wide)))
+    table = f"{summary.table()}\n{summary.as_json()}"
+    config.stash[SUMMARY] = config.stash.get(SUMMARY, "") + f"\n{table}"
+    assert summary.passes, table
+    for feature in NEEDED:
+        assert wide or summary.share(feature) >= LEAST_SHARE, f"{feature}\n{table}"
+    assert min(summary.crossed) >= 0.7, table
+    return summary
+
+
+@pytest.mark.timeout(600)
+def test_random_programs_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
+    try_programs(SEEDS, request.config)
+
+
+@pytest.mark.timeout(600)
+def test_random_programs_that_make_use_of_more_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
+    try_programs(WIDE_SEEDS, request.config, wide=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_more_random_programs_are_exact_or_refused(request: pytest.FixtureRequest) -> None:
+    try_programs(MORE_SEEDS, request.config)
+
+
+@pytest.mark.timeout(300)
+def test_programs_that_once_went_wrong_are_exact_or_refused() -> None:
+    trials = []
+    with jobs() as on:
+        for line in FOUND.read_text().splitlines():
+            program = stored(line)
+            plain, log = run_plain(program)
+            trials.append(try_program(program, plain, frozenset(log.features), on))
+    assert not Summary(trials).failures, Summary(trials).table()
+
+
+def test_a_program_runs_in_real_processes() -> None:
+    with jobs() as on:
+        (trial,) = try_seeds([5], on, wide=True, processes=1.0)
+    assert trial.verdict == "exact", trial.why
+    assert all(trial.crossed)
