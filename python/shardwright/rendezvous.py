@@ -90,7 +90,6 @@ def _join_on_this_host(
     bind = cfg.bind_interface_address or LOOPBACK
     leave()
     store, listener = None, None
-    told: dict[str, Any]
     if launch.rank == 0:
         listener = _core.Listener.bind(bind, 0)
         secret = secrets.token_bytes(_SECRET_BYTES) if given is None else given
