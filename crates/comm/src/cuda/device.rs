@@ -42,16 +42,10 @@ pub(super) struct Active {
 #[derive(Default)]
 pub(super) struct Locked(Mutex<Vec<LockedZone>>);
 
-struct LockedZone {
-    // Before the memory, which it has locked.
-    _registration: Registration,
-    zone: Arc<Zone>,
-}
-
 /// Host memory that is locked in place for a device.
-struct Registration {
+struct LockedZone {
     device: Arc<Device>,
-    start: usize,
+    zone: Arc<Zone>,
 }
 
 /// Device memory could not be copied to the host.
@@ -106,10 +100,7 @@ impl Locked {
         let (start, length) = zone.range();
         match device.register(start, length) {
             Ok(()) => zones.push(LockedZone {
-                _registration: Registration {
-                    device: Arc::clone(device),
-                    start: start.expose_provenance(),
-                },
+                device: Arc::clone(device),
                 zone,
             }),
             Err(error) => {
@@ -121,9 +112,14 @@ impl Locked {
     }
 }
 
-impl Drop for Registration {
+impl Drop for LockedZone {
     fn drop(&mut self) {
-        if let Err(error) = self.device.unregister(self.start) {
+        if Arc::strong_count(&self.zone) > 1 {
+            // A copy that never came to its end may still use a part, which is kept for ever (CU-2); so is the lock.
+            return;
+        }
+        let (start, _) = self.zone.range();
+        if let Err(error) = self.device.unregister(start.expose_provenance()) {
             tracing::debug!(%error, "host memory was not registered any more");
         }
     }
