@@ -1,7 +1,7 @@
 //! How steps fail, and how the server is misused.
 
 use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{ErrorReport, Phase};
+use shardwright_wire::{ErrorReport, Message, Outcome, Phase};
 
 /// Which exception a failed step becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,22 @@ impl FailureKind {
         .into_iter()
         .find(|kind| kind.wire_name() == Some(report.kind.as_str()))
         .unwrap_or(Self::Remote)
+    }
+}
+
+/// Makes a report that names no rank of the job its sender's own: an error says of whom it comes.
+pub(crate) fn attribute(message: &mut Message, from: Rank, host: &str, world: u32) {
+    let report = match message {
+        Message::Abort(abort) => &mut abort.error,
+        Message::Response(response) => match &mut response.outcome {
+            Outcome::Failed(report) => report,
+            Outcome::Value(_) => return,
+        },
+        _ => return,
+    };
+    if report.rank.0 >= world {
+        report.rank = from;
+        host.clone_into(&mut report.host);
     }
 }
 
@@ -178,4 +194,39 @@ pub enum ServerError {
         /// The ranks of the pipeline.
         pipeline: Vec<u32>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use shardwright_wire::Abort;
+
+    use super::*;
+
+    #[test]
+    fn a_report_that_names_no_rank_of_the_job_is_its_senders() {
+        let of = |rank| ErrorReport {
+            rank: Rank(rank),
+            host: "a".to_owned(),
+            module: None,
+            microbatch: None,
+            phase: None,
+            kind: "E".to_owned(),
+            message: String::new(),
+            traceback: String::new(),
+        };
+        for (named, expected) in [
+            (0, (0, "a")),
+            (3, (3, "a")),
+            (4, (1, "b")),
+            (u32::MAX, (1, "b")),
+        ] {
+            let (step, error) = (StepEpoch(1), of(named));
+            let mut abort = Message::Abort(Box::new(Abort { step, error }));
+            attribute(&mut abort, Rank(1), "b", 4);
+            let Message::Abort(abort) = abort else {
+                panic!("an abort");
+            };
+            assert_eq!((abort.error.rank.0, &*abort.error.host), expected);
+        }
+    }
 }

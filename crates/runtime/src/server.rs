@@ -18,7 +18,7 @@ use shardwright_wire::{Beat, Body, Message};
 
 use crate::bells::{State, wait_on};
 use crate::counters::Stats;
-use crate::failure::{LocalError, ServerError};
+use crate::failure::{LocalError, ServerError, attribute};
 use crate::machine::{Action, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
 use crate::outbox::Outbox;
 use crate::trace::TraceRecord;
@@ -353,7 +353,11 @@ impl Server {
 }
 
 impl Receiver for Server {
-    fn deliver(&self, from: Rank, message: Message) {
+    fn deliver(&self, from: Rank, mut message: Message) {
+        if let Some(transport) = &self.transport {
+            let host = transport.peer(from).map_or("", |peer| &peer.host);
+            attribute(&mut message, from, host, transport.world());
+        }
         self.hear(from, |machine, now| machine.deliver(from, message, now));
     }
 
