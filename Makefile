@@ -85,7 +85,7 @@ faults: setup ## every fault in every layout of ranks at every moment: each name
 convergence: setup ## train one model over several degrees: the loss curves have to lie on one another
 	@$(PYTHON) -m tests.convergence --picture docs/images/convergence.svg $(ARGS)
 
-check-concurrency: setup ## threads under chosen orders, raw memory under a sanitizer; ARGS=--faults plants a fault for each law
+check-concurrency: $(VENV)/.complete ## threads under chosen orders, raw memory under a sanitizer; ARGS=--faults plants a fault for each law
 	@$(PYTHON) -m tests.concurrency $(ARGS)
 
 zoo: setup ## train every model of the zoo over several ranks; writes docs/zoo.md; ARGS="..." chooses models

@@ -129,7 +129,14 @@ def check_memory() -> Result:
 
 
 def check() -> int:
-    """Run everything and print."""
+    """Run everything and print.
+
+    Raises:
+        SystemExit: A fault does not fit any more; says which.
+    """
+    for fault in FAULTS:
+        if (ROOT / fault.file).read_text().count(fault.old) != 1:
+            raise SystemExit(f"concurrency: {fault.file} does not have once what a fault replaces: {fault.old}")
     began = time.monotonic()
     results: list[Result] = []
     for crate in _CRATES:

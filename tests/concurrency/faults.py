@@ -54,8 +54,8 @@ FAULTS = (
         "objects",
         "a receiver that reads does not hear of the end",
         f"{_COMM}/objects.rs",
-        "state.closed = true;\n        self.wake(state);",
-        "state.closed = true;\n        drop(state);\n        self.changed.notify_all();",
+        "any(|thread| *thread != this)",
+        "any(|thread| *thread == this)",
         ("shardwright-comm", "a_receiver_that_reads_hears_of_the_end_whatever_it_is"),
     ),
     Fault(

@@ -82,12 +82,12 @@ fn steps(pulls: bool) {
 
 #[test]
 fn every_wait_ends_and_one_thread_has_the_turn() {
-    explore(1500, || steps(false));
+    explore(6_000, || steps(false));
 }
 
 #[test]
 fn every_wait_ends_where_workers_receive_by_themselves() {
-    explore(1500, || steps(true));
+    explore(6_000, || steps(true));
 }
 
 /// A chain in which rank 1 fails in the second microbatch of the first step.
@@ -121,17 +121,17 @@ fn failed_step(pulls: bool) {
 
 #[test]
 fn one_failure_reaches_every_waiter_and_the_next_step_runs() {
-    explore(1500, || failed_step(false));
+    explore(6_000, || failed_step(false));
 }
 
 #[test]
 fn one_failure_reaches_every_waiter_that_receives_by_itself() {
-    explore(1500, || failed_step(true));
+    explore(6_000, || failed_step(true));
 }
 
 #[test]
 fn a_lost_peer_ends_the_steps_of_all_whenever_it_is_lost() {
-    explore(1500, || {
+    explore(6_000, || {
         let job = Job::new(2, true);
         let behaviour = chain(2);
         let servers = [0, 1].map(|rank| Arc::clone(&job.ranks[rank].server));
@@ -158,7 +158,7 @@ fn control() -> Work {
 
 #[test]
 fn a_waiting_main_thread_hears_its_answer_and_control_requests_go_first() {
-    explore(1500, || {
+    explore(6_000, || {
         let job = Job::new(2, false);
         let behaviour = chain(2);
         let ends = on_mains(&job, move |rank| {
@@ -196,7 +196,7 @@ fn error() -> LocalError {
 
 #[test]
 fn threads_that_send_to_one_rank_do_not_overtake_each_other() {
-    explore(4000, || {
+    explore(20_000, || {
         let job = Job::new(2, false);
         let ask = |value: i64| {
             let rank = Arc::clone(&job.ranks[0]);
@@ -216,7 +216,7 @@ fn threads_that_send_to_one_rank_do_not_overtake_each_other() {
 
 #[test]
 fn a_server_that_closes_has_sent_all_that_was_decided() {
-    explore(4000, || {
+    explore(20_000, || {
         let job = Job::new(2, false);
         let failing = Arc::clone(&job.ranks[0].server);
         failing.begin_step(plan(1, "train", 1)).unwrap();
