@@ -191,10 +191,8 @@ fn a_rank_that_leaves_early_is_missed_by_the_step_that_needs_it() {
             .expect("the other rank's step fails");
         assert_eq!(failure.kind, FailureKind::PeerLost);
         let message = failure.report.message;
-        assert_eq!(
-            message,
-            format!("rank {leaver} has left the job; step 2 (train_step) needs it")
-        );
+        let said = format!("rank {leaver} has left the job; step 2 (train_step) needs it");
+        assert!(message.starts_with(&said), "{message}");
         shut_down(&ranks);
     }
 }
