@@ -1,6 +1,7 @@
 //! A block of a pool that is given out in parts.
 
-use std::sync::{Arc, PoisonError};
+use std::any::Any;
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use shardwright_wire::Buffer;
 
@@ -12,6 +13,8 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// A block that is given out in parts, all of which lie in memory that a device may be told of.
 pub(crate) struct Zone {
+    /// What goes with the last part, before the memory.
+    bound: OnceLock<Box<dyn Any + Send + Sync>>,
     whole: Region,
     allocator: Mutex<Allocator>,
 }
@@ -21,7 +24,17 @@ impl Zone {
     pub(crate) fn of(pool: &Arc<Pool>, bytes: usize) -> Option<Arc<Self>> {
         let whole = pool.take(bytes)?;
         let allocator = Mutex::new(Allocator::new(bytes as u64, layout::ALIGNMENT));
-        Some(Arc::new(Self { whole, allocator }))
+        Some(Arc::new(Self {
+            bound: OnceLock::new(),
+            whole,
+            allocator,
+        }))
+    }
+
+    /// Binds something to its memory: it is dropped when no part is left.
+    pub(crate) fn bind(&self, bound: impl Any + Send + Sync) {
+        // Only its maker binds, once.
+        drop(self.bound.set(Box::new(bound)));
     }
 
     /// Where it begins, and how long it is.

@@ -40,12 +40,13 @@ pub(super) struct Active {
 /// needs them. What a peer has locked is not locked here again, and what is read from it goes through the driver's own
 /// memory: so what a host locks grows with its ranks, not with their pairs.
 #[derive(Default)]
-pub(super) struct Locked(Mutex<Vec<LockedZone>>);
+pub(super) struct Locked(Mutex<Vec<Arc<Zone>>>);
 
-/// Host memory that is locked in place for a device.
-struct LockedZone {
+/// Host memory that is locked in place for a device, until no part of it is left: a copy that never came to its end may
+/// still use one, which is kept for ever (CU-2).
+struct Registration {
     device: Arc<Device>,
-    zone: Arc<Zone>,
+    start: usize,
 }
 
 /// Device memory could not be copied to the host.
@@ -82,7 +83,7 @@ impl Locked {
         bytes: usize,
     ) -> Option<Buffer> {
         let mut zones = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let look = |zones: &[LockedZone]| zones.iter().find_map(|one| one.zone.reserve(bytes));
+        let look = |zones: &[Arc<Zone>]| zones.iter().find_map(|zone| zone.reserve(bytes));
         if let Some(found) = look(&zones) {
             return Some(found);
         }
@@ -91,7 +92,7 @@ impl Locked {
         if let Some(found) = look(&zones) {
             return Some(found);
         }
-        let locked: usize = zones.iter().map(|one| one.zone.range().1).sum();
+        let locked: usize = zones.iter().map(|zone| zone.range().1).sum();
         let wanted = bytes.max(ZONE_BYTES);
         if locked + wanted > LOCKED_BYTES {
             return None;
@@ -99,10 +100,13 @@ impl Locked {
         let zone = Zone::of(pool, wanted).or_else(|| Zone::of(pool, bytes))?;
         let (start, length) = zone.range();
         match device.register(start, length) {
-            Ok(()) => zones.push(LockedZone {
-                device: Arc::clone(device),
-                zone,
-            }),
+            Ok(()) => {
+                zone.bind(Registration {
+                    device: Arc::clone(device),
+                    start: start.expose_provenance(),
+                });
+                zones.push(zone);
+            }
             Err(error) => {
                 tracing::warn!(%error, bytes = length, "no host memory can be locked for a device; its tensors go through torch's own");
                 return None;
@@ -112,14 +116,9 @@ impl Locked {
     }
 }
 
-impl Drop for LockedZone {
+impl Drop for Registration {
     fn drop(&mut self) {
-        if Arc::strong_count(&self.zone) > 1 {
-            // A copy that never came to its end may still use a part, which is kept for ever (CU-2); so is the lock.
-            return;
-        }
-        let (start, _) = self.zone.range();
-        if let Err(error) = self.device.unregister(start.expose_provenance()) {
+        if let Err(error) = self.device.unregister(self.start) {
             tracing::debug!(%error, "host memory was not registered any more");
         }
     }
