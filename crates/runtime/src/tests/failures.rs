@@ -192,7 +192,8 @@ fn a_rank_that_leaves_early_is_missed_by_the_step_that_needs_it() {
         assert_eq!(failure.kind, FailureKind::PeerLost);
         let message = failure.report.message;
         let said = format!("rank {leaver} has left the job; step 2 (train_step) needs it");
-        assert!(message.starts_with(&said), "{message}");
+        let asked = format!("{said}: nothing has been heard from it in this step, and ");
+        assert!(message == said || message.starts_with(&asked), "{message}");
         shut_down(&ranks);
     }
 }
