@@ -84,6 +84,11 @@ class Deadlock:
         self._complete_since: float | None = None
         self.proof: str | None = None
 
+    @property
+    def is_suspected(self) -> bool:
+        """Whether this rank has told the others that it waits, and still does."""
+        return self._mark is not None
+
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Another rank has announced a phase."""
         self._heard[rank] = message["round"], message["phase"]

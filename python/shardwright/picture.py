@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -51,6 +52,7 @@ class Photographer:
         self._last = -float("inf")
         self._waits = Deadlock(runtime.rank, self._others, self._send_to_all, self.describe)
         self._deadlock: str | None = None
+        self._found_deadlock = threading.Event()
         self._found = 0.0
 
     def start(self) -> None:
@@ -83,8 +85,10 @@ class Photographer:
             self._wanted.clear()
             self._ask()
         for rank in self._others:
-            while (received := self._runtime.node.recv_object(rank, _CHANNEL, 0.0)) is not None:
-                self._hear(rank, decode(*received))
+            # One that is gone says nothing more, but others may have said why.
+            with contextlib.suppress(PeerLostError):
+                while (received := self._runtime.node.recv_object(rank, _CHANNEL, 0.0)) is not None:
+                    self._hear(rank, decode(*received))
         now = time.monotonic()
         if self._asked is not None and now > self._asked + _SUBSTITUTE_SECONDS * self._runtime.rank:
             self._begin()
@@ -105,6 +109,7 @@ class Photographer:
             f"state_dict, save, barrier or a step function, called by some of them only?); what they do:\n{proof}"
         )
         self._deadlock, self._found = text, time.monotonic()
+        self._found_deadlock.set()
         runtime = self._runtime
         if not runtime.waits and runtime.in_step:
             runtime.workers.error = runtime.workers.error or StallError(text)
@@ -127,6 +132,9 @@ class Photographer:
         Raises:
             StallError: They do.
         """
+        if lost is not None and self._waits.is_suspected:
+            # What the rank, or another one, said before it left may not have been read yet.
+            self._found_deadlock.wait(2 * _LOOK_SECONDS)
         if self._deadlock is not None and (lost is not None or time.monotonic() > self._found + 2 * _LOOK_SECONDS):
             raise StallError(self._deadlock) from None
 
