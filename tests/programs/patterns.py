@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from tests.programs.blocks import Operation
 
 #: The operations of a module, which returns the last tensor, and those of its caller.
 Pattern = tuple[list[Operation], list[Operation]]
+
+Drawn = TypeVar("Drawn")
 
 _WRITES = ("add", "mul", "copy", "tanh", "zero", "row")
 _STYLES = ("plain", "keyword", "list", "dict", "direct")
@@ -52,6 +54,24 @@ _PATTERNS: tuple[tuple[float, Callable[[random.Random, int, int], Pattern]], ...
 )
 
 
+def drawn_pattern(seed: str, name: str, patterns: Sequence[tuple[float, Drawn]]) -> tuple[random.Random, Drawn | None]:
+    """What draws for a program's pattern, and the pattern, which few programs have.
+
+    Args:
+        seed: The program's.
+        name: Of the kind of patterns.
+        patterns: Each with its share of all programs.
+    """
+    # The same pattern in every attempt of a seed, or those that plain torch often refuses would be rare.
+    chance = random.Random(f"{seed.partition('.')[0]} {name}").random()
+    draw = random.Random(f"{seed} {name}")
+    for share, pattern in patterns:
+        if chance < share:
+            return draw, pattern
+        chance -= share
+    return draw, None
+
+
 def add_pattern(seed: str, tree: dict[str, Any], key: int) -> str | None:
     """Give one of a tree's modules another part, with operations on both sides, in some programs.
 
@@ -63,22 +83,18 @@ def add_pattern(seed: str, tree: dict[str, Any], key: int) -> str | None:
     Returns:
         The path of the new part, if there is one.
     """
-    # The same pattern in every attempt of a seed, or those that plain torch often refuses would be rare.
-    chance = random.Random(f"{seed.partition('.')[0]} pattern").random()
-    draw = random.Random(f"{seed} pattern")
-    for share, pattern in _PATTERNS:
-        if chance < share:
-            path, caller = draw.choice(list(callers(tree, "")))
-            parts = caller["parts"]
-            inside, outside = pattern(draw, len(parts), draw.choice((0, -1)))
-            parts.append({"operations": inside, "result": ["one", [-1]], "parts": [], "key": key})
-            if draw.random() < 0.5:
-                caller["operations"] += outside
-            else:
-                caller["operations"][:0] = outside
-            return f"{path}parts.{len(parts) - 1}"
-        chance -= share
-    return None
+    draw, pattern = drawn_pattern(seed, "pattern", _PATTERNS)
+    if pattern is None:
+        return None
+    path, caller = draw.choice(list(callers(tree, "")))
+    parts = caller["parts"]
+    inside, outside = pattern(draw, len(parts), draw.choice((0, -1)))
+    parts.append({"operations": inside, "result": ["one", [-1]], "parts": [], "key": key})
+    if draw.random() < 0.5:
+        caller["operations"] += outside
+    else:
+        caller["operations"][:0] = outside
+    return f"{path}parts.{len(parts) - 1}"
 
 
 def callers(spec: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -63,7 +63,8 @@ def run_in_processes(program: Program) -> tuple[Outcome, Counter[str]]:
 
 
 def _result(path: Path) -> Any:
-    return torch.load(path, weights_only=False) if path.exists() else None
+    with torch.serialization.safe_globals([Left]):
+        return torch.load(path, weights_only=True) if path.exists() else None
 
 
 def _error(result: dict[str, Any] | None, codes: list[int], written: str) -> Exception:

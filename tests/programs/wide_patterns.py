@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.programs.patterns import callers
+from tests.programs.patterns import callers, drawn_pattern
 
 #: The part, and the operations of its caller.
 Pattern = tuple[dict[str, Any], list[list[Any]]]
@@ -70,15 +70,12 @@ def add_wide_pattern(seed: str, tree: dict[str, Any], key: int) -> str | None:
     Returns:
         The path of the new part, if there is one.
     """
-    chance = random.Random(f"{seed.partition('.')[0]} wide pattern").random()
-    draw = random.Random(f"{seed} wide pattern")
-    for share, pattern in _PATTERNS:
-        if chance < share:
-            path, caller = draw.choice(list(callers(tree, "")))
-            parts = caller["parts"]
-            part, operations = pattern(draw, len(parts), key + 1)
-            parts.append(part)
-            caller["operations"] += operations
-            return f"{path}parts.{len(parts) - 1}"
-        chance -= share
-    return None
+    draw, pattern = drawn_pattern(seed, "wide pattern", _PATTERNS)
+    if pattern is None:
+        return None
+    path, caller = draw.choice(list(callers(tree, "")))
+    parts = caller["parts"]
+    part, operations = pattern(draw, len(parts), key + 1)
+    parts.append(part)
+    caller["operations"] += operations
+    return f"{path}parts.{len(parts) - 1}"

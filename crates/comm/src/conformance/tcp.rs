@@ -10,20 +10,24 @@ use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{Beat, FORMAT_VERSION, Limits};
 
 use super::{Recorder, Told, heavy, numbered};
-use crate::tcp::testing::{all_options, join, join_frozen};
+use crate::tcp::testing::{Frozen, all_options, join, join_frozen};
+use crate::tcp::{JobOptions, Tcp};
 use crate::transport::{Loss, Transport};
+
+/// A rank, and another one that does nothing by itself.
+fn beside_a_frozen_rank(mut all: Vec<JobOptions>, recorder: &Arc<Recorder>) -> (Arc<Tcp>, Frozen) {
+    let frozen = join_frozen(all.pop().expect("two ranks"));
+    let rank = join(all.pop().expect("two ranks"), Arc::clone(recorder) as _);
+    let rank = rank.join().unwrap().unwrap();
+    (rank, frozen.join().unwrap().unwrap())
+}
 
 #[test]
 fn a_frozen_peer_is_noticed_although_it_takes_nothing() {
     let recorder = Arc::new(Recorder::default());
     let mut all = all_options(2);
     all[0].liveness_timeout = Duration::from_secs(1);
-    let frozen = join_frozen(all.pop().unwrap());
-    let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
-        .join()
-        .unwrap()
-        .unwrap();
-    let frozen = frozen.join().unwrap().unwrap();
+    let (rank, frozen) = beside_a_frozen_rank(all, &recorder);
     let began = Instant::now();
     for _ in 0..64 {
         rank.send(Rank(1), heavy(1 << 20, 0)).unwrap();
@@ -40,12 +44,7 @@ fn a_frame_that_trickles_is_silence() {
     let recorder = Arc::new(Recorder::default());
     let mut all = all_options(2);
     all[0].liveness_timeout = Duration::from_secs(1);
-    let frozen = join_frozen(all.pop().unwrap());
-    let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
-        .join()
-        .unwrap()
-        .unwrap();
-    let frozen = frozen.join().unwrap().unwrap();
+    let (rank, frozen) = beside_a_frozen_rank(all, &recorder);
     let mut head = encode(&heavy(1 << 20, 0), &Limits::default()).unwrap().head;
     head.resize(head.len() + 4096, 0);
     // Within the timeout each time, and never enough.
@@ -107,12 +106,7 @@ fn bytes_from_between_two_ranks_that_encrypt_end_their_connection_with_the_reaso
     for options in &mut all {
         options.encrypt = true;
     }
-    let frozen = join_frozen(all.pop().unwrap());
-    let rank = join(all.pop().unwrap(), Arc::clone(&recorder) as _)
-        .join()
-        .unwrap()
-        .unwrap();
-    let frozen = frozen.join().unwrap().unwrap();
+    let (rank, frozen) = beside_a_frozen_rank(all, &recorder);
     frozen.inject(Rank(0), &[40, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
     frozen.inject(Rank(0), &[9; 32]);
     let reason = "bytes that the rank did not seal for this connection".to_owned();

@@ -267,26 +267,28 @@ mod tests {
     use super::*;
     use crate::transport::PeerInfo;
 
-    #[test]
-    fn what_strangers_say_explains_and_condemns_nobody() {
-        let peer = PeerInfo {
-            rank: Rank(0),
-            host: "host".to_owned(),
-            pid: 1,
-        };
-        let row = Row {
-            peer,
-            address: "127.0.0.1:1".parse().unwrap(),
-            offer: None,
-            ucx_address: Vec::new(),
-        };
-        let own = Registration {
+    /// What rank 0 says of itself.
+    fn first(lacks: &str) -> Registration {
+        Registration {
             version: "0.1.0".to_owned(),
             fingerprint: String::new(),
-            lacks: String::new(),
-            row,
-        };
-        let mut roll = Roll::new(3, own);
+            lacks: lacks.to_owned(),
+            row: Row {
+                peer: PeerInfo {
+                    rank: Rank(0),
+                    host: "host".to_owned(),
+                    pid: 1,
+                },
+                address: "127.0.0.1:1".parse().unwrap(),
+                offer: None,
+                ucx_address: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn what_strangers_say_explains_and_condemns_nobody() {
+        let mut roll = Roll::new(3, first(""));
         for rank in [1, 2, 3, u32::MAX].map(Rank) {
             let error = HandshakeError::WrongSecret { rank };
             roll.enter(Arrival::Doubtful { rank, error });
@@ -302,23 +304,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_lacks_something_keeps_all_from_starting() {
-        let row = Row {
-            peer: PeerInfo {
-                rank: Rank(0),
-                host: "host".to_owned(),
-                pid: 1,
-            },
-            address: "127.0.0.1:1".parse().unwrap(),
-            offer: None,
-            ucx_address: Vec::new(),
-        };
-        let own = Registration {
-            version: "0.1.0".to_owned(),
-            fingerprint: String::new(),
-            lacks: "may open 30 file descriptors, and needs 60".to_owned(),
-            row,
-        };
-        let roll = Roll::new(2, own);
+        let roll = Roll::new(2, first("may open 30 file descriptors, and needs 60"));
         assert!(roll.has_failed());
         let (_, error) = roll.close(Duration::from_secs(1));
         assert_eq!(

@@ -3,7 +3,7 @@
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::worker::EndpointId;
+use super::endpoint::EndpointId;
 
 /// An error of a UCX worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -20,6 +20,7 @@ mod closing;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod concurrency;
+mod endpoint;
 mod engine;
 pub mod error;
 #[cfg(feature = "fuzzing")]
@@ -43,9 +44,10 @@ mod window;
 #[cfg_attr(feature = "shuttle", path = "modelled.rs")]
 pub mod worker;
 
+pub use endpoint::{Armed, EndpointId};
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
 pub use options::{Options, transports_of};
 pub use transport::{Ucx, connect_ucx};
 pub use transports::transports;
-pub use worker::{Armed, EndpointId, EventHandle, Worker};
+pub use worker::{EventHandle, Worker};

@@ -20,6 +20,7 @@ use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
 use super::admission::Key;
+use super::endpoint::{Armed, EndpointId};
 use super::error::{Event, UcxError};
 use super::library::Library;
 use super::options::Options;
@@ -27,19 +28,6 @@ use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 /// What lasts no longer than this is a poll.
 const POLL: Duration = Duration::from_millis(5);
-
-/// A connection to one peer, by the peer's rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EndpointId(pub u32);
-
-/// Whether the worker's owner may sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Armed {
-    /// The descriptor will become readable with the next event.
-    Ready,
-    /// Something has happened.
-    Busy,
-}
 
 /// What connects the workers of a check.
 #[derive(Default)]

@@ -7,9 +7,10 @@ use shardwright_wire::Frame;
 
 use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Name, parts_of};
+use super::endpoint::{Armed, EndpointId};
 use super::error::{Event, UcxError};
 use super::window::Window;
-use super::worker::{Armed, EndpointId, Worker};
+use super::worker::Worker;
 
 /// A token names the peer and the message: more messages than any job sends to one rank.
 const TOKEN_MESSAGE_BITS: u32 = 40;

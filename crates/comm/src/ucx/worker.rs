@@ -8,6 +8,7 @@ use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
 use super::admission::Key;
+use super::endpoint::{Armed, EndpointId};
 use super::error::{Event, UcxError};
 use super::library::Library;
 use super::options::Options;
@@ -15,21 +16,6 @@ pub use super::raw::EventHandle;
 use super::raw::{Context, RawWorker, SENDER_BYTES};
 pub(super) use super::wakes::Wakes;
 use crate::owner::Owner;
-
-/// A connection to one peer, by its number on its worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EndpointId(pub u32);
-
-/// Whether the worker's owner may sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Armed {
-    /// The descriptor will become readable with the next event.
-    Ready,
-    /// Something has happened, or waits for a peer to make room: call [`Worker::progress`] first.
-    /// Where that does nothing, several times in a row, let other threads run in between: a ring
-    /// in shared memory is full, and nobody tells when there is room again.
-    Busy,
-}
 
 /// Sends and receives messages. One thread at a time: it may move between threads, and whoever
 /// shares it puts it behind a lock.

@@ -11,9 +11,9 @@ use shardwright_wire::Buffer;
 use super::functions::Functions;
 use super::layout::{CANCELED, OK, Piece, Status};
 use crate::ucx::admission::Admission;
+use crate::ucx::endpoint::EndpointId;
 use crate::ucx::error::Event;
 use crate::ucx::spare::SpareMemory;
-use crate::ucx::worker::EndpointId;
 
 /// Shared by a worker and its callbacks, which run on the worker's thread inside its calls. Every
 /// field is taken out, changed and put back without a call in between.

@@ -14,8 +14,8 @@ use super::layout::{
     REQUEST_DATATYPE, REQUEST_FLAGS, REQUEST_MEMORY_TYPE, RequestParams, StatusPointer, outcome,
 };
 use super::worker::{MESSAGE_ID, RawWorker};
+use crate::ucx::endpoint::EndpointId;
 use crate::ucx::error::UcxError;
-use crate::ucx::worker::EndpointId;
 
 impl RawWorker {
     /// Sends a message. Its end is an event, unless this fails.

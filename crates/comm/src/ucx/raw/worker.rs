@@ -22,8 +22,8 @@ use super::layout::{
 };
 use crate::owner::Owner;
 use crate::ucx::admission::Key;
+use crate::ucx::endpoint::EndpointId;
 use crate::ucx::error::{Event, UcxError};
-use crate::ucx::worker::EndpointId;
 
 /// The id of this crate's active messages.
 pub(super) const MESSAGE_ID: u32 = 0;
