@@ -11,7 +11,7 @@ import torch
 from shardwright.partition.observe import Clock, Execution, Stack, tensors_in
 
 #: Forwards are measured until these have passed, and at most so many; one is in any case. What is short is noisy.
-ENOUGH_SECONDS = 0.1
+ENOUGH_SECONDS = 0.04
 MOST_RUNS = 3
 #: A smaller forward is not measured unless that is asked for: calls to another rank cost more than it computes.
 LEAST_OPERATIONS = 100_000_000

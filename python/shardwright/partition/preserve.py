@@ -6,7 +6,7 @@ import contextlib
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,43 +18,62 @@ from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
 
 
-@contextlib.contextmanager
-def preserved(tree: ModelTree, earlier: SharedState | None = None) -> Iterator[tuple[Writes, SharedState]]:
-    """Put back random numbers, buffers, parameters, gradients and attributes of the modules on the way out.
+class Preserved:
+    """What a forward may change in a model: remembered once, and put back after each forward.
 
     Buffers are replaced by copies meanwhile, so that the originals keep their identity, values and version. Parameters
     are too large to copy beforehand: whoever runs the model reports each operation that writes to a tensor to the
-    `Writes` that this yields, before it runs.
+    `Writes` that :meth:`during` yields, before it runs.
 
-    Args:
-        tree: The model that will run.
-        earlier: What an earlier run of it was given, which saves looking through its code again.
-
-    Yields:
-        Where writes to parameters and gradients are to be reported, and the objects that modules share.
+    Attributes:
+        shared: The objects that modules share.
     """
-    writes = Writes(tree)
-    modules = [ModuleState(entry.module) for entry in tree.modules]
-    shared = SharedState(tree, earlier)
-    for tensor in shared.tensors():
-        writes.watch(tensor)
-    gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
-    data = [(entry.tensor, entry.tensor.data) for entry in tree.parameters]
-    default_dtype = torch.get_default_dtype()
-    cache_enabled = torch.is_autocast_cache_enabled()
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    with contextlib.ExitStack() as stack:
-        stack.callback(torch.set_default_dtype, default_dtype)
-        stack.enter_context(preserved_random_numbers(entry.tensor for entry in (*tree.parameters, *tree.buffers)))
-        # A weight cast under no_grad would stay in autocast's cache and cut the gradient of the real forward.
-        torch.set_autocast_cache_enabled(False)
-        stack.callback(torch.set_autocast_cache_enabled, cache_enabled)
-        # The fused encoder layer reads its children's weights, which only an evaluation on one rank would do.
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        stack.callback(_put_back, modules, shared, gradients, data, writes)
-        _copy_buffers(tree)
-        yield writes, shared
+
+    def __init__(self, tree: ModelTree) -> None:
+        """Remember buffers, gradients and attributes of the modules of `tree`, as they are now."""
+        self.shared = SharedState(tree)
+        self._tree = tree
+        self._modules = [ModuleState(entry.module) for entry in tree.modules]
+        self._gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
+        self._data = [(entry.tensor, entry.tensor.data) for entry in tree.parameters]
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[Writes]:
+        """Put everything back on the way out, random numbers and settings of torch included.
+
+        Yields:
+            Where writes to parameters and gradients are to be reported.
+        """
+        tree = self._tree
+        writes = Writes(tree)
+        for tensor in self.shared.tensors():
+            writes.watch(tensor)
+        default_dtype = torch.get_default_dtype()
+        cache_enabled = torch.is_autocast_cache_enabled()
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        with contextlib.ExitStack() as stack:
+            stack.callback(torch.set_default_dtype, default_dtype)
+            stack.enter_context(preserved_random_numbers(entry.tensor for entry in (*tree.parameters, *tree.buffers)))
+            # A weight cast under no_grad would stay in autocast's cache and cut the gradient of the real forward.
+            torch.set_autocast_cache_enabled(False)
+            stack.callback(torch.set_autocast_cache_enabled, cache_enabled)
+            # The fused encoder layer reads its children's weights, which only an evaluation on one rank would do.
+            torch.backends.mha.set_fastpath_enabled(False)
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+            stack.callback(self._put_back, writes)
+            _copy_buffers(tree)
+            yield writes
+
+    def _put_back(self, writes: Writes) -> None:
+        for module in self._modules:
+            module.restore()
+        self.shared.restore()
+        for parameter, original in self._data:
+            parameter.data = original  # `Module.to` in a forward exchanges it, which no operation shows
+        for parameter, gradient in self._gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        writes.restore()
 
 
 @contextlib.contextmanager
@@ -72,24 +91,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _put_back(
-    modules: Sequence[ModuleState],
-    shared: SharedState,
-    gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
-    data: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    writes: Writes,
-) -> None:
-    for module in modules:
-        module.restore()
-    shared.restore()
-    for parameter, original in data:
-        parameter.data = original  # `Module.to` in a forward exchanges it, which no operation shows
-    for parameter, gradient in gradients:
-        if parameter.grad is not gradient:
-            parameter.grad = gradient
-    writes.restore()
 
 
 def _copy_buffers(tree: ModelTree) -> None:
@@ -188,7 +189,7 @@ class ModuleState:
 def moved_to(tree: ModelTree, device: torch.device) -> Iterator[None]:
     """Run with the parameters and buffers on `device`, and put the very same storages back afterwards.
 
-    Meant to be used inside `preserved`, whose copies of the buffers it moves.
+    Meant to be used inside `Preserved.during`, whose copies of the buffers it moves.
     """
     parameters = [entry.tensor for entry in tree.parameters if entry.tensor.device != device]
     originals = [parameter.data for parameter in parameters]

@@ -86,13 +86,8 @@ class Change:
 class SharedState:
     """What the modules of a model can reach of Python's own objects, as it was when this was made."""
 
-    def __init__(self, tree: ModelTree, earlier: SharedState | None = None) -> None:
-        """Remember the contents.
-
-        Args:
-            tree: The model.
-            earlier: Another of the same model, which has read the code of its classes.
-        """
+    def __init__(self, tree: ModelTree) -> None:
+        """Remember the contents of what the modules of `tree` can reach."""
         self._cells: dict[int, _Cell] = {}
         self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
         #: The attributes of objects that were set while they were watched; "" if any may have been.
@@ -100,8 +95,7 @@ class SharedState:
         #: The modules whose classes use a global variable, by its name.
         self._users: dict[str, list[str]] = {}
         self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
-        self._of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {} if earlier is None else earlier._of_class
-        of_class = self._of_class
+        of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
         for entry in tree.modules:
             for name, value in entry.module.__dict__.items():
                 if name not in INTERNAL:

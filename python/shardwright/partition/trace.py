@@ -23,7 +23,7 @@ from shardwright.partition.gpu_fallback import runner_for
 from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces, evened, repeated
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.operations import count as operation_count
-from shardwright.partition.preserve import Writes, copied_arguments, moved_to, preserved, uncollected
+from shardwright.partition.preserve import Preserved, Writes, copied_arguments, moved_to, uncollected
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
@@ -150,7 +150,7 @@ class _Run:
         self._runner = runner
         self._written: list[torch.Tensor] = []
         self._gradients = False
-        self._shared: SharedState | None = None
+        self._preserved: Preserved | None = None
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -163,6 +163,7 @@ class _Run:
             return self._watched(measure_memory, gradients=True)
 
     def _watched(self, measure_memory: bool, *, gradients: bool) -> _Recording:
+        self._preserved = None  # what an attempt before noted is of no use
         with self._prepared(gradients) as (args, kwargs, writes, shared):
             stack = Stack()
             foreign = ForeignTensors(self._tree, writes, (args, kwargs))
@@ -212,10 +213,10 @@ class _Run:
         with (
             uncollected(),
             torch.inference_mode(False),
-            preserved(self._tree, self._shared) as (writes, shared),
             contextlib.ExitStack() as stack,
         ):
-            self._shared = shared
+            preserved = self._preserved = self._preserved or Preserved(self._tree)
+            writes = stack.enter_context(preserved.during())
             stack.enter_context(sync_batch_norm.on_one_rank())
             if self._device is not None:
                 stack.enter_context(moved_to(self._tree, self._device))
@@ -223,7 +224,7 @@ class _Run:
             args, kwargs = copied_arguments(
                 self._args, self._kwargs, self._device, keep=lambda tensor: id(tensor) in own
             )
-            yield args, kwargs, writes, shared
+            yield args, kwargs, writes, preserved.shared
 
 
 class _Recording:

@@ -81,8 +81,12 @@ struct State {
 
 impl State {
     fn score(&self) -> f64 {
-        self.step.as_secs_f64() * (1.0 + MEMORY_PENALTY * self.excess)
+        score(self.step, self.excess)
     }
+}
+
+fn score(step: Duration, excess: f64) -> f64 {
+    step.as_secs_f64() * (1.0 + MEMORY_PENALTY * excess)
 }
 
 /// Places that may be worth simulating.
@@ -135,12 +139,13 @@ impl<'a> Search<'a> {
         let candidate = self
             .candidate(first.to_vec())
             .expect("the division is allowed");
-        let begin = self.simulate(candidate);
+        let begin = self
+            .simulate(candidate, f64::INFINITY)
+            .expect("there is no limit");
         let mut starts = vec![begin.clone()];
         for ranks in self.starts(first) {
             if let Some(candidate) = self.candidate(ranks) {
-                let state = self.simulate(candidate);
-                starts.push(state);
+                starts.extend(self.simulate(candidate, f64::INFINITY));
             }
             if self.is_exhausted() {
                 break;
@@ -204,10 +209,7 @@ impl<'a> Search<'a> {
                     break;
                 }
                 if candidate.bound < limit {
-                    let reached = self.simulate(candidate);
-                    if reached.score() < limit {
-                        best = Some(reached);
-                    }
+                    best = self.simulate(candidate, limit).or(best);
                 }
             }
             match best {
@@ -287,7 +289,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    fn simulate(&mut self, candidate: Candidate) -> State {
+    /// The places with their step; None, as soon as that is certain, where they score no less than `limit`.
+    fn simulate(&mut self, candidate: Candidate, limit: f64) -> Option<State> {
         let Segments { ranks, costs } = candidate.segments;
         self.steps += 1;
         self.tasks +=
@@ -308,26 +311,32 @@ impl<'a> Search<'a> {
             root_turn: Duration::ZERO,
             root_backward: Duration::ZERO,
         };
-        let step: Duration = (0..SAMPLES)
-            .map(|sample| {
-                let costs = Costs::ByMicrobatch(self.varied(&chain, &costs, sample));
-                simulate_schedule(
-                    &self.schedule,
-                    &chain,
-                    self.num_microbatches,
-                    &costs,
-                    &Latency::Uniform(LATENCY),
-                )
+        let busiest = candidate.loads.iter().max().copied().unwrap_or_default();
+        let least = (busiest * self.num_microbatches.get()).mul_f64(1.0 - VARIATION);
+        let mut steps = Duration::ZERO;
+        for sample in 0..SAMPLES {
+            let costs = Costs::ByMicrobatch(self.varied(&chain, &costs, sample));
+            let simulated = simulate_schedule(
+                &self.schedule,
+                &chain,
+                self.num_microbatches,
+                &costs,
+                &Latency::Uniform(LATENCY),
+            );
+            steps += simulated
                 .expect("the chain begins at the root, and its ranks are numbered one by one")
-                .makespan
-            })
-            .sum();
-        State {
+                .makespan;
+            let at_least = steps + least * (SAMPLES - 1 - sample);
+            if score(at_least / SAMPLES, candidate.excess) >= limit {
+                return None;
+            }
+        }
+        Some(State {
             ranks: candidate.ranks,
-            step: step / SAMPLES,
+            step: steps / SAMPLES,
             excess: candidate.excess,
             loads: candidate.loads,
-        }
+        })
     }
 
     /// Costs of each microbatch: each rank is a little slower or faster for it.
