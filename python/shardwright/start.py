@@ -228,21 +228,22 @@ def _make_process_groups(runtime: Runtime, store: Store) -> None:
     if len(runtime.tp_ranks) > 1:
         if len(runtime.rdp_ranks) > 1:
             runtime.rdp_collectives = Collectives(runtime, "RDP_GROUP")
-        group = runtime.process_groups["TP_GROUP"]
+        group, messages = runtime.process_groups["TP_GROUP"], ByMessages(runtime, runtime.tp_ranks)
         runtime.tensor_group = TensorGroup(
             group,
             optimize=runtime.cfg.optimize,
             prescaled_batch=runtime.cfg.prescaled_batch,
-            back_end=_tensor_back_end(runtime, group),
+            back_end=_tensor_back_end(runtime, group, messages),
+            host=messages,
             enter=functools.partial(_enter_collective, runtime.server),
         )
 
 
-def _tensor_back_end(runtime: Runtime, group: dist.ProcessGroup) -> BackEnd:
+def _tensor_back_end(runtime: Runtime, group: dist.ProcessGroup, messages: ByMessages) -> BackEnd:
     """The library's own messages where they are fastest, between processors of one host."""
     one_host = len({runtime.node.host(rank) for rank in runtime.tp_ranks}) == 1
     if one_host and runtime.device.type == "cpu":
-        return ByMessages(runtime, runtime.tp_ranks)
+        return messages
     return ByProcessGroup(group, functools.partial(runtime.wait_collective, ranks=runtime.tp_ranks))
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
+import agreeing
 import cases
 import counting
 import counting_layers
@@ -28,6 +29,7 @@ from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 PARTS: dict[str, Callable[[TensorGroup], None]] = {
     "gradients": lambda group: [cases.check(case, group) for case in cases.cases(group.size)] and None,
     "primitives": primitives.check,
+    "agreeing": agreeing.check,
     "counting": counting.check,
     "refused": refused.check,
     "layers": layers.check,

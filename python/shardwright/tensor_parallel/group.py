@@ -58,6 +58,7 @@ class TensorGroup:
         optimize: str = "memory",
         prescaled_batch: bool = False,
         back_end: BackEnd | None = None,
+        host: BackEnd | None = None,
         enter: Callable[[str], None] | None = None,
     ) -> None:
         """For a process group.
@@ -67,6 +68,8 @@ class TensorGroup:
             optimize: ``"speed"`` or ``"memory"``.
             prescaled_batch: Whether all ranks bring the same samples.
             back_end: What communicates; by default the process group.
+            host: What carries what the ranks tell each other, in tensors on the CPU, so that no device is waited for.
+                By default ``back_end``, with tensors where it needs them.
             enter: Is told what the ranks are about to agree on, before this rank waits for the others.
 
         Raises:
@@ -84,6 +87,7 @@ class TensorGroup:
         self._back_end = back_end
         if back_end is None and process_group is not None:
             self._back_end = ByProcessGroup(process_group)
+        self._host = host
 
     def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
         """The same ranks and back end with other settings, where they are given, and counts of its own."""
@@ -92,6 +96,7 @@ class TensorGroup:
             optimize=self.optimize if optimize is None else optimize,
             prescaled_batch=self.prescaled_batch if prescaled_batch is None else prescaled_batch,
             back_end=self._back_end,
+            host=self._host,
             enter=self._enter,
         )
 
@@ -101,22 +106,26 @@ class TensorGroup:
 
     def as_first(self, flag: bool) -> bool:
         """What the group's first rank says, for decisions that all have to take alike."""
-        return flag if self.size == 1 else self._all_gather_blocks(bytes([flag]), self._device())[0] == b"\1"
+        return flag if self.size == 1 else self._all_gather_blocks(bytes([flag]))[0] == b"\1"
 
     def begin_step(self) -> None:
         """Begin a step."""
-        if self._back_end is not None:
-            self._back_end.begin_step()
+        for each in self._back_ends:
+            each.begin_step()
 
     def abandon_step(self) -> None:
         """The step has failed on all ranks of the group."""
-        if self._back_end is not None:
-            self._back_end.abandon_step()
+        for each in self._back_ends:
+            each.abandon_step()
 
     @property
     def unfinished(self) -> list[Any]:
         """What must not be destroyed, as other ranks may still wait for it."""
-        return [] if self._back_end is None else self._back_end.unfinished
+        return [one for each in self._back_ends for one in each.unfinished]
+
+    @property
+    def _back_ends(self) -> list[BackEnd]:
+        return list(dict.fromkeys(each for each in (self._back_end, self._host) if each is not None))
 
     def meet(self, place: str) -> None:
         """Hold against each other that all ranks have come to the same place of the step function.
@@ -125,7 +134,7 @@ class TensorGroup:
             ConfigError: A rank has come here where another one calls a module; all ranks raise it.
         """
         if self.size > 1:
-            self.agree(Rule(place), [torch.empty(0, device=self._device())])
+            self.agree(Rule(place), [torch.empty(0)])
 
     def agree(
         self, rule: Rule, tensors: Sequence[torch.Tensor], parameters_need_grad: bool = False, seed: int = 0
@@ -150,7 +159,7 @@ class TensorGroup:
         else:
             if self._enter is not None:
                 self._enter(rule.operation)
-            texts = self._tell(own.encode(), tensors[0].device if tensors else torch.device("cpu"))
+            texts = self._tell(own.encode())
             agreement = Agreement(tuple(Signature.decode(text) for text in texts))
         check(rule, agreement, self.size)
         return agreement
@@ -296,23 +305,26 @@ class TensorGroup:
         self._count("all_reduce", 2 * (self.size - 1) * total.numel() * total.dtype.itemsize // self.size)
         return self._back_end.all_reduce(total)
 
-    def _tell(self, text: bytes, device: torch.device) -> list[bytes]:
+    def _tell(self, text: bytes) -> list[bytes]:
         """Every rank's text; a second all-gather if one is longer than a message."""
         message = (len(text).to_bytes(_LENGTH_BYTES, "little") + text).ljust(_MESSAGE_BYTES, b"\0")
-        blocks = self._all_gather_blocks(message[:_MESSAGE_BYTES], device)
+        blocks = self._all_gather_blocks(message[:_MESSAGE_BYTES])
         lengths = [int.from_bytes(block[:_LENGTH_BYTES], "little") for block in blocks]
         first = _MESSAGE_BYTES - _LENGTH_BYTES
         texts = [block[_LENGTH_BYTES:] for block in blocks]
         if max(lengths) > first:
-            rest = self._all_gather_blocks(text[first:].ljust(max(lengths) - first, b"\0"), device)
+            rest = self._all_gather_blocks(text[first:].ljust(max(lengths) - first, b"\0"))
             texts = [begin + end for begin, end in zip(texts, rest, strict=True)]
         return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
-    def _all_gather_blocks(self, block: bytes, device: torch.device) -> list[bytes]:
-        assert self._back_end is not None
-        own = torch.frombuffer(bytearray(block), dtype=torch.uint8).to(device)
+    def _all_gather_blocks(self, block: bytes) -> list[bytes]:
+        carrier = self._host or self._back_end
+        assert carrier is not None
+        own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
+        if self._host is None and dist.get_backend(self._process_group) == "nccl":
+            own = own.cuda()
         self._count("agree", len(block) * (self.size - 1))
-        received = self._back_end.all_gather(own, [len(block)] * self.size).result()
+        received = carrier.all_gather(own, [len(block)] * self.size).result()
         return [bytes(piece.tolist()) for piece in received]
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -346,10 +358,6 @@ class TensorGroup:
             return [unpack(piece, of, dtypes) for piece, of in zip(exchanged.result(), shapes, strict=True)]
 
         return Pending(finish)
-
-    def _device(self) -> torch.device:
-        on_gpu = dist.get_backend(self._process_group) == "nccl"
-        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def _count(self, kind: str, sent: int) -> None:
         count = self.counts.setdefault(kind, Count())
