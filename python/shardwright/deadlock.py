@@ -55,6 +55,8 @@ class Deadlock:
 
     Attributes:
         proof: What all ranks wait for, once it is proven that they do so for ever.
+        round: The number of the suspicion; that of a proof is the same on all ranks.
+        mark: The wait of this rank that it has told the others of, as long as it lasts.
     """
 
     def __init__(
@@ -75,19 +77,21 @@ class Deadlock:
         self._rank = rank
         self._send = send
         self._describe = describe
-        self._round = 0
+        self.round = 0
         self._phase = 0
-        self._mark: Mark | None = None
+        self.mark: Mark | None = None
         #: By rank, the round and phase that it announced last.
         self._heard: dict[int, tuple[int, int]] = dict.fromkeys(others, (0, 0))
         self._said: dict[int, dict[str, Any]] = {}
         self._complete_since: float | None = None
         self.proof: str | None = None
 
-    @property
-    def is_suspected(self) -> bool:
-        """Whether this rank has told the others that it waits, and still does."""
-        return self._mark is not None
+    def begin_anew(self, ended: int) -> None:
+        """Forget the suspicion of that number, which has been proven here or on another rank."""
+        self.round = max(self.round, ended)
+        self.proof = self.mark = self._complete_since = None
+        self._phase = 0
+        self._said.clear()
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """Another rank has announced a phase."""
@@ -105,17 +109,17 @@ class Deadlock:
         if self.proof is not None:
             return
         newest = max((number for number, _ in self._heard.values()), default=0)
-        if mark is None or mark != self._mark:
-            self._mark = None  # this rank went on, or goes on
-        if self._mark is None:
-            if mark is not None and (newest > self._round or standing.seconds >= QUIET_SECONDS):
-                self._mark, self._round = mark, max(newest, self._round + 1)
+        if mark is None or mark != self.mark:
+            self.mark = None  # this rank went on, or goes on
+        if self.mark is None:
+            if mark is not None and (newest > self.round or standing.seconds >= QUIET_SECONDS):
+                self.mark, self.round = mark, max(newest, self.round + 1)
                 self._announce(1, standing)
             return
-        if newest > self._round:
-            self._round = newest
+        if newest > self.round:
+            self.round = newest
             self._announce(1, standing)
-        if any(heard < (self._round, self._phase) for heard in self._heard.values()):
+        if any(heard < (self.round, self._phase) for heard in self._heard.values()):
             return
         self._complete_since = now if self._complete_since is None else self._complete_since
         if standing.looked <= self._complete_since:
@@ -130,7 +134,7 @@ class Deadlock:
         self._complete_since = None
         self._said[self._rank] = {
             "says": "waits",
-            "round": self._round,
+            "round": self.round,
             "phase": phase,
             "text": self._describe(),
             "collective": standing.collective,

@@ -10,7 +10,6 @@ from shardwright.runtime import Runtime, current_runtime
 from shardwright.values import decode_from, encode
 
 _CHANNEL = "objects"
-_GATHER_CHANNEL = "allgather"
 
 
 def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
@@ -59,35 +58,55 @@ def allgather(obj: Any, group: CommGroup) -> list[Any]:
     """Every rank's object, in the order of the group's ranks; called by all of them.
 
     Raises:
-        ShardwrightError: Another rank has called it more often, since this one has left some calls out.
+        ShardwrightError: Another rank calls something else, or has called it more often.
+    """
+    return gathered("smp.allgather", obj, group)
+
+
+def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = False) -> list[Any]:
+    """Every rank's object, in the order of the group's ranks; called by all of them.
+
+    Calls are numbered, and say what they are for: one that was interrupted leaves objects behind, which must not be
+    taken for those of the next, and where one rank saves another one may have come to a barrier.
+
+    Args:
+        operation: What the ranks have to call together, for errors.
+        obj: This rank's.
+        group: The ranks.
+        to_first: Whether only the group's first rank needs the objects; the others get an empty list and do not wait.
+
+    Raises:
+        ShardwrightError: Another rank calls something else, or has called more.
     """
     runtime = current_runtime()
     ranks = group_ranks(group)
-    channel = f"{_GATHER_CHANNEL} {group.value}"
-    # Calls are numbered: one that was interrupted leaves objects behind, which must not be taken for those of the next.
-    runtime.gathers[channel] += 1
-    number = runtime.gathers[channel]
-    for rank in ranks:
+    channel = f"gather {group.value}"
+    call = runtime.next_gather(channel)
+    receivers = ranks[:1] if to_first else ranks
+    for rank in receivers:
         if rank != runtime.rank:
-            send_on(runtime, rank, channel, (number, obj))
-    return [obj if rank == runtime.rank else _gathered(runtime, rank, channel, number) for rank in ranks]
+            send_on(runtime, rank, channel, (call, operation, obj))
+    if runtime.rank not in receivers:
+        return []
+    return [obj if rank == runtime.rank else _object_of(runtime, rank, channel, call, operation) for rank in ranks]
 
 
-def _gathered(runtime: Runtime, rank: int, channel: str, number: int) -> Any:
+def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int], operation: str) -> Any:
     while True:
-        theirs, obj = receive_on(runtime, rank, channel)
-        if theirs == number:
+        theirs, what, obj = receive_on(runtime, rank, channel)
+        if theirs == call and what == operation:
             return obj
-        if theirs > number:
+        if theirs >= call:
+            calls = "more calls of it" if what == operation else what
             raise ShardwrightError(
-                f"rank {rank} takes part in gather {theirs} of a group, rank {runtime.rank} in gather {number}: all "
-                "of its ranks have to call the same barriers, gathers, state dicts and clips in the same order"
+                f"rank {runtime.rank} is in {operation} and rank {rank} in {calls}: all ranks of a group have to call "
+                "the same barriers, gathers, state dicts and clips in the same order"
             )
 
 
 def barrier(group: CommGroup = WORLD) -> None:
     """Wait until every rank of the group has called this."""
-    allgather(None, group)
+    gathered("smp.barrier", None, group)
 
 
 def dp_barrier() -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright.deadlock import Deadlock, standing_of
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
@@ -27,6 +27,20 @@ _ANSWER_SECONDS = 3.0
 #: After how long another rank makes the picture in the place of one that does not; times its number.
 _SUBSTITUTE_SECONDS = 5.0
 _MOST_CALLS = 12
+
+
+class _Deadlocked(NamedTuple):
+    """A wait of this rank's script that nothing will end.
+
+    Attributes:
+        wait: Its number.
+        text: What all ranks do.
+        since: Since when this rank knows it, in monotonic seconds.
+    """
+
+    wait: int
+    text: str
+    since: float
 
 
 class Photographer:
@@ -51,9 +65,8 @@ class Photographer:
         self._deadline: float | None = None
         self._last = -float("inf")
         self._waits = Deadlock(runtime.rank, self._others, self._send_to_all, self.describe)
-        self._deadlock: str | None = None
+        self._deadlock: _Deadlocked | None = None
         self._found_deadlock = threading.Event()
-        self._found = 0.0
 
     def start(self) -> None:
         """Start the thread."""
@@ -94,24 +107,31 @@ class Photographer:
             self._begin()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish()
-        if self._deadlock is None:
-            self._waits.look(standing_of(self._runtime), now)
-            if self._waits.proof is not None:
-                self._send_to_all({"says": "deadlock", "text": self._waits.proof})
-                self._end_deadlock(self._waits.proof)
+        self._waits.look(standing_of(self._runtime), now)
+        if self._waits.proof is not None:
+            number, proof = self._waits.round, self._waits.proof
+            self._send_to_all({"says": "deadlock", "round": number, "text": proof})
+            self._end_deadlock(number, proof)
 
-    def _end_deadlock(self, proof: str) -> None:
-        """Let this rank's script raise, wherever it waits."""
-        if self._deadlock is not None:
+    def _end_deadlock(self, number: int, proof: str) -> None:
+        """Let this rank's script raise where it waits, unless what another one did when it raised has let it go on."""
+        runtime = self._runtime
+        if number <= runtime.gather_epoch:  # proven here and elsewhere
             return
+        # Another rank may have failed the step already, and this one may be in the next.
+        step, mark = runtime.step, standing_of(runtime).mark
+        if (self._waits.round, self._waits.mark) != (number, mark):
+            mark = None
+        self._waits.begin_anew(number)
+        runtime.begin_gathers(number)
         text = (
             "every rank waits for another one, and none can go on (is a function that all ranks have to call, as "
             f"state_dict, save, barrier or a step function, called by some of them only?); what they do:\n{proof}"
         )
-        self._deadlock, self._found = text, time.monotonic()
-        self._found_deadlock.set()
-        runtime = self._runtime
-        if not runtime.waits and runtime.in_step:
+        if mark is not None and mark[0] == "wait":
+            self._deadlock = _Deadlocked(mark[1], text, time.monotonic())
+            self._found_deadlock.set()
+        elif mark is not None and runtime.in_step:
             runtime.workers.error = runtime.workers.error or StallError(text)
             runtime.server.fail(
                 module=None,
@@ -120,23 +140,28 @@ class Photographer:
                 kind=StallError.__qualname__,
                 message=text,
                 traceback="",
-                step=runtime.step,
+                step=step,
             )
 
-    def check(self, lost: PeerLostError | None = None) -> None:
-        """Look whether all ranks wait for one another, and none can go on; for a wait of the script.
+    def check(self, wait: int, failed: BaseException | None = None) -> None:
+        """Look whether all ranks wait for one another, and none can go on.
 
         Args:
-            lost: A rank is gone, for that reason perhaps; otherwise the others get the time to hear of it.
+            wait: The number of the script's wait that asks.
+            failed: What has ended the wait, for that reason perhaps; otherwise the others get the time to hear of it.
 
         Raises:
             StallError: They do.
         """
-        if lost is not None and self._waits.is_suspected:
-            # What the rank, or another one, said before it left may not have been read yet.
+        if failed is not None and self._waits.mark == ("wait", wait):
+            # What a rank said before it left, or failed in a step, may not have been read yet.
+            self._found_deadlock.clear()
             self._found_deadlock.wait(2 * _LOOK_SECONDS)
-        if self._deadlock is not None and (lost is not None or time.monotonic() > self._found + 2 * _LOOK_SECONDS):
-            raise StallError(self._deadlock) from None
+        found = self._deadlock
+        if found is None or found.wait != wait:
+            return
+        if failed is not None or time.monotonic() > found.since + 2 * _LOOK_SECONDS:
+            raise StallError(found.text) from None
 
     def _ask(self) -> None:
         if self._runtime.rank != 0 and self._send(0, {"says": "wanted"}):
@@ -148,7 +173,7 @@ class Photographer:
         if message["says"] == "waits":
             self._waits.hear(rank, message)
         elif message["says"] == "deadlock":
-            self._end_deadlock(message["text"])
+            self._end_deadlock(message["round"], message["text"])
         elif message["says"] == "wanted":
             self._begin()
         elif message["says"] == "show":

@@ -111,8 +111,10 @@ class Runtime:
         #: The ranks that divide modules among them; None until a job of degree 1 asks for them.
         self.tensor_group: TensorGroup | None = None
         self.pending_controls: list[int] = []
-        #: How often each kind of gather was called.
+        #: How often the ranks of a group have gathered something, by channel, since they last waited for one another
+        #: in vain; and how often they did that.
         self.gathers: Counter[str] = Counter()
+        self.gather_epoch = 0
         self.owns_process_group = False
         self.pid = os.getpid()
         #: What the main thread waits for outside the execution server, the innermost last.
@@ -262,6 +264,16 @@ class Runtime:
     def check_abort(self, needed: list[int]) -> None:
         """Raise if the step that runs here, or else the next one, has failed, or one of the ranks needed is gone."""
         self.server.check_abort(self.step if self.in_step else self.step + 1, needed)
+
+    def next_gather(self, channel: str) -> tuple[int, int]:
+        """The number of the gather on a channel that begins now; on all ranks of the group the same."""
+        self.gathers[channel] += 1
+        return self.gather_epoch, self.gathers[channel]
+
+    def begin_gathers(self, epoch: int) -> None:
+        """Count gathers anew, on all ranks: some had begun those that others will not call."""
+        self.gathers.clear()
+        self.gather_epoch = epoch
 
     def receive_object(self, rank: int, channel: str, deadline: float | None = None, what: str | None = None) -> Any:
         """Wait for an object of another rank, watching for a failure of the step.

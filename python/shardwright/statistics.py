@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.objects import allgather
+from shardwright.objects import gathered
 from shardwright.ranks import WORLD
 from shardwright.runtime import current_runtime
 
@@ -59,7 +59,8 @@ def report() -> dict[str, Any]:
     own = stats()
     sent = own["server"]["total"]["sent"]
     efficiency = own["efficiency"]["total"]
-    ranks = allgather(
+    ranks = gathered(
+        "smp.report",
         (
             own["parameter_bytes"],
             sent["forward"] + sent["backward"],

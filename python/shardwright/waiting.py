@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright.errors import PeerLostError, StallError
+from shardwright.errors import RemoteError, StallError
 from shardwright.execution.task import running_task
 
 if TYPE_CHECKING:
@@ -75,11 +75,13 @@ class Wait:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The wait is over."""
-        self._runtime.waits.remove(self)
-        if self._noticed:
-            self._runtime.server.wait_outside(False)
-        if isinstance(error, PeerLostError) and self._runtime.photographer is not None:
-            self._runtime.photographer.check(error)
+        try:
+            if isinstance(error, RemoteError | StallError) and self._runtime.photographer is not None:
+                self._runtime.photographer.check(self.number, error)
+        finally:
+            self._runtime.waits.remove(self)
+            if self._noticed:
+                self._runtime.server.wait_outside(False)
 
     @property
     def seconds(self) -> float:
@@ -120,7 +122,7 @@ class Wait:
         runtime = self._runtime
         runtime.check_abort(self._needed)
         if runtime.photographer is not None:
-            runtime.photographer.check()
+            runtime.photographer.check(self.number)
         self.looked, self._look_began = self._look_began, time.monotonic()
         waited = self.seconds
         if waited < _UNNOTICED_SECONDS or not self._on_main:

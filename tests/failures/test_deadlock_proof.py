@@ -72,6 +72,28 @@ def test_ranks_that_all_wait_prove_it(number: int, seed: int) -> None:
 
 @pytest.mark.parametrize("number", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(20))
+def test_waits_after_a_proof_are_proven_by_themselves(number: int, seed: int) -> None:
+    """Whoever has raised goes on; the messages of the proof that still come say nothing of the waits that follow."""
+    ranks = Ranks(number, seed)
+    ended = 0
+    for turn in range(1, 4):
+        for rank in range(number):
+            ranks.wait(rank, turn)
+        while not any(ranks.proven):
+            ranks.happen()
+        ended, before = next(each.round for each in ranks.proofs if each.proof is not None), ended
+        assert ended > before
+        for rank in range(number):
+            ranks.standing[rank] = Standing(None)
+            ranks.proofs[rank].begin_anew(ended)
+        ranks.wait(0, turn)  # again, on this rank alone
+        for _ in range(LOOKS):
+            ranks.happen()
+        assert not any(ranks.proven)
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_proven_while_an_object_is_under_way(number: int, seed: int) -> None:
     """A token goes round among the announcements: who gets it goes on, and waits again."""
     ranks = Ranks(number, seed)

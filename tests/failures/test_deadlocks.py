@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.jobs.job import Job
@@ -30,6 +32,31 @@ def test_ranks_that_wait_for_one_another_raise_on_all_of_them(scenario: str, ran
             for rank in range(ranks):
                 assert f"rank {rank} " in raised["text"], raised["text"]
             assert "waiting.py" in raised["text"], "no Python stack"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_after_an_error_that_all_ranks_catch_everything_is_exact(ranks: int) -> None:
+    with Job("waiting", ranks, arguments=["on after a stall"]) as job:
+        job.all_end_with([0] * ranks, 120)
+        for process in job.ranks:
+            assert [raised["kind"] for raised in process.events("raised")] == ["StallError"] * 3
+            assert [raised["kind"] for raised in process.events("raised again")] == ["StallError"] * (process is job[0])
+            errors = [error for worst in process.events("worst") for error in worst["errors"]]
+            assert len(errors) == 9
+            assert max(errors) < 1e-10
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_come_to_different_calls_raise_on_all_of_them(ranks: int) -> None:
+    with Job("waiting", ranks, arguments=["barrier meets a gather"]) as job:
+        job.all_end_with([1] * ranks, 60)
+        for process in job.ranks:
+            raised = process.event("raised")
+            # Whoever has seen it leaves, and says why.
+            assert raised["kind"] in {"ShardwrightError", "PeerLostError"}, raised
+            assert re.search(
+                r"rank \d is in smp.(barrier|allgather) and rank \d in smp.(allgather|barrier)", raised["text"]
+            )
 
 
 def test_ranks_that_are_slow_raise_nothing() -> None:

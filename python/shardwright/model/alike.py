@@ -11,12 +11,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shardwright.errors import ConfigError, PartitionError
-from shardwright.objects import allgather
+from shardwright.objects import gathered
 from shardwright.ranks import WORLD
 from shardwright.tensor_parallel.module import named_shardings
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
+
+_OPERATION = "smp.DistributedModel"
 
 
 class _Said(NamedTuple):
@@ -51,10 +53,10 @@ def check_alike(module: nn.Module, runtime: Runtime) -> None:
     # What all ranks have in common is compared by a few bytes; what they have is told only where that differs.
     common = repr(sorted((name, *each) for name, each in said.items() if not each.divided))
     digest = hashlib.sha256(common.encode()).hexdigest()
-    if len({*allgather((digest, bool(divided)), WORLD)}) == 1 and not divided:
+    if len({*gathered(_OPERATION, (digest, bool(divided)), WORLD)}) == 1 and not divided:
         return
-    gathered = allgather({name: tuple(each) for name, each in said.items()}, WORLD)
-    models = [{name: _Said(*each) for name, each in of_rank.items()} for of_rank in gathered]
+    told = gathered(_OPERATION, {name: tuple(each) for name, each in said.items()}, WORLD)
+    models = [{name: _Said(*each) for name, each in of_rank.items()} for of_rank in told]
     for rank in range(1, world):
         # What is divided differs between the tensor-parallel ranks of one replica.
         same_place = runtime.topology.coordinates(rank)[1] == runtime.topology.coordinates(0)[1]

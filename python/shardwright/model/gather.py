@@ -12,57 +12,44 @@ Gather = Callable[[Any], list[Any]]
 """Gives the value of every rank of a group, in the order of ranks; all of them call it."""
 
 
-def over_pipeline(value: Any) -> list[Any]:
+_PARTS = "a gather of the model's parts"
+
+
+def over_pipeline(value: Any, operation: str = _PARTS) -> list[Any]:
     """Every pipeline rank's `value`, in the order of pp_ranks; called by all ranks of the pipeline."""
-    return _over("PP_GROUP", value)
+    return _over("PP_GROUP", value, operation)
 
 
-def over_tensor_ranks(value: Any) -> list[Any]:
+def over_tensor_ranks(value: Any, operation: str = _PARTS) -> list[Any]:
     """Every tensor-parallel rank's `value`, in the order of tp_ranks; called by all ranks of TP_GROUP."""
-    return _over("TP_GROUP", value)
+    return _over("TP_GROUP", value, operation)
 
 
-def over_model(value: Any) -> list[Any]:
+def over_model(value: Any, operation: str = _PARTS) -> list[Any]:
     """The `value` of every rank that has a part of the model; called by all ranks of MP_GROUP."""
-    return _over("MP_GROUP", value)
+    return _over("MP_GROUP", value, operation)
 
 
-def to_first_rank(value: Any) -> list[Any]:
+def to_first_rank(value: Any, operation: str = _PARTS) -> list[Any]:
     """Every pipeline rank's `value` on pp_rank 0, and an empty list on the others; called by all of them."""
-    return _to_first("PP_GROUP", value)
+    return _over("PP_GROUP", value, operation, to_first=True)
 
 
-def to_first_tensor_rank(value: Any) -> list[Any]:
+def to_first_tensor_rank(value: Any, operation: str = _PARTS) -> list[Any]:
     """Every tensor-parallel rank's `value` on tp_rank 0, and an empty list on the others; called by all of them."""
-    return _to_first("TP_GROUP", value)
+    return _over("TP_GROUP", value, operation, to_first=True)
 
 
-def _over(group: str, value: Any) -> list[Any]:
+def _over(group: str, value: Any, operation: str, *, to_first: bool = False) -> list[Any]:
     # Imported late: the runtime needs the model.
-    from shardwright.objects import allgather
+    from shardwright.objects import gathered
     from shardwright.ranks import CommGroup
     from shardwright.runtime import find_runtime
 
     runtime = find_runtime()
     if runtime is None or len(runtime.topology.group(group, runtime.rank)) == 1:
         return [value]
-    return allgather(value, CommGroup(group))
-
-
-def _to_first(group: str, value: Any) -> list[Any]:
-    # Imported late: the runtime needs the model.
-    from shardwright.objects import receive_on, send_on
-    from shardwright.runtime import find_runtime
-
-    runtime = find_runtime()
-    ranks = [] if runtime is None else runtime.topology.group(group, runtime.rank)
-    if runtime is None or len(ranks) == 1:
-        return [value]
-    first, *others = ranks
-    if runtime.rank != first:
-        send_on(runtime, first, "gather to the first rank", value)
-        return []
-    return [value, *(receive_on(runtime, rank, "gather to the first rank") for rank in others)]
+    return gathered(operation, value, CommGroup(group), to_first=to_first)
 
 
 def on_cpu(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -81,7 +82,7 @@ class Saving(nn.Module):
         return destination
 
     def _gathered(self, gather_to_rank0: bool, keep_vars: bool) -> dict[str, Any]:
-        gather = to_first_rank if gather_to_rank0 else over_pipeline
+        gather = partial(to_first_rank if gather_to_rank0 else over_pipeline, operation="state_dict")
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
             return whole_state_dict(

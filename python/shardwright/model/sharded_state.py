@@ -36,7 +36,7 @@ def whole_state_dict(
     part.pop(PARTIAL_KEY)
     divided = {name for name, sharding in shardings.items() if sharding.is_divided}
     told = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
-    every = to_first_tensor_rank(told) if to_first else over_tensor_ranks(told)
+    every = (to_first_tensor_rank if to_first else over_tensor_ranks)(told, "state_dict")
     if not every:
         return OrderedDict()
     # What is on one tp rank alone, such as a bias, is missing from the names of others.
@@ -91,7 +91,7 @@ def load_whole_state_dict(
                 given[name] = sharding.shard(whole, rank, degree)
     if missing and strict:
         problems.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
-    found = list(dict.fromkeys(problem for of in over_tensor_ranks(problems) for problem in of))
+    found = list(dict.fromkeys(problem for of in over_tensor_ranks(problems, "load_state_dict") for problem in of))
     if found:
         raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}:\n\t" + "\n\t".join(found))
     loaded = load(given)

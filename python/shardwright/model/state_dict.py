@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,10 @@ PARTIAL_KEY = "_smp_is_partial"
 """The key that marks a state dict as one rank's part; False marks a whole one that needs no translation."""
 
 _EXTRA_STATE = "_extra_state"
+#: By default parts are gathered over the pipeline; what for is said in errors.
+_TO_SAVE, _TO_LOAD, _TO_BE_WHOLE = (
+    partial(over_pipeline, operation=name) for name in ("state_dict", "load_state_dict", "DistributedModel.cpu")
+)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -76,7 +81,10 @@ def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> Ord
 
 
 def state_dict(
-    module: nn.Module, ownership: Ownership | None = None, *, gather: Gather = over_pipeline
+    module: nn.Module,
+    ownership: Ownership | None = None,
+    *,
+    gather: Gather = _TO_SAVE,
 ) -> OrderedDict[str, Any]:
     """The whole model's state dict on the CPU, in the order of the undivided model's.
 
@@ -98,7 +106,7 @@ def load_state_dict(
     same_partition_load: bool = False,
     *,
     ownership: Ownership | None = None,
-    gather: Gather = over_pipeline,
+    gather: Gather = _TO_LOAD,
 ) -> IncompatibleKeys:
     """Load a state dict into this rank's share of a model, which may be divided or not yet.
 
@@ -166,7 +174,7 @@ def _placeholders(module: nn.Module) -> Iterator[None]:
             holder[name] = sentinel
 
 
-def make_whole_on_cpu(module: nn.Module, *, gather: Gather = over_pipeline) -> None:
+def make_whole_on_cpu(module: nn.Module, *, gather: Gather = _TO_BE_WHOLE) -> None:
     """Give this rank the values of all parameters and buffers, in host memory; every rank of the pipeline calls this.
 
     Args:

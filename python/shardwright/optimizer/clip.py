@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.model.gather import Gather, over_model
 from shardwright.model.sentinel import is_sentinel
+
+_GATHER = partial(over_model, operation="clip_grad_norm_")
 
 
 @torch.no_grad()
@@ -22,7 +25,7 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
     *,
-    gather: Gather = over_model,
+    gather: Gather = _GATHER,
 ) -> torch.Tensor:
     """Clip gradients by their norm over the whole model; every rank of MP_GROUP calls this, outside the step.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -53,7 +54,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     _layout: list[GroupLayout] | None = None
     _pending: dict[str, Any] | None = None
-    _gather: Gather = staticmethod(over_pipeline)
+    _gather: Gather = staticmethod(partial(over_pipeline, operation="an optimizer's state dict"))
 
     def trains(self, model: DistributedModel) -> bool:
         """Whether this optimizer was built from parameters of `model`."""

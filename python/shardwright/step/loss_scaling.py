@@ -47,7 +47,7 @@ def _unscale_grads_(
     if not spans:
         return found
     here = any(bool(value) for value in found.values())
-    anywhere = float(any(over_pipeline(here)))
+    anywhere = float(any(over_pipeline(here, "GradScaler.unscale_")))
     for value in found.values():
         value.fill_(anywhere)
     # A rank may hold none of the optimizer's parameters, or no gradients of them.

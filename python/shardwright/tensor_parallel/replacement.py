@@ -17,7 +17,7 @@ from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
 from shardwright.nn.entries import built_in
-from shardwright.objects import allgather
+from shardwright.objects import gathered
 from shardwright.ranks import TP_GROUP
 from shardwright.tensor_parallel.marking import mark_of
 from shardwright.tensor_parallel.module import DistributedModule
@@ -27,6 +27,8 @@ from shardwright.tensor_parallel.substitution import Substitution, substitution_
 
 if TYPE_CHECKING:
     from shardwright.runtime import Runtime
+
+_OPERATION = "smp.DistributedModel"
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,9 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
     if len(runtime.tp_ranks) == 1:
         return Result(module)
     collector.install(module)  # while all of transformers' modules are there that outputs are collected from
-    seed = allgather(torch.initial_seed(), TP_GROUP)[0]
+    seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
     plan = _Plan(module, f"{seed} {len(runtime.models)}")
-    _check_the_same(allgather([asdict(each) for each in plan.replacements], TP_GROUP))
+    _check_the_same(gathered(_OPERATION, [asdict(each) for each in plan.replacements], TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
     same = _draw_as_first(substitutions, runtime)
@@ -198,7 +200,9 @@ def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
     delayed = (each for each in substitutions if has_delayed(each.module))
     weights = (weight for each in delayed for _, weight in each.weights())
     values = [weight.value for weight in weights if isinstance(weight, DelayedTensor) and not weight.is_written]
-    return draw_as_first(values, lambda value: allgather(value, TP_GROUP), is_first=runtime.tp_ranks[0] == runtime.rank)
+    return draw_as_first(
+        values, lambda value: gathered(_OPERATION, value, TP_GROUP), is_first=runtime.tp_ranks[0] == runtime.rank
+    )
 
 
 def _check_the_same(plans: list[list[dict[str, object]]]) -> None:

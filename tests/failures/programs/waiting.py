@@ -86,6 +86,52 @@ def busy(job: rig.Rig) -> None:
             smp.recv_from(turn % smp.size(), smp.RankType.WORLD_RANK)
 
 
+def state_dict_meets_a_receive(job: rig.Rig) -> None:
+    if smp.rank() == 0:
+        job.model.state_dict()
+    else:
+        smp.recv_from(0, smp.RankType.WORLD_RANK)
+
+
+def state_dict_meets_a_step(job: rig.Rig) -> None:
+    if smp.rank() == 0:
+        job.model.state_dict()
+    else:
+        job.train(job.model, torch.ones(rig.BATCH, rig.WIDTH, dtype=torch.float64))
+
+
+def on_after_a_stall(job: rig.Rig) -> None:
+    """All ranks catch the error: what they do then is exact, however slow, and nothing of that which failed is left."""
+    for stall in (state_dict_meets_a_receive, state_dict_meets_a_step, state_dict_meets_a_receive):
+        try:
+            stall(job)
+        except smp.ShardwrightError as error:
+            say("raised", kind=type(error).__name__, text=str(error))
+        else:
+            raise AssertionError("no stall was found")
+        if stall is state_dict_meets_a_step and smp.rank() == 0:
+            try:  # the step that failed elsewhere, while this rank waited before it, fails here as well
+                job.train(job.model, torch.ones(rig.BATCH, rig.WIDTH, dtype=torch.float64))
+            except smp.ShardwrightError as error:
+                say("raised again", kind=type(error).__name__)
+        say("worst", errors=[job.exact_step() for _ in range(2)])
+        rig.fault.arm("second", "forward", lambda: time.sleep(2), 1)
+        say("worst", errors=[job.exact_step()])
+        rig.fault.disarm()
+        time.sleep(2 * smp.rank())
+        assert smp.allgather(smp.rank(), smp.WORLD) == list(range(smp.size()))
+        saved = job.model.state_dict()
+        for name, parameter in job.whole.named_parameters():
+            assert torch.allclose(saved[name], parameter, rtol=1e-9), name
+
+
+def barrier_meets_a_gather(job: rig.Rig) -> None:
+    if smp.rank() == 0:
+        smp.allgather({"loss": 1.0}, smp.WORLD)
+    else:
+        smp.barrier()
+
+
 SCENARIOS: dict[str, Callable[[rig.Rig], None]] = {
     each.__name__.replace("_", " "): each
     for each in (
@@ -99,6 +145,8 @@ SCENARIOS: dict[str, Callable[[rig.Rig], None]] = {
         large_objects,
         late_thread,
         busy,
+        on_after_a_stall,
+        barrier_meets_a_gather,
     )
 }
 
