@@ -90,7 +90,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         _leave(runtime)
         raise
     set_default_runtime(runtime)
-    atexit.register(shutdown)
+    atexit.register(_end)
 
 
 def _take_part(launch: LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
@@ -151,11 +151,26 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the job in good order; also done when the script ends. Further calls do nothing."""
+    """Leave the job in good order; also done when the script ends. Further calls do nothing.
+
+    Raises:
+        ShardwrightError: A step runs on this rank, as where a signal handler calls this.
+    """
+    runtime = find_runtime()
+    if runtime is not None and os.getpid() == runtime.pid and (runtime.in_step or running_task() is not None):
+        raise ShardwrightError(
+            f"smp.shutdown was called on rank {runtime.rank} inside step {runtime.step}, whose other ranks and worker "
+            "threads still need this one; call it after the step, and end a step early by raising an error in it"
+        )
+    _end()
+
+
+def _end() -> None:
+    """What :func:`shutdown` does; when the script ends, also under a step of a thread that is left behind."""
     runtime = find_runtime()
     if runtime is None or os.getpid() != runtime.pid:
         return
-    atexit.unregister(shutdown)
+    atexit.unregister(_end)
     set_default_runtime(None)
     _leave(runtime)
 

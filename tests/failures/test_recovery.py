@@ -131,6 +131,14 @@ def test_a_hook_of_a_parameter_that_fails_when_the_tasks_are_over(pair: Outcome)
     assert (root["type"], root["rank"], root["kind"]) == ("RemoteError", 1, "Trouble")
 
 
+@pytest.mark.parametrize("where", ["forward", "signal handler"])
+def test_a_shutdown_inside_a_step_is_refused(pair: Outcome, where: str) -> None:
+    root, peer = pair.failures(f"shutdown in a {where}")
+    assert peer["type"] == "ShardwrightError"
+    assert "smp.shutdown was called on rank 1 inside step" in peer["text"]
+    assert (root["type"], root["rank"], root["kind"]) == ("RemoteError", 1, "ShardwrightError")
+
+
 @pytest.mark.parametrize("replica", [0, 1])
 @pytest.mark.parametrize("name", REPLICAS)
 def test_a_failure_in_one_replica_fails_the_other(replicas: Outcome, name: str, replica: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -70,6 +71,24 @@ class Scenarios:
             if handle is not None:
                 handle.remove()
 
+    def shutdown_in_a_forward(self) -> Any:
+        fault.arm("second", "forward", smp.shutdown)
+        return self.job.step()
+
+    def shutdown_in_a_signal_handler(self) -> Any:
+        """On rank 1's main thread, which waits, while a worker of it runs the module."""
+
+        def interrupt() -> None:
+            os.kill(os.getpid(), signal.SIGALRM)
+            time.sleep(1.0)  # in which the main thread notices it
+
+        before = signal.signal(signal.SIGALRM, lambda *_: smp.shutdown())
+        fault.arm("second", "forward", interrupt)
+        try:
+            return self.job.step()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
     def all(self) -> dict[str, Callable[[], Any]]:
         steps: dict[str, Callable[[], Any]] = {
             "forward on rank 1": lambda: self.at("second", "forward")(),
@@ -89,6 +108,8 @@ class Scenarios:
                 "unknown result": lambda: self.unknown_result()(),
                 "different functions": self.different_functions,
                 "hook of a parameter": self.gradient_hook,
+                "shutdown in a forward": self.shutdown_in_a_forward,
+                "shutdown in a signal handler": self.shutdown_in_a_signal_handler,
             }
             return steps
         chosen = ("forward on rank 1", "backward on rank 1", "last backward on rank 0", "step function")
