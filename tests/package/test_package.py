@@ -28,6 +28,22 @@ print(json.dumps({
 }))
 """
 
+FIRST_TABLE = """
+import random, sys
+from types import SimpleNamespace
+import torch
+from shardwright.partition.decide import decide
+from shardwright.partition.report import announce
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+settings = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=True)
+decision = decide(model, lambda: model(torch.ones(1, 2)), settings, 2)
+assert not any(name.split(".")[0] == "rich" for name in sys.modules)
+before = random.getstate()
+announce(decision)
+assert "rich.style" in sys.modules
+print(random.getstate() == before)
+"""
+
 
 def test_the_public_names_are_those_written_down() -> None:
     assert sorted(smp.__all__) == NAMES.read_text().split()
@@ -48,6 +64,15 @@ def test_importing_changes_nothing() -> None:
     seen = json.loads(result.stdout)
     assert seen == {"same": True, "handlers": 0, "process_group": False, "slow": []}
     assert result.stderr == ""
+
+
+def test_the_first_table_which_one_rank_prints_leaves_random_numbers_alone() -> None:
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", FIRST_TABLE], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
+    assert "Partition assignments" in result.stderr
 
 
 def test_the_package_says_that_it_is_typed() -> None:

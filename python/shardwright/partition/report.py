@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from shardwright.partition.decision import Decision
+from shardwright.tables import load_rich
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,8 @@ _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number o
 
 def announce(decision: Decision) -> None:
     """Print a decision to the standard error stream, and log it."""
-    from rich.console import Console  # an import of the package does without: most ranks print nothing
+    load_rich()
+    from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardwright import logs
+from shardwright.tables import load_rich
 from shardwright.tensor_parallel.replacement import Replacement, Result
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def announce(result: Result, degree: int) -> None:
     """Print what became of marked modules to the standard error stream, and log it; nothing if none was marked."""
     if not result.replacements:
         return
-    from rich.console import Console  # an import of the package does without: most ranks print nothing
+    load_rich()
+    from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

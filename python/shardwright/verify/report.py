@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardwright.tables import load_rich
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -114,7 +116,8 @@ class Report:
 
     def __str__(self) -> str:
         """The table, the first departure and the notes."""
-        from rich.console import Console  # an import of the package does without
+        load_rich()
+        from rich.console import Console
 
         console = Console(width=_WIDTH, no_color=True, force_terminal=False)
         with console.capture() as capture:
@@ -126,6 +129,7 @@ class Report:
 
     def __rich__(self) -> Table:
         """One line for each kind, and the worst rows of each."""
+        load_rich()
         from rich import box
         from rich.table import Table
 
