@@ -27,3 +27,8 @@ def test_a_job_with_distributed_modules_is_one_process(
 def test_averages_over_pipeline_and_tensor_parallelism_are_those_of_one_process() -> None:
     for output in outputs_of_ranks(PROGRAM.with_name("averaged.py"), ranks=4):
         assert output == "averaged\n" * 3
+
+
+@pytest.mark.parametrize(("ranks", "pipeline"), [(2, 1), (4, 2)])
+def test_state_dicts_have_divided_modules_whole_under_all_their_names(ranks: int, pipeline: int) -> None:
+    assert outputs_of_ranks(PROGRAM.with_name("reused.py"), str(pipeline), ranks=ranks) == ["saved\n"] * ranks

@@ -111,15 +111,15 @@ class DistributedModule(nn.Module):
             own[name].copy_(shard)
 
 
-def distributed_modules(module: nn.Module) -> Iterator[tuple[str, DistributedModule]]:
-    """The distributed modules in a module, itself included, with their names in it; each once."""
-    for name, one in module.named_modules():
+def distributed_modules(module: nn.Module, *, each_once: bool = True) -> Iterator[tuple[str, DistributedModule]]:
+    """The distributed modules in a module, itself included, with their first names in it, or with all of them."""
+    for name, one in module.named_modules(remove_duplicate=each_once):
         if isinstance(one, DistributedModule):
             yield name, one
 
 
 def named_shardings(module: nn.Module) -> dict[str, Sharding]:
-    """How parameters and buffers of distributed modules in a module lie over tp ranks, by their names in the module."""
+    """How parameters and buffers of distributed modules in a module lie over tp ranks, by all their names in it."""
     return ShardedTensors(module).by_name()
 
 
@@ -129,6 +129,8 @@ class ShardedTensors:
     def __init__(self, module: nn.Module) -> None:
         """For a model whose modules have been replaced."""
         self._modules = list(distributed_modules(module))
+        #: State dicts have what a module that is used at several places holds under each of its names.
+        self._named = list(distributed_modules(module, each_once=False)) if self._modules else []
 
     def name_modules(self) -> None:
         """Tell the modules their names in the model."""
@@ -149,10 +151,10 @@ class ShardedTensors:
         }
 
     def by_name(self) -> dict[str, Sharding]:
-        """How each lies over tp ranks, by its name in the model."""
+        """How each lies over tp ranks, by all its names in the model."""
         return {
             f"{prefix}.{name}" if prefix else name: sharding
-            for prefix, one in self._modules
+            for prefix, one in self._named
             for name, sharding in one.shardings.items()
         }
 
