@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
+import stat
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from shardwright import _core
 from shardwright.errors import ConfigError
+from shardwright.shown import shown
 
 #: Holds a JSON object of keys that override those of the script.
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
@@ -17,6 +19,8 @@ ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 #: What is a schedule's name, or a program itself, and no path.
 _SCHEDULES = ("interleaved", "simple", "looped", "zero_bubble", "auto")
 _PROGRAM_HEADER = "shardwright program "
+#: More than any order of this many ranks and microbatches takes.
+_LARGEST_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
@@ -104,6 +108,24 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     return found
 
 
+def check_world(
+    cfg: Config, world: int, config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Refuse a world size that the configuration does not fit; further arguments as of `load_config`.
+
+    Raises:
+        ConfigError: Says so in the words of the keys that were given.
+    """
+    try:
+        cfg.core.check_world(world)
+    except ConfigError as error:
+        if "partitions" not in _merged(config, keys, environ):
+            raise
+        raise ConfigError(
+            f'{error}; "partitions", which was given, is another name of pipeline_parallel_degree'
+        ) from None
+
+
 def without_effect(
     config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[str]:
@@ -122,8 +144,8 @@ def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: 
     for name, value in _given("keyword arguments", keys).items():
         if name in given and given[name] != value:
             raise ConfigError(
-                f"the configuration key {name!r} is {given[name]!r} in config and {value!r} as a keyword argument; "
-                "give it once"
+                f"the configuration key {name!r} is {shown(given[name])} in config and {shown(value)} as a keyword "
+                "argument; give it once"
             )
         given[name] = value
     overriding = _from_environment(environ)
@@ -139,11 +161,12 @@ def _read_program(given: dict[str, Any]) -> str | None:
     if not isinstance(path, str) or path in _SCHEDULES or path.startswith(_PROGRAM_HEADER):
         return None
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = _text_of(Path(path))
     except (OSError, ValueError) as error:
         allowed = next(row[2] for row in _core.Config.keys_table() if row[0] == "pipeline")
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f'the configuration key "pipeline" is {path!r}; allowed: {allowed} (there is no file to read: {error})'
+            f'the configuration key "pipeline" is {shown(path)}; allowed: {allowed} (there is no file to read: {why})'
         ) from None
     try:
         given["pipeline"] = _core.read_program(text)
@@ -152,23 +175,44 @@ def _read_program(given: dict[str, Any]) -> str | None:
     return path
 
 
+def _text_of(path: Path) -> str:
+    """The text of a file that ends; a device or a pipe may be read for ever."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if found.st_size > _LARGEST_PROGRAM_BYTES:
+        raise ValueError(f"it has {found.st_size:,} bytes; allowed: {_LARGEST_PROGRAM_BYTES:,}")
+    return path.read_text(encoding="utf-8")
+
+
 def _given(where: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where} is a {type(config).__name__}; allowed: a mapping of keys and values")
     for name, value in config.items():
-        if not isinstance(name, str):
-            raise ConfigError(f"a configuration key is {name!r}; allowed: text")
+        if not isinstance(name, str) or not _is_text(name):
+            raise ConfigError(f"a configuration key is {shown(name)}; allowed: text")
         if not _is_json(value) and not (name == "pipeline" and _is_list(value)):
             raise ConfigError(
-                f"the configuration key {name!r} is {value!r}, a {type(value).__name__}; allowed: a boolean, a finite "
-                "number, text, or None"
+                f"the configuration key {shown(name)} is {shown(value)}, a {type(value).__name__}; allowed: a boolean, "
+                "a finite number, text without lone surrogates, or None"
             )
     return dict(config)
 
 
 def _is_json(value: object) -> bool:
     # Exact types: an IntEnum or a NumPy scalar would change its kind on the way through JSON.
-    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+    if type(value) in (int, float):
+        return abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+    return value is None or type(value) is bool or (type(value) is str and _is_text(value))
+
+
+def _is_text(text: str) -> bool:
+    """Whether there is UTF-8 for it, which lone surrogates have not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_list(value: object) -> bool:
@@ -185,8 +229,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is {text}; allowed: a JSON object")
+        raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is {shown(text)}; allowed: a JSON object")
     return _given(f"the environment variable {ENVIRONMENT_VARIABLE}", value)

@@ -31,19 +31,21 @@ def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
         rank_type: How ``dest_rank`` is meant.
 
     Raises:
+        ConfigError: There is no such rank, or type of ranks.
         UnsupportedValueError: The object holds a value of a type that cannot cross ranks.
         PeerLostError: The receiver is gone.
     """
-    send_on(current_runtime(), global_rank(dest_rank, rank_type), _CHANNEL, obj)
+    send_on(current_runtime(), global_rank(dest_rank, rank_type, "dest_rank"), _CHANNEL, obj)
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
     """Wait for the next object that a rank sent or broadcast to this one.
 
     Raises:
+        ConfigError: There is no such rank, or type of ranks.
         PeerLostError: The sender is gone.
     """
-    return receive_on(current_runtime(), global_rank(src_rank, rank_type), _CHANNEL)
+    return receive_on(current_runtime(), global_rank(src_rank, rank_type, "src_rank"), _CHANNEL)
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:

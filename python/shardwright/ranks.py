@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from enum import Enum
 from typing import Any
 
 from shardwright.errors import ConfigError
 from shardwright.runtime import current_runtime
+from shardwright.shown import shown
 
 
 class CommGroup(Enum):
@@ -40,23 +42,44 @@ RDP_GROUP = CommGroup.RDP_GROUP
 
 
 def group_ranks(group: CommGroup) -> list[int]:
-    """The global ranks of the calling rank's group, ascending."""
+    """The global ranks of the calling rank's group, ascending.
+
+    Raises:
+        ConfigError: It is no group.
+    """
     runtime = current_runtime()
+    if not isinstance(group, CommGroup):
+        raise ConfigError(f"group is {shown(group)}; allowed: {', '.join(f'smp.{each.name}' for each in CommGroup)}")
     return list(runtime.topology.group(group.value, runtime.rank))
 
 
-def global_rank(rank: int, rank_type: RankType) -> int:
-    """The global rank that ``rank`` means.
+def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
+    """The global rank that ``rank`` means, which errors call ``argument``.
 
     Raises:
-        ConfigError: There is no such rank in the group.
+        ConfigError: There is no such rank in the group, or no such type of ranks.
     """
+    if not isinstance(rank_type, RankType):
+        allowed = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
+        raise ConfigError(f"rank_type is {shown(rank_type)}; allowed: {allowed}")
+    if type(rank) is not int:
+        rank = _as_integer(rank, argument)
     if rank_type is RankType.WORLD_RANK and 0 <= rank < current_runtime().launch.world_size:
         return rank
     ranks = group_ranks(CommGroup(rank_type.value))
     if not 0 <= rank < len(ranks):
         raise ConfigError(f"{rank_type.name} {rank} does not exist; allowed are 0 to {len(ranks) - 1}")
     return ranks[rank]
+
+
+def _as_integer(rank: Any, argument: str) -> int:
+    """A rank of another type of whole numbers, such as NumPy's."""
+    try:
+        if isinstance(rank, bool):
+            raise TypeError
+        return operator.index(rank)
+    except TypeError:
+        raise ConfigError(f"{argument} is {shown(rank)}, a {type(rank).__name__}; allowed: an integer") from None
 
 
 def _place(group: CommGroup) -> int:

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
-from shardwright.config import Config, load_config, without_effect
+from shardwright.config import Config, check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
@@ -64,7 +64,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         for sentence in without_effect(config, keys, os.environ):
             logs.logger.warning("%s", sentence)
     options = comm_options(cfg, os.environ, launch.local_size, one_host=launch.single_host)
-    cfg.core.check_world(launch.world_size)
+    check_world(cfg, launch.world_size, config, keys, os.environ)
     topology = _core.Topology(
         launch.world_size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy
     )

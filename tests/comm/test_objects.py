@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import ast
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy
 import pytest
+import shardwright as smp
+import torch
+from shardwright.errors import ConfigError
+from shardwright.ranks import global_rank
 
 from tests.jobs.job import Job
 from tests.jobs.ranks import outputs_of_ranks
@@ -31,6 +37,43 @@ def passed() -> list[list[str]]:
 @pytest.mark.parametrize("scenario", scenarios())
 def test_objects(passed: list[list[str]], scenario: str) -> None:
     assert all(scenario in names for names in passed)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is a job of one rank."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    smp.init({})
+    yield
+    smp.shutdown()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: smp.allgather(1, "X"), r"group is 'X'; allowed: smp\.WORLD, smp\.MP_GROUP, "),
+        (lambda: smp.barrier(5), r"group is 5; allowed: smp\.WORLD"),
+        (lambda: smp.broadcast(1, None), r"group is None; allowed: smp\.WORLD"),
+        (lambda: smp.send(1, 0, "WORLD_RANK"), r"rank_type is 'WORLD_RANK'; allowed: smp\.RankType\.WORLD_RANK, "),
+        (lambda: smp.recv_from(0, smp.WORLD), r"rank_type is <CommGroup\.WORLD: 'WORLD'>; allowed: "),
+        (lambda: smp.send(1, "0", smp.RankType.WORLD_RANK), r"dest_rank is '0', a str; allowed: an integer"),
+        (lambda: smp.send(1, True, smp.RankType.PP_RANK), r"dest_rank is True, a bool; allowed: an integer"),
+        (lambda: smp.recv_from(0.0, smp.RankType.PP_RANK), r"src_rank is 0\.0, a float; allowed: an integer"),
+    ],
+)
+def test_an_argument_that_is_no_rank_or_group_is_refused_by_name(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        call()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("zero", [0, numpy.int64(0), torch.tensor(0)])
+def test_whole_numbers_of_any_type_are_ranks(zero: int) -> None:
+    for rank_type in smp.RankType:
+        rank = global_rank(zero, rank_type)
+        assert (rank, type(rank)) == (0, int)
 
 
 def test_who_waits_for_a_dead_rank_or_sends_to_it_is_told() -> None:

@@ -1,10 +1,12 @@
 import copy
 import enum
 import json
+import os
 import pickle
+from pathlib import Path
 
 import pytest
-from shardwright.config import Config, load_config, without_effect
+from shardwright.config import Config, check_world, load_config, without_effect
 from shardwright.errors import ConfigError
 
 
@@ -65,6 +67,47 @@ def test_a_value_that_json_does_not_have_is_refused_with_its_key_and_type(value:
     text = refused({"microbatches": value})
     assert "'microbatches'" in text
     assert type(value).__name__ in text
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise OSError("no such luck")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["\ud800", Unprintable(), 10**5000, [["a" * 100_000, "forward"]]],
+    ids=["lone surrogate", "repr() that raises", "more digits than Python shows", "long"],
+)
+@pytest.mark.parametrize("key", ["seed", "secret_file", "nonsense"])
+def test_a_value_that_is_hard_to_show_is_refused_with_its_key_in_a_short_text(key: str, value: object) -> None:
+    text = refused({key: value})
+    assert key in text
+    assert len(text) < 500
+
+
+def test_a_key_that_no_encoding_has_is_refused() -> None:
+    assert "a configuration key is '\\ud800'" in refused({"\ud800": 1})
+
+
+def test_a_program_is_read_from_regular_files_of_bounded_size_only(tmp_path: Path) -> None:
+    large, pipe = tmp_path / "large.csv", tmp_path / "pipe"
+    with large.open("wb") as file:
+        file.truncate(1 << 30)
+    os.mkfifo(pipe)
+    assert "it has 1,073,741,824 bytes; allowed: 67,108,864" in refused({"pipeline": str(large)})
+    for path in ("/dev/zero", str(pipe), str(tmp_path)):
+        text = refused({"pipeline": path})
+        assert "pipeline" in text
+        assert "it is no regular file" in text
+    assert len(refused({"pipeline": "a" * 100_000})) < 1000
+
+
+def test_a_world_size_that_does_not_fit_is_refused_in_the_words_of_the_keys_that_were_given() -> None:
+    for given, named in (({"partitions": 2}, True), ({"pipeline_parallel_degree": 2}, False)):
+        with pytest.raises(ConfigError, match="world size 1 is not divisible") as caught:
+            check_world(load_config(given, {}, {}), 1, given, {}, {})
+        assert ('"partitions", which was given' in str(caught.value)) is named
 
 
 def test_a_key_that_is_no_text_and_a_config_that_is_no_mapping_are_refused() -> None:
