@@ -171,8 +171,13 @@ def test_an_unknown_type_is_named_with_its_place(value: Any, place: str) -> None
 def test_a_value_within_itself_is_refused() -> None:
     circle: list[Any] = []
     circle.append(circle)
-    with pytest.raises(UnsupportedValueError, match="nested more than"):
+    with pytest.raises(UnsupportedValueError, match="a value of type list nested more than 64 deep stands at "):
         _core.flatten(circle, registry)
+
+
+def test_an_unknown_type_that_is_the_whole_value_is_named_without_a_place() -> None:
+    with pytest.raises(UnsupportedValueError, match="^a value of type function cannot cross ranks; pass tensors, "):
+        _core.flatten(lambda: None, registry)
 
 
 def test_a_name_that_is_not_registered_builds_nothing() -> None:

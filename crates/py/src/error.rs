@@ -47,11 +47,16 @@ pub(crate) fn partition_error(error: &PartitionError) -> PyErr {
     exceptions::PartitionError::new_err(error.to_string())
 }
 
-/// A value of a type that cannot cross ranks, at this path.
+/// A value of a type that cannot cross ranks, at this path; it is the whole where the path is empty.
 pub(crate) fn unsupported_value_error(path: &str, kind: &str) -> PyErr {
+    let place = if path.is_empty() {
+        String::new()
+    } else {
+        format!(" stands at {path}, and")
+    };
     let text = format!(
-        "a value of type {kind} stands at {path}, and cannot cross ranks; pass tensors, numbers, strings and \
-         containers of them, or make the type known with smp.register_type"
+        "a value of type {kind}{place} cannot cross ranks; pass tensors, numbers, strings and containers of them, or \
+         make the type known with smp.register_type"
     );
     exceptions::UnsupportedValueError::new_err((text, kind.to_owned()))
 }

@@ -141,7 +141,8 @@ struct Walker<'a, 'py> {
 impl<'py> Walker<'_, 'py> {
     fn walk(&mut self, value: &Bound<'py, PyAny>) -> Result<Value, Refusal> {
         if self.depth == MAX_DEPTH {
-            let kind = format!("a structure nested more than {MAX_DEPTH} deep");
+            let kind = value.get_type().fully_qualified_name()?;
+            let kind = format!("{kind} nested more than {MAX_DEPTH} deep");
             return Err(Refusal::Unsupported {
                 path: Vec::new(),
                 kind,

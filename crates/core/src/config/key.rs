@@ -18,7 +18,7 @@ pub enum Kind {
     Count(u64),
     /// A number within these ends.
     Number(f64, f64),
-    /// A finite number above 0.
+    /// A number of seconds that clocks can add, and that is not lost among them.
     Duration,
     /// One of these words.
     Choice(&'static [&'static str]),
@@ -136,7 +136,7 @@ impl Key {
             }
             Kind::Integer(least, most) => format!("an integer from {least} to {most}"),
             Kind::Number(least, most) => format!("a number from {least} to {most}"),
-            Kind::Duration => "a finite number above 0".to_owned(),
+            Kind::Duration => format!("a number from {SHORTEST} to {LONGEST}"),
             Kind::Choice(words) => quoted(words),
             Kind::Schedule => format!(
                 "{}, a list of [microbatch, \"forward\" or \"backward\"], or the path of a program",
@@ -177,14 +177,14 @@ impl Key {
     pub(super) fn check(&self, value: &Value) -> Result<Value, ConfigError> {
         let refused = || ConfigError::NotAllowed {
             key: self.name,
-            value: value.to_string(),
+            value: shortened(&value.to_string()),
             allowed: self.allowed(),
         };
         let checked = self.canonical(value).ok_or_else(refused)?;
         match self.not_built {
             Some(reason) if checked != self.default_json() => Err(ConfigError::NotBuilt {
                 key: self.name,
-                value: value.to_string(),
+                value: shortened(&value.to_string()),
                 reason,
                 default: self.default_json().to_string(),
             }),
@@ -211,7 +211,7 @@ impl Key {
                 .map(Value::from),
             Kind::Duration => value
                 .as_f64()
-                .filter(|number| number.is_finite() && *number > 0.0)
+                .filter(|number| (SHORTEST..=LONGEST).contains(number))
                 .map(Value::from),
             Kind::Choice(words) => text(value, |text| words.contains(&text)),
             Kind::Schedule => pipeline::has_form(value).then(|| value.clone()),
@@ -219,6 +219,21 @@ impl Key {
             Kind::Address => text(value, |text| text.parse::<IpAddr>().is_ok()),
             Kind::Placement => text(value, |text| text.parse::<Placement>().is_ok()),
         }
+    }
+}
+
+/// The bounds of a duration, in seconds.
+const SHORTEST: f64 = 0.001;
+const LONGEST: f64 = 1e9;
+
+/// The most characters of a value in an error.
+const MOST_SHOWN: usize = 200;
+
+/// A value's text, cut where it is long.
+pub(super) fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}... ({} characters)", &text[..end], text.chars().count()),
+        None => text.to_owned(),
     }
 }
 
@@ -244,4 +259,55 @@ fn count(value: &Value) -> Option<u64> {
         )]
         whole.then_some(number as u64)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn refused(key: &str, value: &Value) -> String {
+        Config::parse(&json!({ key: value }).to_string())
+            .expect_err("to be refused")
+            .to_string()
+    }
+
+    #[test]
+    fn durations_are_those_that_clocks_can_add() {
+        for value in [0.001, 1.0, 1e9] {
+            assert!(Config::parse(&json!({"stall_report_seconds": value}).to_string()).is_ok());
+        }
+        for value in [
+            -1.0,
+            0.0,
+            1e-320,
+            0.0009,
+            1.01e9,
+            18_446_744_073_709_551_616.0,
+            1e30,
+            1e308,
+        ] {
+            let text = refused("stall_report_seconds", &json!(value));
+            let allowed = "; allowed: a number from 0.001 to 1000000000";
+            assert!(
+                text.starts_with("the configuration key \"stall_report_seconds\" is "),
+                "{text}"
+            );
+            assert!(text.ends_with(allowed), "{text}");
+        }
+    }
+
+    #[test]
+    fn long_values_are_cut_in_errors() {
+        let long = "\u{e9}".repeat(100_000);
+        let cut = format!("\"{}... (100002 characters)", "\u{e9}".repeat(199));
+        assert_eq!(
+            refused("microbatches", &json!(long)),
+            format!(
+                "the configuration key \"microbatches\" is {cut}; allowed: an integer of 1 or more"
+            )
+        );
+        assert!(refused("nonsense", &json!(long)).contains(&cut));
+        assert!(refused(&long, &json!(1)).len() < 1000);
+    }
 }

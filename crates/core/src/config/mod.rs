@@ -322,8 +322,8 @@ fn unknown(name: &str, value: &Value) -> ConfigError {
         .map(|(_, name)| name);
     let nearest = known.map(|(_, name)| *name).or(similar);
     ConfigError::UnknownKey {
-        key: name.to_owned(),
-        value: value.to_string(),
+        key: key::shortened(name),
+        value: key::shortened(&value.to_string()),
         nearest,
     }
 }

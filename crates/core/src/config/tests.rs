@@ -114,7 +114,7 @@ fn an_error_names_the_key_the_value_and_what_is_allowed() {
         ),
         (
             json!({"stall_timeout_seconds": 0}),
-            "\"stall_timeout_seconds\" is 0; allowed: a finite number above 0",
+            "\"stall_timeout_seconds\" is 0; allowed: a number from 0.001 to 1000000000",
         ),
         (
             json!({"bind_interface_address": "eth0"}),
