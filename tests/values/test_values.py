@@ -176,7 +176,7 @@ def test_a_value_within_itself_is_refused() -> None:
 
 
 def test_an_unknown_type_that_is_the_whole_value_is_named_without_a_place() -> None:
-    with pytest.raises(UnsupportedValueError, match="^a value of type function cannot cross ranks; pass tensors, "):
+    with pytest.raises(UnsupportedValueError, match=r"^a value of type function cannot cross ranks; pass tensors, "):
         _core.flatten(lambda: None, registry)
 
 
