@@ -307,6 +307,21 @@ def test_a_process_group_of_the_script_meets_at_the_same_port(when: str) -> None
             assert done["error"] < 1e-10
 
 
+@pytest.mark.parametrize("width", [16, 20_000])
+def test_results_can_be_read_when_the_root_has_come_to_its_end(width: int) -> None:
+    with Job("late_reader", arguments=["reads", str(width)]) as job:
+        job.all_end_with([0, 0], 60)
+        assert job[1].event("read")["same"]
+        assert ("has come to its end and waits for ranks [1]" in job[0].err) == (width == 20_000)
+
+
+@pytest.mark.parametrize(("how", "codes"), [("drops", [0, 0]), ("raises", [1, 0]), ("waits for the other", [0, 1])])
+def test_nobody_waits_for_ever_for_a_reader(how: str, codes: list[int]) -> None:
+    with Job("late_reader", arguments=[how, "20000"]) as job:
+        job.all_end_with(codes, 60)
+        assert "Exception ignored" not in job[1].err
+
+
 def test_a_rank_that_leaves_puts_back_what_it_replaced() -> None:
     with Job("leaving") as job:
         job.all_end_with([0, 0], 60)
