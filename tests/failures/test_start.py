@@ -24,6 +24,7 @@ from tests.jobs.job import END_SECONDS, Job, torchrun_environment
 from tests.jobs.listeners import any_listener_outside
 from tests.jobs.ports import next_port
 
+SECRET = {"environment": {"SHARDWRIGHT_SECRET": "a secret"}}
 #: Each of several attempts to start, in order: what differs between the ranks. Rank 0's own comes first.
 ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "configuration": [{"keys": {"microbatches": 4}}, {"keys": {"microbatches": 2}}],
@@ -32,7 +33,8 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
         {"environment": {"SHARDWRIGHT_SECRET": f"the secret of rank {rank}"}, "keys": {"connect_timeout_seconds": 3}}
         for rank in (0, 1)
     ],
-    "agreement": [{"environment": {"SHARDWRIGHT_SECRET": "a secret"}}] * 2,
+    "threads": [{**SECRET, "threads": False}, SECRET],
+    "agreement": [SECRET] * 2,
 }
 
 
@@ -51,7 +53,7 @@ def attempts() -> dict[str, list[dict[str, Any]]]:
     return said
 
 
-@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != "agreement"])
+@pytest.mark.parametrize("name", ["configuration", "version", "secret"])
 def test_every_rank_learns_that_the_job_does_not_start(attempts: dict[str, list[dict[str, Any]]], name: str) -> None:
     for said in attempts[name]:
         assert said["failure"]["type"] == "JobStartError"
@@ -75,6 +77,11 @@ def test_a_rank_of_the_job_with_the_wrong_secret(attempts: dict[str, list[dict[s
     assert first.startswith("rank 1 did not join the job within 3")
     assert first.endswith("a connection was dropped: it presented a wrong secret as rank 1")
     assert "rank 0 did not prove the job's secret to rank 1" in second
+
+
+def test_a_rank_that_may_start_no_thread_says_so(attempts: dict[str, list[dict[str, Any]]]) -> None:
+    failure = attempts["threads"][0]["failure"]
+    assert (failure["type"], failure["text"]) == ("RuntimeError", "can't start new thread")
 
 
 def test_the_next_attempt_of_the_same_processes_succeeds(attempts: dict[str, list[dict[str, Any]]]) -> None:
