@@ -127,8 +127,9 @@ def _install(runtime: Runtime) -> None:
     wrapping.install()
     installed.callback(wrapping.uninstall)
     if runtime.launch.world_size > 1:
-        runtime.photographer = Photographer(runtime)
-        runtime.photographer.start()
+        photographer = Photographer(runtime)
+        photographer.start()  # where no thread can be started, there is none to stop
+        runtime.photographer = photographer
         installed.callback(ScriptEnd(runtime).restore)
         interrupts.install(runtime.updates.interrupted)
 
