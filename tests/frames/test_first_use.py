@@ -83,6 +83,20 @@ def test_first_use_of_a_result(use: Callable[..., Any], needs_gradient: bool, si
     assert_exact(Part(body, child=Part(child)), data(*size))
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("use", [*USES, transformed_twice])
+def test_first_use_of_a_result_that_was_handed_on(use: Callable[..., Any], size: tuple[int, int]) -> None:
+    """It lives on where it was handed to, and must not be written to here from its first use on."""
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        x = x * root.weight.sum()
+        y = root.child(x)
+        z = root.child(y)
+        return use(x, y) + z.sum()
+
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight.sum())), data(*size))
+
+
 def test_calls_in_inference_mode_with_what_needs_a_gradient() -> None:
     """Leaves have no edge there that torch could find."""
 
