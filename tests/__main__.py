@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.device.rehearsal import build_rehearsal
+from tests.jobs.built import build_hostile_member, build_rehearsal
 from tests.jobs.forked import ROOT, fork_server
 
 #: Tests that run at once, a file to each.
@@ -168,6 +168,7 @@ def main() -> int:
     given = parser.parse_args()
     fork_server()  # one for all parts
     build_rehearsal()  # cargo would wait for the Rust lane's own build
+    build_hostile_member()
     if given.repeat:
         return repeat(given.repeat, given.tests)
     return run_parts(ALL if given.all else WHOLE_PARITY if given.whole_parity else QUICK)

@@ -8,6 +8,7 @@ import ctypes
 import functools
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
 from shardwright.model import wrapping
 from shardwright.picture import Photographer
-from shardwright.progress import Progress
+from shardwright.progress import PATIENCE_SECONDS, Progress
 from shardwright.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.script_end import ScriptEnd
 from shardwright.step import guards as step_guards
@@ -35,8 +36,11 @@ from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.waiting import Wait
 
 _TRACE_CAPACITY = 1 << 16
+#: How often a rank that is about to leave looks whether others still need it.
+_LOOK_SECONDS = 0.01
 
 
 def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
@@ -123,8 +127,9 @@ def _install(runtime: Runtime) -> None:
     wrapping.install()
     installed.callback(wrapping.uninstall)
     if runtime.launch.world_size > 1:
-        runtime.photographer = Photographer(runtime)
-        runtime.photographer.start()
+        photographer = Photographer(runtime)
+        photographer.start()  # where no thread can be started, there is none to stop
+        runtime.photographer = photographer
         installed.callback(ScriptEnd(runtime).restore)
         interrupts.install(runtime.updates.interrupted)
 
@@ -153,6 +158,9 @@ def is_initialized() -> bool:
 def shutdown() -> None:
     """Leave the job in good order; also done when the script ends. Further calls do nothing.
 
+    What the last steps have returned stays readable on the other ranks of the pipeline: its root waits until they have
+    read or dropped it, or leave too.
+
     Raises:
         ShardwrightError: A step runs on this rank, as where a signal handler calls this.
     """
@@ -171,8 +179,30 @@ def _end() -> None:
     if runtime is None or os.getpid() != runtime.pid:
         return
     atexit.unregister(_end)
-    set_default_runtime(None)
-    _leave(runtime)
+    try:
+        _await_readers(runtime)
+    finally:
+        set_default_runtime(None)
+        _leave(runtime)
+
+
+def _await_readers(runtime: Runtime) -> None:
+    """Keep what other ranks may still read, unless an error ends this rank's script, or nobody can go on without it."""
+
+    def is_kept() -> bool:
+        return runtime.farewell is None and runtime.node.stats()["objects_kept_for_others"] > 0
+
+    if not is_kept():
+        return
+    readers, began, said = runtime.pp_ranks[1:], time.monotonic(), False
+    what = f"ranks {readers}, which may still read what the last steps returned"
+    with contextlib.suppress(ShardwrightError), Wait(runtime, what, readers, is_for_ever=True) as wait:
+        while is_kept():
+            wait.check()
+            time.sleep(_LOOK_SECONDS)
+            if not said and time.monotonic() > began + PATIENCE_SECONDS:
+                said = True
+                logs.logger.warning("rank %d has come to its end and waits for %s", runtime.rank, what)
 
 
 def _leave(runtime: Runtime) -> None:

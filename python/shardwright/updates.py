@@ -27,10 +27,12 @@ class Said(NamedTuple):
     Attributes:
         updated: Whether an optimizer has updated weights of this rank; None where it has none to update.
         interrupted: Whether a signal came, so that part of the script may have been left out.
+        calls: How often ``step()`` of distributed optimizers was called, which every rank has to call.
     """
 
     updated: bool | None
     interrupted: bool
+    calls: int = 0
 
 
 class Updates:
@@ -42,6 +44,7 @@ class Updates:
         self._begun: dict[int, str] = {}
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._updated = self._interrupted = False
+        self._calls = 0
         #: Why no step may run; None where one may.
         self.refusal: str | None = None
 
@@ -63,8 +66,9 @@ class Updates:
                 self._interrupted = True  # in a hook: where the step is undone, this is not
 
     def has_updated(self) -> None:
-        """An optimizer's step has ended that has nothing to update here, and may have on other ranks."""
+        """A distributed optimizer's step has ended, which may have had nothing to update here."""
         self._updated = True
+        self._calls += 1
 
     def _trains(self, optimizer: torch.optim.Optimizer) -> bool:
         # Imported late: the model needs the runtime.
@@ -105,14 +109,14 @@ class Updates:
     def said(self) -> Said:
         """What this rank tells the others."""
         owns = any(placement.owned_parameters() for placement in self._runtime.placements)
-        return Said(self._updated if owns else None, self._interrupted)
+        return Said(self._updated if owns else None, self._interrupted, self._calls)
 
     def compare(self, said: Mapping[int, Said]) -> None:
         """Compare what all ranks of the job have said, at the end of a step that is well so far.
 
         Raises:
             PartialUpdateError: A signal was caught between the steps, and only some ranks have updated their weights
-                since; all ranks raise it.
+                since; or ranks have called ``step()`` of distributed optimizers unequally often. All ranks raise it.
         """
         interrupted = [rank for rank, each in said.items() if each.interrupted]
         with_update = [rank for rank, each in said.items() if each.updated is True]
@@ -123,13 +127,26 @@ class Updates:
                 f"have updated their weights and ranks {without} have not"
             )
             raise PartialUpdateError(self.refusal or "")
+        by_calls: dict[int, list[int]] = {}
+        for rank, each in said.items():
+            by_calls.setdefault(each.calls, []).append(rank)
+        if len(by_calls) > 1:
+            told = " and ".join(f"ranks {ranks} {_times(calls)}" for calls, ranks in sorted(by_calls.items()))
+            self.refuse(f"since the last step, step() of distributed optimizers was called by {told}")
+            raise PartialUpdateError(self.refusal or "")
         self._updated = self._interrupted = False
+        self._calls = 0
 
     def forget(self) -> None:
         """Weights are equal again, or are to count as equal."""
         self._begun.clear()
         self._updated = self._interrupted = False
+        self._calls = 0
         self.refusal = None
+
+
+def _times(number: int) -> str:
+    return "not at all" if number == 0 else "once" if number == 1 else f"{number} times"
 
 
 def resume_after_failure(error: BaseException) -> None:

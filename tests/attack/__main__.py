@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from tests.hosts.network import missing
@@ -24,7 +22,6 @@ from tests.hosts.network import missing
 from . import members, sieges
 from .sieges import Row
 
-ROOT = Path(__file__).parents[2]
 MOST_GROWTH_MB = 16.0
 LEAST_ATTACKS = 2000
 DDP: dict[str, Any] = {"ddp": True}
@@ -70,8 +67,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     given = parser.parse_args()
-    build = ["cargo", "build", "--quiet", "-p", "shardwright-comm", "--example", "hostile_member"]
-    subprocess.run(build, cwd=ROOT, check=True)
     began = time.monotonic()
     rows = []
     print(f"{'job':<31} {'attack':<56} {'attacks':>7} {'survived':>8} {'inexact':>7} {'MB':>6}")

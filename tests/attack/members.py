@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shardwright import _core
@@ -14,11 +13,11 @@ from shardwright.communication import ucx_packages
 from shardwright.config import load_config
 from shardwright.rendezvous import _lines
 
+from tests.jobs.built import build_hostile_member
 from tests.jobs.job import Job, torchrun_environment
 
 from .watch import PROGRAM, STEP_SECONDS, TOLERANCE, anonymous_mb
 
-EXAMPLE = Path(__file__).parents[2] / "target" / "debug" / "examples" / "hostile_member"
 #: Errors by which a job ends in order.
 NAMED = ("PeerLostError", "RemoteError", "StepMismatchError", "StallError", "JobStartError", "StepAborted")
 #: Silence is noticed within the liveness timeout; UCX waits two seconds for TCP's word.
@@ -70,7 +69,9 @@ class Outcome:
 
 def frames() -> list[tuple[str, str]]:
     """Names and bytes of what a member may put on a connection."""
-    lines = subprocess.run([EXAMPLE, "frames"], capture_output=True, text=True, check=True, timeout=60).stdout
+    lines = subprocess.run(
+        [build_hostile_member(), "frames"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     return [(name, digits) for name, digits in (line.split("\t") for line in lines.splitlines())]
 
 
@@ -91,12 +92,13 @@ def over_tcp(configuration: dict[str, Any], ranks: int, wanted: list[tuple[str, 
             yield _outcome(name, 1, job, before, number, ranks - 1)
 
 
-def over_ucx(ranks: int) -> Iterator[Outcome]:
-    """Jobs that the example joins as their last rank."""
+def over_ucx(ranks: int, wanted: Iterable[str] = OVER_UCX) -> Iterator[Outcome]:
+    """Jobs that the example joins as their last rank; one for each of the attacks wanted."""
     keys: dict[str, Any] = {"pipeline_parallel_degree": ranks, "liveness_timeout_seconds": LIVENESS}
     keys |= {"microbatches": 4, "skip_tracing": True}  # as the program has it
     fingerprint = _lines(load_config(keys, {}, {}).core.fingerprint())
-    for name, attacks in OVER_UCX.items():
+    program = build_hostile_member()
+    for name in wanted:
         places: list[int] = []
 
         def launch(rank: int, world: int, port: int, places: list[int] = places) -> dict[str, str]:
@@ -106,7 +108,7 @@ def over_ucx(ranks: int) -> Iterator[Outcome]:
         with _job_without_its_last(ranks, keys, launch) as job:
             port = places[0]
             told = json.loads(_core.Meeting.ask(f"127.0.0.1:{port}/0 127.0.0.1:{port} 0", STEP_SECONDS))
-            command = [EXAMPLE, name, ranks - 1, ranks, told["port"], told["secret"], _core.__version__, fingerprint]
+            command = [program, name, ranks - 1, ranks, told["port"], told["secret"], _core.__version__, fingerprint]
             example = subprocess.Popen(
                 [*map(str, command), ucx_packages()[0]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
@@ -115,7 +117,7 @@ def over_ucx(ranks: int) -> Iterator[Outcome]:
                 said = example.stdout.readline()
                 assert said.startswith("sent "), example.communicate(timeout=10)
                 before = [anonymous_mb(process.pid) for process in job.ranks]
-                yield _outcome(name, attacks, job, before, None, ranks - 1)
+                yield _outcome(name, OVER_UCX[name], job, before, None, ranks - 1)
             finally:
                 example.kill()
                 example.communicate()

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from . import members
+from .__main__ import MOST_GROWTH_MB
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -18,3 +21,11 @@ def test_strangers_are_survived_by_a_job_that_encrypts() -> None:
     total = json.loads(done.stdout.splitlines()[-1])
     assert total["attacks"] == total["survived"] > 0
     assert total["inexact"] == total["listeners_outside"] == 0
+
+
+@pytest.mark.parametrize("attack", ["many early parts", "many messages begun"])
+def test_a_member_that_sends_too_much_ahead_costs_little_memory_and_ends_the_job_by_name(attack: str) -> None:
+    (outcome,) = members.over_ucx(2, [attack])
+    assert outcome.survived == outcome.attacks == members.OVER_UCX[attack], outcome
+    assert outcome.inexact == 0
+    assert outcome.growth_mb < MOST_GROWTH_MB

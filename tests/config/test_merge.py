@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import shardwright as smp
 from shardwright.config import Config, check_world, load_config, without_effect
 from shardwright.errors import ConfigError
 
@@ -119,6 +120,13 @@ def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
     assert 'the nearest one is "microbatches"' in refused({"microbatch": 4})
 
 
+@pytest.mark.parametrize("key", ["pp", "pp_degree", "num_stages"])
+def test_a_key_as_other_libraries_call_it_is_refused_with_the_name_it_has_here(key: str) -> None:
+    with pytest.raises(ConfigError, match=f'"{key}" .*; the nearest one is "pipeline_parallel_degree"'):
+        smp.init({}, **{key: 2})
+    assert not smp.is_initialized()
+
+
 def test_refusals_are_configuration_errors_that_name_key_value_and_what_is_allowed() -> None:
     text = refused({"memory_weight": 2})
     assert text == 'the configuration key "memory_weight" is 2; allowed: a number from 0 to 1, or null'
@@ -163,3 +171,17 @@ def test_a_given_key_without_effect_is_named() -> None:
     assert list(without_effect({}, {}, environment(checkpoint_attentions=True))) == [said]
     assert not list(without_effect(None, {}, {}))
     assert not list(without_effect(None, {"checkpoint_attentions": False}, {}))
+
+
+def test_the_log_says_that_a_given_key_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SM_HP_MP_PARAMETERS"):
+        monkeypatch.delenv(name, raising=False)
+    (sentence,) = without_effect({}, {"checkpoint_attentions": True}, {})
+    try:
+        with caplog.at_level("WARNING"):
+            smp.init(checkpoint_attentions=True)
+    finally:
+        smp.shutdown()
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("shardwright")] == [sentence]

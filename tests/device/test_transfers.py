@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.device.rehearsal import build_rehearsal
+from tests.jobs.built import build_rehearsal
 from tests.jobs.forked import Forked
 
 JOB = Path(__file__).with_name("transfer_job.py")

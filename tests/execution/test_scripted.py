@@ -16,6 +16,9 @@ from tests.frames.job import Job, job_fixture
 
 job = job_fixture(2)
 
+#: Rows and columns of a batch: a few numbers, and more than a message takes along.
+SIZES = [(8, 4), (80, 160)]
+
 
 class Around(nn.Module):
     """A module with a scripted or a traced one inside."""
@@ -32,13 +35,13 @@ class Around(nn.Module):
 class Model(nn.Module):
     """A layer, and a compiled one behind it that is called twice."""
 
-    def __init__(self, compiled: str, around: bool, checkpointed: bool) -> None:
+    def __init__(self, width: int, compiled: str, around: bool, checkpointed: bool) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.checkpointed = checkpointed
-        self.first = nn.Linear(4, 4)
-        inner: Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-        inner = torch.jit.script(inner) if compiled == "script" else torch.jit.trace(inner, torch.rand(2, 4))
+        self.first = nn.Linear(width, width)
+        inner: Any = nn.Sequential(nn.Linear(width, width), nn.Tanh())
+        inner = torch.jit.script(inner) if compiled == "script" else torch.jit.trace(inner, torch.rand(2, width))
         self.compiled = Around(inner) if around else inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,21 +54,22 @@ class Model(nn.Module):
         return result
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("compiled", ["script", "trace"])
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_a_compiled_module_elsewhere_is_exact(
-    job: Job, place: int, compiled: str, around: bool, checkpointed: bool
+    job: Job, place: int, compiled: str, around: bool, checkpointed: bool, size: tuple[int, int]
 ) -> None:
-    batch = torch.rand(8, 4)
-    plain = Model(compiled, around, checkpointed)
+    batch, width = torch.rand(*size), size[1]
+    plain = Model(width, compiled, around, checkpointed)
     for part in batch.chunk(2):
         (plain(part) / 2).backward()
 
     def main(runtime: Runtime) -> dict[str, torch.Tensor | None]:
-        module = Model(compiled, around, checkpointed)  # torch's copies of such modules have no parameters
+        module = Model(width, compiled, around, checkpointed)  # torch's copies of such modules have no parameters
         smp.set_partition(module.first, 1 - place)
         smp.set_partition(module.compiled, place)
         model = smp.DistributedModel(module)

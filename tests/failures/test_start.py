@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ import shardwright as smp
 from shardwright import _core, rendezvous
 from shardwright.errors import ConfigError, JobStartError
 from shardwright.runtime import current_runtime
+from torch.distributed import TCPStore
 
-from tests.jobs.job import END_SECONDS, Job
+from tests.jobs.job import END_SECONDS, Job, torchrun_environment
 from tests.jobs.listeners import any_listener_outside
 from tests.jobs.ports import next_port
 
+SECRET = {"environment": {"SHARDWRIGHT_SECRET": "a secret"}}
 #: Each of several attempts to start, in order: what differs between the ranks. Rank 0's own comes first.
 ATTEMPTS: dict[str, list[dict[str, Any]]] = {
     "configuration": [{"keys": {"microbatches": 4}}, {"keys": {"microbatches": 2}}],
@@ -28,7 +33,8 @@ ATTEMPTS: dict[str, list[dict[str, Any]]] = {
         {"environment": {"SHARDWRIGHT_SECRET": f"the secret of rank {rank}"}, "keys": {"connect_timeout_seconds": 3}}
         for rank in (0, 1)
     ],
-    "agreement": [{"environment": {"SHARDWRIGHT_SECRET": "a secret"}}] * 2,
+    "threads": [{**SECRET, "threads": False}, SECRET],
+    "agreement": [SECRET] * 2,
 }
 
 
@@ -47,7 +53,7 @@ def attempts() -> dict[str, list[dict[str, Any]]]:
     return said
 
 
-@pytest.mark.parametrize("name", [name for name in ATTEMPTS if name != "agreement"])
+@pytest.mark.parametrize("name", ["configuration", "version", "secret"])
 def test_every_rank_learns_that_the_job_does_not_start(attempts: dict[str, list[dict[str, Any]]], name: str) -> None:
     for said in attempts[name]:
         assert said["failure"]["type"] == "JobStartError"
@@ -71,6 +77,11 @@ def test_a_rank_of_the_job_with_the_wrong_secret(attempts: dict[str, list[dict[s
     assert first.startswith("rank 1 did not join the job within 3")
     assert first.endswith("a connection was dropped: it presented a wrong secret as rank 1")
     assert "rank 0 did not prove the job's secret to rank 1" in second
+
+
+def test_a_rank_that_may_start_no_thread_says_so(attempts: dict[str, list[dict[str, Any]]]) -> None:
+    failure = attempts["threads"][0]["failure"]
+    assert (failure["type"], failure["text"]) == ("RuntimeError", "can't start new thread")
 
 
 def test_the_next_attempt_of_the_same_processes_succeeds(attempts: dict[str, list[dict[str, Any]]]) -> None:
@@ -181,14 +192,58 @@ def test_rank_0_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"rank 1: waited 1\.\d s for rank 0, which did not start", text)
 
 
-def test_the_secret_of_a_job_on_one_host_lies_in_no_store_and_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 tells it through a socket without a file, and to processes of its own user only."""
-    with Job("training", arguments=["train for ever", '{"ddp": true}']) as job:
+def files_of(pid: int) -> Iterator[bytes]:
+    """What is written in the files that a process holds open, which may have no name, without their holes."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile, or nothing that can be read
+            if not path.is_file():
+                continue
+            with path.open("rb") as file:
+                at = 0
+                while True:
+                    at = os.lseek(file.fileno(), at, os.SEEK_DATA)  # an OSError behind the last
+                    end = os.lseek(file.fileno(), at, os.SEEK_HOLE)
+                    file.seek(at)
+                    yield file.read(end - at)
+                    at = end
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_secret_of_a_job_lies_in_no_store_and_no_file(hosts: int, tmp_path: Path) -> None:
+    """On one host rank 0 tells it through a socket without a file, and to processes of its own user only."""
+    launchers = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launchers.set("the launcher's", "own")
+    given = {"SHARDWRIGHT_SECRET": "what only these ranks know"} if hosts > 1 else {}
+
+    def launch(rank: int, world: int, port: int) -> dict[str, str]:
+        own = torchrun_environment(rank, world, launchers.port) | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return {**own, "TMPDIR": str(tmp_path), **({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if given else {})}
+
+    with Job("training", 2, ["train for ever", '{"ddp": true}'], lambda rank: given, launch=launch) as job:
         job.events("step")
-        for process in job.ranks:
-            assert not any_listener_outside(process.pid)
-            unix = Path(f"/proc/{process.pid}/net/unix").read_text()
-        assert re.search(r"@shardwright/[0-9a-f]{64}$", unix, re.MULTILINE)
+        stores = [launchers]
+        if hosts == 1:
+            place = f"127.0.0.1:{launchers.port}"
+            told = json.loads(_core.Meeting.ask(f"{place}/0 {place} 0", 10.0))
+            secret = bytes.fromhex(told["secret"])
+            assert len(secret) == 32
+            stores.append(TCPStore("127.0.0.1", told["store"], is_master=False))
+        else:
+            secret = given["SHARDWRIGHT_SECRET"].encode()
+        read = [(key.encode(), store.get(key)) for store in stores for key in store.list_keys()]
+        files = [one for process in job.ranks for one in files_of(process.pid)]
+        unix = Path(f"/proc/{job[0].pid}/net/unix").read_text()
+        if hosts == 1:
+            assert not any(any_listener_outside(process.pid) for process in job.ranks)
+            assert re.search(r"@shardwright/[0-9a-f]{64}$", unix, re.MULTILINE)
+        command_lines = [Path(f"/proc/{process.pid}/cmdline").read_bytes() for process in job.ranks]
+    assert (b"the launcher's", b"own") in read
+    assert len(read) > 2
+    assert max(map(len, files)) > 1000  # buffers for tensors
+    files += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for form in (secret, secret.hex().encode(), base64.b64encode(secret)):
+        assert not [one for pair in read for one in pair if form in one]
+        assert not [one for one in (*files, *command_lines) if form in one]
 
 
 def test_a_job_that_encrypts_trains_exactly() -> None:
@@ -305,6 +360,21 @@ def test_a_process_group_of_the_script_meets_at_the_same_port(when: str) -> None
             done = process.event("done")
             assert done["total"] == [2, 2, 2]
             assert done["error"] < 1e-10
+
+
+@pytest.mark.parametrize("width", [16, 20_000])
+def test_results_can_be_read_when_the_root_has_come_to_its_end(width: int) -> None:
+    with Job("late_reader", arguments=["reads", str(width)]) as job:
+        job.all_end_with([0, 0], 60)
+        assert job[1].event("read")["same"]
+        assert ("has come to its end and waits for ranks [1]" in job[0].err) == (width == 20_000)
+
+
+@pytest.mark.parametrize(("how", "codes"), [("drops", [0, 0]), ("raises", [1, 0]), ("waits for the other", [0, 1])])
+def test_nobody_waits_for_ever_for_a_reader(how: str, codes: list[int]) -> None:
+    with Job("late_reader", arguments=[how, "20000"]) as job:
+        job.all_end_with(codes, 60)
+        assert "Exception ignored" not in job[1].err
 
 
 def test_a_rank_that_leaves_puts_back_what_it_replaced() -> None:

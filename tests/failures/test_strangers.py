@@ -12,6 +12,7 @@ import pytest
 from shardwright import _core
 from shardwright.errors import JobStartError
 
+from tests.attack.sieges import while_it_starts
 from tests.jobs.job import Job, Process
 from tests.jobs.listeners import any_listener_outside, listeners
 
@@ -19,6 +20,8 @@ TOLERANCE = 1e-10
 MAGIC = b"SHARDWRT"
 HALF_OPEN = 5
 MANY = 500
+#: Before the second rank comes, and again while it does.
+IDLE = 120
 #: Sixty-four threads may serve strangers at once; each touches a few pages of its stack.
 MOST_GROWTH = 32 << 20
 GARBAGE = (
@@ -144,3 +147,9 @@ def test_strangers_are_dropped_and_counted_and_the_training_goes_on(training: Jo
         process.event("step", number=number + 5)
         assert max(step["error"] for step in process.events("step")) < TOLERANCE
         assert process.err.count("dropped a stranger's connection") == 1
+
+
+def test_ranks_start_although_idle_connections_stand_at_the_door() -> None:
+    (row,) = while_it_starts("2 ranks", {}, 2 * IDLE)
+    assert row.survived == row.attacks >= 2 * IDLE
+    assert row.inexact == 0

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 CASE = json.loads(sys.argv[1])
@@ -21,6 +22,8 @@ VISITS = {"forward": 2, "backward": 2, "optimizer": 2}
 LIMITS = {
     "30 descriptors": (resource.RLIMIT_NOFILE, 30),
     "4 GB of address space": (resource.RLIMIT_AS, 4 << 30),
+    "1.5 GB of address space more": (resource.RLIMIT_AS, 1500 << 20),
+    "2.7 GB of address space more": (resource.RLIMIT_AS, 2700 << 20),
     "1 MB of a file": (resource.RLIMIT_FSIZE, 1 << 20),
     "no locked memory": (resource.RLIMIT_MEMLOCK, 0),
 }
@@ -190,6 +193,8 @@ class Rank:
             keys["microbatches"] += 1
             return
         which, most = LIMITS[case["fault"]]
+        if case["fault"].endswith(" more"):
+            most += int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(which, (most, most))
         say("fault")
 
@@ -212,7 +217,7 @@ class Rank:
     def run(self) -> None:
         """Build the model, and take one case after another."""
         self.training = self.faulty.Training()
-        say("exact", error=self.training.exact_step())
+        say("exact", error=self.training.exact_step(), peers=self.smp.comm_stats()["peers"])
         began = time.monotonic()
         say("exact", error=self.training.exact_step())
         self.seconds = time.monotonic() - began

@@ -11,7 +11,7 @@ from shardwright.execution.context import saved_tensor_hooks_are_set
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.frames.comparing import Part, assert_exact, data, run_divided, times_weight, weighted_sum
+from tests.frames.comparing import WIDTH, Part, assert_exact, data, run_divided, times_weight, weighted_sum
 from tests.frames.loopback import LoopbackJob, guarded
 
 KINDS = [False, True]
@@ -149,9 +149,12 @@ def test_failure_inside_a_checkpoint_leaves_no_hooks_behind() -> None:
     assert job.live_frames == 0
 
 
+@pytest.mark.parametrize("rows", [2, 400])
 @pytest.mark.parametrize("reentrant", KINDS)
 @pytest.mark.parametrize("twice", [False, True])
-def test_checkpoint_around_a_child_that_begins_with_an_activation_in_place(reentrant: bool, twice: bool) -> None:
+def test_checkpoint_around_a_child_that_begins_with_an_activation_in_place(
+    reentrant: bool, twice: bool, rows: int
+) -> None:
     """The script's checkpoint computes again what the child writes to; the child's own one begins behind that."""
 
     def block(root: Part, x: torch.Tensor) -> Any:
@@ -165,4 +168,4 @@ def test_checkpoint_around_a_child_that_begins_with_an_activation_in_place(reent
     def body(root: Part, x: torch.Tensor) -> Any:
         return checkpoint(partial(block, root), x, use_reentrant=reentrant)
 
-    assert_exact(Part(body, child=Part(child)), data(needs_gradient=True))
+    assert_exact(Part(body, child=Part(child)), data(rows, WIDTH, needs_gradient=True))

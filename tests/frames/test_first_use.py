@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
+import shardwright as smp
 import torch
-from shardwright.errors import FrameError
+from shardwright.errors import FrameError, RemoteError
+from shardwright.runtime import Runtime
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.frames.comparing import Part, assert_exact, data, run_divided
+from tests.frames.job import Job, job_fixture
 
 #: A few numbers, and more than a message takes along.
 SIZES = [(2, 3), (40, 160)]
+
+job = job_fixture(2)
 
 
 def in_inference_mode(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -76,6 +83,20 @@ def test_first_use_of_a_result(use: Callable[..., Any], needs_gradient: bool, si
     assert_exact(Part(body, child=Part(child)), data(*size))
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("use", [*USES, transformed_twice])
+def test_first_use_of_a_result_that_was_handed_on(use: Callable[..., Any], size: tuple[int, int]) -> None:
+    """It lives on where it was handed to, and must not be written to here from its first use on."""
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        x = x * root.weight.sum()
+        y = root.child(x)
+        z = root.child(y)
+        return use(x, y) + z.sum()
+
+    assert_exact(Part(body, child=Part(lambda m, x: x * m.weight.sum())), data(*size))
+
+
 def test_calls_in_inference_mode_with_what_needs_a_gradient() -> None:
     """Leaves have no edge there that torch could find."""
 
@@ -118,3 +139,41 @@ def test_counting_operations_around_a_call_is_refused() -> None:
         FrameError, match=r"under the torch dispatch mode _FlopCounterMode.* enter it inside the module"
     ):
         run_divided(Part(body, child=Part(lambda m, x: x * m.weight)), [data()])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("around", ["step", "call"])
+def test_counting_operations_around_a_step_or_a_call_in_it_is_refused_and_the_next_step_is_exact(
+    job: Job, around: str, size: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    batch, width = data(2 * size[0], size[1]), size[1]
+    plain = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)).double()
+    plain(batch).square().mean().backward()
+
+    def main(runtime: Runtime) -> BaseException:
+        module = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)).double()
+        smp.set_partition(module[1], 1)
+        model = smp.DistributedModel(module)
+        model.load_state_dict(plain.state_dict())
+
+        def counting(where: str) -> AbstractContextManager[Any]:
+            return FlopCounterMode(display=False) if where == around else nullcontext()
+
+        @smp.step
+        def train(inputs: torch.Tensor, *, plainly: bool) -> None:
+            with nullcontext() if plainly else counting("call"):
+                result = model(inputs)
+            model.backward(result.square().mean())
+
+        with pytest.raises((FrameError, RemoteError)) as caught, counting("step"):
+            train(batch, plainly=False)
+        train(batch, plainly=True)
+        for name, parameter in model.local_named_parameters():
+            torch.testing.assert_close(parameter.grad, plain.get_parameter(name).grad)
+        return caught.value
+
+    settings = {"auto_partition": False, "default_partition": 0, "microbatches": 2}
+    for rank, error in enumerate(job.run(main, settings)):
+        assert isinstance(error, FrameError if around == "step" or rank == 0 else RemoteError), error
+        assert "was called under the torch dispatch mode _FlopCounterMode" in str(error)

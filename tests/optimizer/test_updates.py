@@ -84,6 +84,7 @@ def test_another_error_does_not_let_steps_run(rank: Rank, error: Exception) -> N
         ({0: Said(False, True), 1: Said(True, False)}, True),
         ({0: Said(True, False), 1: Said(False, False)}, False),  # a script's own way, without any signal
         ({0: Said(None, True), 1: Said(True, False)}, False),  # nothing to update
+        ({0: Said(None, False, 2), 1: Said(True, False, 2)}, False),
     ],
 )
 def test_updates_are_compared_where_a_signal_came(rank: Rank, said: dict[int, Any], differ: bool) -> None:
@@ -94,3 +95,14 @@ def test_updates_are_compared_where_a_signal_came(rank: Rank, said: dict[int, An
             rank.updates.compare(said)
     else:
         rank.updates.compare(said)
+
+
+def test_a_distributed_optimizer_that_some_ranks_leave_out_is_told(rank: Rank) -> None:
+    said = {0: Said(True, False, 2), 1: Said(None, False, 0), 2: Said(True, False, 2)}
+    with pytest.raises(smp.PartialUpdateError, match=r"by ranks \[1\] not at all and ranks \[0, 2\] 2 times"):
+        rank.updates.compare(said)
+    with pytest.raises(smp.PartialUpdateError):
+        rank.updates.check()
+    rank.updates.forget()
+    rank.updates.check()
+    assert rank.updates.said().calls == 0

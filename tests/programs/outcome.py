@@ -77,14 +77,27 @@ def _sorting(gradient: torch.Tensor | None) -> tuple[bool, tuple[int, ...], list
 
 def difference(plain: Outcome, divided: Outcome) -> str | None:
     """The first difference, None when there is none; measured as in docs/design/parity.md."""
-    gradients = [v for name, v in plain.values.items() if name.startswith("gradient") and v is not None and v.numel()]
-    floor = max((float(gradient.abs().max()) for gradient in gradients), default=0.0) / 1000
     for name in dict.fromkeys([*plain.values, *divided.values]):
         expected, found = plain.values.get(name), divided.values.get(name)
-        scale = floor if name.startswith("gradient") else 0.0
+        scale = max((floor for kind, floor in _floors(plain).items() if name.startswith(kind)), default=0.0)
         if not _agree(expected, found, scale):
             return f"{name}: {_short(expected)} in plain torch, {_short(found)} divided"
     return None
+
+
+def _floors(plain: Outcome) -> dict[str, float]:
+    """Of gradients and of weights with buffers, a thousandth of the largest: noise relative to noise says nothing."""
+    kinds = {"gradient": [0.0], "value of": [0.0]}
+    for name, value in plain.values.items():
+        for kind, found in kinds.items():
+            if (
+                name.startswith(kind)
+                and isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+                and value.numel()
+            ):
+                found.append(float(value.abs().double().nan_to_num(posinf=0.0).max()))
+    return {kind: max(found) / 1000 for kind, found in kinds.items()}
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,9 @@ from tests.jobs.ranks import outputs_of_ranks
 PROGRAM = Path(__file__).parent / "keepers_program.py"
 
 
-@pytest.mark.parametrize("mode", ["fast", pytest.param("dynamic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", ["fast", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("static", "dynamic"))]
+)
 def test_modules_that_keep_something_are_exact_in_processes(mode: str) -> None:
     for output in outputs_of_ranks(PROGRAM, mode):
         found = json.loads(output.splitlines()[-1])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+import transformers
 from shardwright.runtime import Runtime
 from torch import nn
 
@@ -79,6 +80,74 @@ def test_each_gives_the_gradients_of_the_batch_and_one_takes_any_number(
         return compared
 
     assert job.run(main, {"microbatches": 4, **settings}) == [30, 30]
+
+
+class Counting(nn.Module):
+    """A linear layer that knows how often it has run, and of how many rows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.ran: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ran.append(len(x))
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("width", [4, 1200])
+@pytest.mark.parametrize("settings", MODES)
+def test_a_batch_of_one_sample_runs_once_where_the_configuration_has_more_microbatches(
+    job: Job, settings: dict[str, Any], width: int
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(Counting(width), Counting(width)).double()
+    sample = torch.randn(1, width, dtype=torch.float64)
+
+    def main(runtime: Runtime) -> list[int]:
+        own = copy.deepcopy(module)
+        smp.set_partition(own, 0)
+        smp.set_partition(own[1], 1)
+        model = smp.DistributedModel(own)
+
+        @smp.step(microbatches=1)
+        def predict(x: torch.Tensor) -> torch.Tensor:
+            return model(x)
+
+        with torch.no_grad():
+            predict(sample)  # the first step may trace
+            own[runtime.rank].ran.clear()
+            (found,) = predict(sample).outputs
+        torch.testing.assert_close(found, module(sample).detach())
+        return own[runtime.rank].ran
+
+    assert job.run(main, {"microbatches": 4, **settings}) == [[1], [1]]
+
+
+def test_a_language_model_generates_from_one_prompt_where_the_configuration_has_more_microbatches(job: Job) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).eval()
+    prompt = torch.tensor([[5, 7, 11]])
+    asked = {"max_new_tokens": 4, "do_sample": False}
+
+    def main(runtime: Runtime) -> torch.Tensor:
+        own = copy.deepcopy(plain)
+        smp.set_partition(own, 0)
+        smp.set_partition(own.transformer.h[1], 1)
+        model = smp.DistributedModel(own)
+        model.eval()
+
+        @smp.step(microbatches=1)
+        def generate(ids: torch.Tensor) -> torch.Tensor:
+            return model.module.generate(ids, **asked)
+
+        with torch.no_grad():
+            return generate(prompt).concat()
+
+    for found in job.run(main, {"microbatches": 4}):
+        assert torch.equal(found, plain.generate(prompt, **asked)), found
 
 
 def test_a_list_is_for_steps_of_one_number(job: Job) -> None:

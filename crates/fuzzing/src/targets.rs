@@ -24,6 +24,8 @@ const PIECE: usize = 1 << 20;
 const HANDSHAKE_MEMORY: usize = 4 << 10;
 const CHALLENGE_AND_VERDICT: usize = 80 + 1;
 const HELLO_AND_ANSWER: usize = 52 + 33;
+/// What comes with the answer of a caller that says it encrypts.
+const OFFER: usize = 48;
 
 /// Ordinary limits, but for tensors small enough to hold many inputs a second.
 pub(crate) const LIMITS: Limits = Limits {
@@ -228,7 +230,12 @@ pub fn handshake(input: &[u8]) {
         let knows = [true, false].map(|register| fuzzing::genuine(register).0);
         let knows = knows.iter().any(|genuine| bytes.starts_with(genuine));
         assert_eq!(side.accepted, knows && !started);
-        assert!(side.read <= HELLO_AND_ANSWER);
+        let offer = if bytes.get(11).is_some_and(|encrypts| *encrypts != 0) {
+            OFFER
+        } else {
+            0
+        };
+        assert!(side.read <= HELLO_AND_ANSWER + offer);
         assert!(side.written.len() <= CHALLENGE_AND_VERDICT);
         let speaks = bytes.len() >= 52 && bytes.starts_with(b"SHARDWRT");
         assert!(

@@ -176,15 +176,18 @@ def _bring(tensor: RemoteTensor) -> None:
             # What was this tensor may live on where native code, such as a checkpoint, has saved it.
             values.__class__ = RemoteTensor
             values.source, values.here, values.end, values.actions = source, tensor, None, []  # type: ignore[attr-defined]
-    for action in actions:
-        action(bring(tensor))
+    if actions:
+        with _outside_modes():
+            for action in actions:
+                action(bring(tensor))
 
 
 def _for_native_code(tensor: RemoteTensor) -> torch.Tensor:
     values = _values_of(tensor)
     actions, tensor.actions = tensor.actions, []
-    for action in actions:
-        action(values)
+    with _outside_modes():
+        for action in actions:
+            action(values)
     return values
 
 

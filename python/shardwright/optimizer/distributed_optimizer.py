@@ -90,15 +90,15 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update this rank's parameters; see the optimizer's own ``step``."""
+        loss = None
         if any(group["params"] for group in self.param_groups):
-            return super().step(closure) if closure is not None else super().step()
-        # Some optimizers cannot step without any parameter, which a stage may be.
+            loss = super().step(closure) if closure is not None else super().step()
+        elif closure is not None:  # some optimizers cannot step without any parameter, which a stage may be
+            with torch.enable_grad():
+                loss = closure()
         if (runtime := _runtime()) is not None:
             runtime.updates.has_updated()
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; after the division only its local parameters stay in it."""

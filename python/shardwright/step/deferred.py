@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwright.errors import ShardwrightError
 from shardwright.execution.sparse import Described, has_parts, put_together, take_apart
 from shardwright.runtime import current_runtime
 from shardwright.values import decode, encode, registry
@@ -42,7 +44,7 @@ class DeferredTensor:
         runtime = current_runtime()
         deferred = DeferredTensor(*fields)
         deferred._runtime = runtime
-        deferred._release = weakref.finalize(deferred, runtime.node.release, *fields)
+        deferred._release = weakref.finalize(deferred, _release, runtime, *fields)
         deferred._release.atexit = False
         return deferred
 
@@ -61,6 +63,12 @@ class DeferredTensor:
         channel = self._runtime.node.fetch(self._root, self._key)
         tensor: torch.Tensor = decode(*self._runtime.receive_object(self._root, channel))
         return tensor
+
+
+def _release(runtime: Runtime, root: int, key: int) -> None:
+    """Tell the root that nobody here wants the tensor; one that is gone keeps none."""
+    with contextlib.suppress(ShardwrightError):
+        runtime.node.release(root, key)
 
 
 registry.add(DeferredTensor, "shardwright:DeferredTensor", DeferredTensor.fields, DeferredTensor.received)

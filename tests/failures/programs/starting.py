@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest.mock import patch
 
 import rig
 import shardwright as smp
 from rig import await_word, say
 from shardwright import _core
+from shardwright.picture import Photographer
 
 VERSION = _core.__version__
+
+
+def threads(may_start: bool) -> AbstractContextManager[Any]:
+    """Whether the system lets this rank start the thread that it has of its own."""
+    if may_start:
+        return nullcontext()
+    return patch.object(Photographer, "start", side_effect=RuntimeError("can't start new thread"))
 
 
 def main() -> None:
@@ -25,7 +36,8 @@ def main() -> None:
         began = time.monotonic()
         failure = None
         try:
-            smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"]), **attempt.get("keys", {})})
+            with threads(attempt.get("threads", True)):
+                smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"]), **attempt.get("keys", {})})
         except Exception as error:
             failure = rig.describe(error)
         say("tried", name=attempt["name"], failure=failure, seconds=time.monotonic() - began)

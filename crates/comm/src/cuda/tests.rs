@@ -2,10 +2,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
-use shardwright_wire::{Buffer, Message, TensorPart};
+use shardwright_wire::{Buffer, Message, SharedMemory, TensorPart};
 
+use super::buffer::Offered;
 use super::testing::{FromDevice, ORDINAL, STREAM, join, memory};
-use crate::buffers::Pool;
+use crate::buffers::{Import, ImportError, Pool};
 use crate::conformance::{Recorder, WATCHDOG, heavy};
 use crate::error::CommError;
 use crate::routing::{Reason, Route};
@@ -234,4 +235,42 @@ fn a_closed_connection_takes_nothing_more_and_waits_for_no_device() {
     let refused = ranks[0].node.send(Rank(1), heavy(BYTES, 6)).unwrap_err();
     assert!(matches!(refused, CommError::Closed), "{refused}");
     assert_eq!(ranks[1].told.wait_loss(Rank(0)), Loss::Left(None));
+}
+
+#[test]
+fn a_place_past_the_end_of_what_device_memory_really_holds_is_refused_whatever_its_owner_says() {
+    const HELD: u64 = 1 << 20;
+    const BYTES: usize = 4096;
+    let (pool, own) = (Pool::new(1 << 20).unwrap(), Pool::new(1 << 20).unwrap());
+    let owner = memory(&pool, HELD);
+    owner.activate_now(ORDINAL);
+    let import = Import::open(&pool.offer(), Rank(1)).unwrap();
+    let mut offer = Offered::from(import.device_offer().unwrap());
+    assert_eq!(offer.bytes, HELD);
+    offer.bytes = 1 << 40;
+    pool.offer_device(offer.into());
+
+    let reader = memory(&own, HELD);
+    reader.activate_now(ORDINAL);
+    assert!(reader.try_to_open(Rank(0), &import));
+    assert_eq!(import.device.refusal(), None);
+    let received = |offset, bytes| {
+        let lent = pool.lend_block(SharedMemory::Device, offset, Arc::new(()));
+        reader.receive(&import, lent.unwrap(), bytes)
+    };
+    for offset in [0, HELD - BYTES as u64] {
+        assert_eq!(received(offset, BYTES).unwrap().len(), BYTES);
+    }
+    for (offset, bytes) in [
+        (HELD - BYTES as u64, BYTES + 1),
+        (HELD, BYTES),
+        (1 << 39, BYTES),
+        (u64::MAX, BYTES),
+    ] {
+        let refused = received(offset, bytes).unwrap_err();
+        assert!(
+            matches!(refused, ImportError::NoSuchPlace { .. }),
+            "{refused}"
+        );
+    }
 }
