@@ -72,7 +72,15 @@ def merged(ranks: list[Left]) -> Outcome:
 def _sorting(gradient: torch.Tensor | None) -> tuple[bool, tuple[int, ...], list[float]]:
     if gradient is None:
         return True, (), []
-    return False, tuple(gradient.shape), [round(value, 6) for value in gradient.flatten()[:50].tolist()]
+    values = gradient.abs().double().flatten()
+    weighed = float(
+        (values * torch.arange(1, values.numel() + 1)).sum()
+    )  # those of a row of zeros with one number differ
+    return (
+        False,
+        tuple(gradient.shape),
+        [round(weighed, 6), *(round(value, 6) for value in gradient.flatten()[:50].tolist())],
+    )
 
 
 def difference(plain: Outcome, divided: Outcome) -> str | None:

@@ -21,13 +21,16 @@ def replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
     base = tensor._base if tensor._is_view() else None
     if base is None or tensor.dtype != base.dtype or (tensor.requires_grad and not replay):
         return None
-    return None if _creation_of(tensor) in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
+    creation = _creation_of(tensor)
+    if creation == _Creation.INFERENCE_MODE and torch.is_inference_mode_enabled():  # the requester's mode, too
+        return base
+    return None if creation in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
 
 
 def recipe_of(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) -> Recipe:
     """Say how a tensor is found as a view of its base, which is the given tensor or result of that number."""
     offset = int(tensor.storage_offset()) - int(base.storage_offset())
-    grad_mode = bool(_creation_of(tensor) != _Creation.NO_GRAD_MODE)
+    grad_mode = bool(_creation_of(tensor) not in (_Creation.NO_GRAD_MODE, _Creation.INFERENCE_MODE))
     conjugated, negated = tensor.is_conj() != base.is_conj(), tensor.is_neg() != base.is_neg()
     layout = list(tensor.shape), list(tensor.stride()), offset
     return kind, number, *layout, conjugated, negated, grad_mode, tensor.requires_grad
