@@ -26,10 +26,10 @@ def test_a_write_to_a_view_of_an_argument_is_one_to_the_argument(
     def body(root: Part, x: torch.Tensor) -> Any:
         x = x * root.weight.sum()
         with mode():
-            given = root.making(x) if is_remote else x * 2
-            root.viewing(given)
-            seen = root.viewing(given)
-            root.writing(seen)
+            given = root.third(x) if is_remote else x * 2
+            root.child(given)
+            seen = root.child(given)
+            root.other(seen)
             factor = float(given.detach().sum()) + float(seen.detach().sum())
         return x * factor
 
@@ -38,8 +38,8 @@ def test_a_write_to_a_view_of_an_argument_is_one_to_the_argument(
         return x.sum()
 
     parts = {
-        "making": Part(lambda m, x: x * m.weight.sum()),
-        "viewing": Part(lambda m, x: view(x)),
-        "writing": Part(writing),
+        "third": Part(lambda m, x: x * m.weight.sum()),
+        "child": Part(lambda m, x: view(x)),
+        "other": Part(writing),
     }
     assert_exact(Part(body, **parts), data(*size))

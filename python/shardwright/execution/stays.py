@@ -243,7 +243,7 @@ class KeptHere:
             for part in reached(value_of(module, name)):
                 if not isinstance(part, torch.Tensor) or not part.requires_grad:
                     continue
-                if is_remote(part) or part.grad_fn is not None:
+                if is_remote(part) or _has_graph(part):
                     self._refuse(
                         task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
                     )
@@ -362,6 +362,13 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     return _state_write(
         task, f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
     )
+
+
+def _has_graph(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # one of several views, and what they are views of was written to
+        return True
 
 
 def _state_write(task: RunningTask, message: str) -> StateWriteError:
