@@ -169,3 +169,18 @@ def test_checkpoint_around_a_child_that_begins_with_an_activation_in_place(
         return checkpoint(partial(block, root), x, use_reentrant=reentrant)
 
     assert_exact(Part(body, child=Part(child)), data(rows, WIDTH, needs_gradient=True))
+
+
+@pytest.mark.parametrize("rows", [2, 400])
+@pytest.mark.parametrize("reentrant", KINDS)
+def test_arguments_lie_the_same_way_when_a_child_is_computed_again(reentrant: bool, rows: int) -> None:
+    """A linear layer multiplies in one kernel or in two, as its argument lies, and saves other tensors for backward."""
+
+    def child(part: Part, h: torch.Tensor) -> Any:
+        return torch.nn.functional.linear(h, part.weight * torch.eye(WIDTH, dtype=h.dtype), part.weight.tanh())
+
+    def body(root: Part, x: torch.Tensor) -> Any:
+        h = (x * root.weight).sum(0, keepdim=True).unsqueeze(0)
+        return checkpoint(root.child, h.expand(1, rows, WIDTH), use_reentrant=reentrant)
+
+    assert_exact(Part(body, child=Part(child)), data(rows, WIDTH, needs_gradient=True))

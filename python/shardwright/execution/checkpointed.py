@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from shardwright.execution.layout import layouts_of, restride
+
 
 def run_checkpointed(
     module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -37,6 +39,9 @@ def run_checkpointed(
     order = [places.setdefault(id(leaf), len(places)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     needs = {place: leaf.requires_grad for place, leaf in zip(order, _tensors(leaves), strict=True)}
     copies = {place: leaf.detach().clone() for place, leaf in zip(order, _tensors(leaves), strict=True)}
+    # Which kernels run depends on how arguments lie, and with that what they save for backward.
+    strides = layouts_of(_tensors(leaves)).get("strides", {})
+    layouts = {place: strides.get(index) for index, place in enumerate(order)}
     others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     are_tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
     first: list[list[Any]] = [leaves]
@@ -46,7 +51,10 @@ def run_checkpointed(
             own_args, own_kwargs = tree_unflatten(first.pop(), structure)
             return run(*own_args, **own_kwargs)
         # Tensors that a module may write to, and of which the copies stay as they are.
-        made = [tensor.detach().requires_grad_(needs[place]).clone() for place, tensor in enumerate(saved)]
+        made = [
+            _Copy.apply(tensor.detach().requires_grad_(needs[place]), layouts[place])  # type: ignore[no-untyped-call]
+            for place, tensor in enumerate(saved)
+        ]
         tensors = iter(order)
         given = [
             made[next(tensors)] if is_tensor else other for is_tensor, other in zip(are_tensors, others, strict=True)
@@ -59,6 +67,18 @@ def run_checkpointed(
     is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
     with set_checkpoint_early_stop(False) if is_scripted else nullcontext():
         return checkpoint(MethodType(again, module), *copies.values(), use_reentrant=False)
+
+
+class _Copy(torch.autograd.Function):
+    """A copy of a tensor in a layout of its own; None for the tensor's."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
+        return tensor.clone() if strides is None else restride(tensor, strides)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
