@@ -104,6 +104,10 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
         program = Program(seed=text, **fields)
         try:
             plain, log = run_plain(program)
+            if program.evaluations and any("cripted" in feature for feature in log.features):
+                # What TorchScript optimises in inference mode fails later, or not: as the process has used it before.
+                program.evaluations = [(step, "no_grad") for step, _ in program.evaluations]
+                plain, log = run_plain(program)
         except _PLAIN_ERRORS:
             continue
         if wide and not _is_tame(plain):
