@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, contents_of, copied, restore_container
+from shardwright.contents import INTERNAL, Cell, cells_of, kind_of, reached, restore_cells
 from shardwright.frames.remote import is_remote
+from shardwright.opaque import are_same, is_same
 
 if TYPE_CHECKING:
     from shardwright.execution.task import RunningTask
@@ -20,48 +21,14 @@ if TYPE_CHECKING:
 Attribute = tuple[Any, str]
 
 _MISSING = object()
-_DEEPEST = 4
 #: Containers with more items are not looked through at every task.
 MOST_ITEMS = 256
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str] | None:
     """The path of the module that holds an attribute with this full name, and its name there."""
     path, _, attribute = name.rpartition(".")
     return (path, attribute) if path in modules else None
-
-
-def _items(contents: Any) -> list[Any]:
-    """What is in a container, keys included."""
-    if isinstance(contents, dict):
-        return [part for item in dict.items(contents) for part in item]
-    return list(contents)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, _SIMPLE) and one == other)
-
-
-def _are_same(some: list[Any], others: list[Any]) -> bool:
-    return len(some) == len(others) and all(map(_is_same, some, others))
-
-
-def reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[Any]:
-    """A value and what can be reached from it: tensors, containers, objects."""
-    seen = set() if seen is None else seen
-    if isinstance(value, (nn.Parameter, nn.Module, *_SIMPLE)) or id(value) in seen or depth > _DEEPEST:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from reached(item, depth + 1, seen)
-    elif (contents := contents_of(value)) is not None:
-        yield value
-        for item in _items(contents):
-            yield from reached(item, depth + 1, seen)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -78,7 +45,7 @@ class Seen:
 
     def is_like(self, other: Seen) -> bool:
         """Whether nothing has changed between the two."""
-        return self.versions == other.versions and _are_same(self.values, other.values)
+        return self.versions == other.versions and are_same(self.values, other.values)
 
 
 def seen_of(place: Attribute) -> Seen:
@@ -86,10 +53,11 @@ def seen_of(place: Attribute) -> Seen:
     value = value_of(*place)
     values, versions = [value], [version_of(value)] if isinstance(value, nn.Parameter) else []
     for part in reached(value):
-        if isinstance(part, torch.Tensor):
+        kind = kind_of(type(part))
+        if kind is None:
             versions.append(version_of(part))
         else:
-            values += _items(contents_of(part))
+            values += kind.parts(kind.read(part))
     return Seen(values, versions)
 
 
@@ -113,21 +81,16 @@ class Snapshot:
             (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
             for module in modules
         ]
+        self._homes = [home.__dict__ for home in {id(home): home for home, _ in variables}.values()]
         self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
-        self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         for parameter in parameters:
             self._tensors.append((parameter, -1, parameter.detach().clone()))  # `parameter.data` has its own version
-        seen: set[int] = set()
         values = [value for _, own in self._attributes for value in own.values()]
-        for value in (*values, *(value for _, _, value in self._variables)):
-            for part in reached(value, 0, seen):
-                if isinstance(part, torch.Tensor):
-                    if part.layout is torch.strided:
-                        self._tensors.append((part, version_of(part), part.detach().clone()))
-                else:
-                    contents = contents_of(part)
-                    self._contents.append((contents, copied(contents)))
+        self._cells, tensors = cells_of([*values, *(value for _, _, value in self._variables)])
+        for part in tensors:
+            if part.layout is torch.strided:
+                self._tensors.append((part, version_of(part), part.detach().clone()))
 
     def restore(self) -> None:
         """Put it back."""
@@ -140,8 +103,7 @@ class Snapshot:
                 variables.pop(name, None)
             else:
                 variables[name] = value
-        for contents, before in self._contents:
-            restore_container(contents, before)
+        restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
                 if version_of(tensor) != version or tensor.is_inference():
@@ -185,7 +147,7 @@ class Watch:
         self.is_stale = False
         self._set: list[tuple[nn.Module, str, Any]] = []
         self._tensors: list[tuple[nn.Module, str, torch.Tensor, int]] = []
-        self._cells: list[tuple[nn.Module, str, Any, Any]] = []
+        self._cells: list[tuple[nn.Module, str, Cell]] = []
         #: Attributes of modules whose code may set them past ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
         self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
@@ -221,7 +183,7 @@ class Watch:
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
                     continue
-                for part in reached(value, 0, known):
+                for part in reached(value, known):
                     self._add(module, name, part, path in self._nameless and name not in module._buffers)
 
     def _is_settled(self, path: str, name: str) -> bool:
@@ -231,8 +193,8 @@ class Watch:
         if isinstance(part, torch.Tensor):
             if not may_change and type(part) is torch.Tensor:
                 self._tensors.append((module, name, part, version_of(part)))
-        elif len(contents := contents_of(part)) <= MOST_ITEMS:
-            self._cells.append((module, name, contents, copied(contents)))
+        elif (kind := kind_of(type(part))) is not None and kind.size(part) <= MOST_ITEMS:
+            self._cells.append((module, name, Cell(part, kind)))
 
     def begin_step(self) -> None:
         """Whatever the script has changed between steps is how it is now."""
@@ -243,7 +205,7 @@ class Watch:
         elif self._tensors or self._cells or self._places:
             self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
             self._tensors = [(module, name, tensor, version_of(tensor)) for module, name, tensor, _ in self._tensors]
-            self._cells = [(module, name, cell, copied(cell)) for module, name, cell, _ in self._cells]
+            self._cells = [(module, name, Cell(cell.value, cell.kind)) for module, name, cell in self._cells]
             self._inside = {}
 
     def end_step(self) -> None:
@@ -267,13 +229,13 @@ class Watch:
         """
         tensors, cells, places = (self._tensors, self._cells, self._places) if within is None else self._of(within)
         for module, name, before in [*task.sets, *places] if places else task.sets:
-            if module in self._modules and not _is_same(value_of(module, name), before):
+            if module in self._modules and not is_same(value_of(module, name), before):
                 return f"attribute {self.name_of(module, name)}"
         for module, name, tensor, version in tensors:
             if version_of(tensor) != version:
                 return f"tensor {self.name_of(module, name)}"
-        for module, name, cell, before in cells:
-            if not _are_same(_items(cell), _items(before)):
+        for module, name, cell in cells:
+            if not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, name)} holds"
         return None
 
@@ -321,5 +283,6 @@ class Watch:
                 values.pop(name, None)
             else:
                 values[name] = before
-        for _, _, cell, before in self._cells:
-            restore_container(cell, before)
+        holders = [vars(module) for module in {id(module): module for module, _, _ in self._cells}.values()]
+        if restore_cells((cell for _, _, cell in self._cells), holders):
+            self.is_stale = True  # copies of iterators are to be watched from now on

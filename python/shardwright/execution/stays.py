@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright.contents import reached
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
-from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
+from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, seen_of, value_of
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame

@@ -1,0 +1,131 @@
+"""Whatever type a module keeps its state in, it is as in one process; and a step that fails leaves it as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import shardwright as smp
+import torch
+from shardwright.model.sentinel import is_sentinel
+from shardwright.runtime import Runtime
+from torch import nn
+
+from tests.frames.job import Job, job_fixture
+from tests.state.held import HELD
+
+job = job_fixture(2)
+
+#: Beyond these, forwards take a branch that is else not taken, and fail.
+RARE, FAILING = 50.0, 500.0
+
+
+class Holder(nn.Module):
+    """Counts its forwards in a value of some type; its layer is on another rank."""
+
+    def __init__(self, kind: str, rarely: bool) -> None:
+        super().__init__()
+        make, self._bump = HELD[kind]
+        self._held = make()
+        self._rarely = rarely
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        largest = float(x.detach().abs().max())
+        if not self._rarely or largest > RARE:
+            x = x * (1 + 0.1 * self._bump(self._held))
+        if largest > FAILING:
+            raise ArithmeticError("the batch is too large")
+        return self.inner(x)
+
+
+def made(kind: str, rarely: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Holder(kind, rarely), nn.Linear(4, 4)).double()
+
+
+def batches(largest: list[float]) -> list[torch.Tensor]:
+    found = []
+    for seed, scale in enumerate(largest):
+        batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        batch[-1, 0] = scale  # in the last microbatch
+        found.append(batch)
+    return found
+
+
+def alone(model: nn.Module, data: list[torch.Tensor], microbatches: int) -> list[dict[str, torch.Tensor]]:
+    found = []
+    for batch in data:
+        model.zero_grad()
+        outputs = []
+        for part in batch.chunk(microbatches):
+            outputs.append(model(part))
+            (outputs[-1].square().mean() / microbatches).backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        found.append({"outputs": torch.cat(outputs).detach(), **gradients})
+    return found
+
+
+def divided(module: nn.Module, rank: int, data: list[torch.Tensor], fails: int | None) -> list[dict[str, Any]]:
+    smp.set_partition(module[0], rank)  # type: ignore[index]
+    smp.set_partition(module[0].inner, 1 - rank)  # type: ignore[index, union-attr, arg-type]
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def train(part: torch.Tensor) -> torch.Tensor:
+        output = model(part)
+        model.backward(output.square().mean())
+        return output
+
+    found = []
+    for number, batch in enumerate(data):
+        model.zero_grad()
+        if number == fails:
+            with pytest.raises((ArithmeticError, smp.RemoteError), match="too large"):
+                train(batch)
+            continue
+        outputs = train(batch).concat()
+        gradients = {n: p.grad for n, p in module.named_parameters() if not is_sentinel(p) and p.grad is not None}
+        found.append({"outputs": outputs, **{name: gradient.clone() for name, gradient in gradients.items()}})
+    return found
+
+
+def check(
+    job: Job, kind: str, largest: list[float], *, rank: int, microbatches: int, rarely: bool, fails: int | None = None
+) -> None:
+    data = batches(largest)
+    expected = alone(made(kind, rarely), [b for n, b in enumerate(data) if n != fails], microbatches)
+    models = [made(kind, rarely) for _ in range(2)]
+
+    def main(runtime: Runtime) -> list[dict[str, Any]]:
+        return divided(models[runtime.rank], rank, data, fails)
+
+    given = {"auto_partition": False, "default_partition": 0, "microbatches": microbatches}
+    results = job.run(main, given)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        assert len(result) == len(expected)
+        for step, (found, wanted) in enumerate(zip(result, expected, strict=True)):
+            for name, value in found.items():
+                torch.testing.assert_close(
+                    value, wanted[name], rtol=1e-10, atol=1e-12, msg=lambda m, n=name, s=step: f"{n} in step {s}: {m}"
+                )
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("kind", HELD)
+def test_what_a_module_holds_is_as_in_one_process(job: Job, kind: str, microbatches: int) -> None:
+    check(job, kind, [1.0] * 3, rank=microbatches % 2, microbatches=microbatches, rarely=False)
+
+
+@pytest.mark.parametrize("rarely", [False, True], ids=["always written", "rarely written"])
+@pytest.mark.parametrize("kind", HELD)
+def test_a_step_that_fails_leaves_what_a_module_holds(job: Job, kind: str, rarely: bool) -> None:
+    largest = [1.0, 2 * FAILING, 2 * RARE, 2 * RARE]
+    check(job, kind, largest, rank=0, microbatches=2, rarely=rarely, fails=1)
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_write_that_no_trace_saw_is_noticed_and_undone(job: Job, kind: str) -> None:
+    check(job, kind, [1.0, 1.0, 2 * RARE, 2 * RARE], rank=1, microbatches=2, rarely=True)
