@@ -344,3 +344,15 @@ def _replaced(state: Any, copies: dict[int, Any]) -> Any:
     if type(state) is tuple and any(type(part) in (list, dict) for part in state):
         return tuple(_replaced(part, copies) for part in state)
     return state
+
+
+def put_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor its values back, and its size if it was resized."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        if tensor.shape != values.shape:
+            tensor.resize_(values.shape)
+        own = tensor.detach()
+        for dim, (size, stride) in enumerate(zip(own.shape, own.stride(), strict=True)):
+            if size > 1 and stride == 0:  # expanded: one element at many places cannot be written at all of them
+                own, values = own.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+        own.copy_(values)

@@ -160,4 +160,9 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
         lambda: torch.Generator().manual_seed(3),
         lambda held: float(torch.rand((), generator=held, dtype=torch.float64)),
     ),
+    "small tensor": (lambda: torch.zeros(2, dtype=torch.float64), lambda held: float(held.add_(1)[0])),
+    "tensor in a list": (lambda: [torch.zeros(2)], lambda held: float(held[0].add_(1)[0])),
+    "view of a tensor": (lambda: torch.zeros(3, 4)[1], lambda held: float(held.add_(1)[0])),
+    "element of a tensor": (lambda: torch.zeros(3), bump_first),
+    "tensor in a tuple": (lambda: (torch.zeros(3),), lambda held: bump_first(held[0])),
 }

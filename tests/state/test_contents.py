@@ -55,7 +55,7 @@ def test_a_copy_of_an_iterator_goes_on_where_it_was(kind: str, steps: int) -> No
     assert list(itertools.islice(holder[0], 6)) == expected
 
 
-@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("kind", [kind for kind in HELD if "tensor" not in kind])
 def test_what_is_put_back_is_as_it_was(kind: str) -> None:
     make, bump = HELD[kind]
     expected = [bump(held) for held in [make()] for _ in range(6)][2:]

@@ -129,3 +129,102 @@ def test_a_step_that_fails_leaves_what_a_module_holds(job: Job, kind: str, rarel
 @pytest.mark.parametrize("kind", HELD)
 def test_a_write_that_no_trace_saw_is_noticed_and_undone(job: Job, kind: str) -> None:
     check(job, kind, [1.0, 1.0, 2 * RARE, 2 * RARE], rank=1, microbatches=2, rarely=True)
+
+
+class LargeTensor(nn.Module):
+    """Writes in a rare branch to a tensor that is too large to be copied before every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._table = torch.zeros(1 << 17)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.detach().abs().max()) > RARE:
+            self._table.add_(1)
+        if float(x.detach().abs().max()) > FAILING:
+            raise ArithmeticError("the batch is too large")
+        return self.inner(x * (1 + self._table[5]))
+
+
+def large_steps(module: nn.Module, data: list[torch.Tensor]) -> list[tuple[str, str]]:
+    """How steps end on this rank; what could not be put back is put back here."""
+    holder: Any = module[0]  # type: ignore[index]
+    smp.set_partition(holder, 1)
+    model = smp.DistributedModel(module)
+
+    @smp.step
+    def train(part: torch.Tensor) -> torch.Tensor:
+        output = model(part)
+        model.backward(output.square().mean())
+        return output
+
+    found = []
+    for batch in data:
+        try:
+            found.append(("", f"{float(train(batch).concat()[0, 0]):.9f}"))
+        except (ArithmeticError, smp.ShardwrightError) as error:
+            kind = error.kind if isinstance(error, smp.RemoteError) else type(error).__name__
+            found.append((kind, str(error)))
+            if kind == "PartialUpdateError":
+                holder._table.zero_()
+                smp.resume_after_failure(error)
+    return found
+
+
+def large_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(LargeTensor(), nn.Linear(4, 4)).double()
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "first", "kind"),
+    [(1, 2 * FAILING, "ArithmeticError"), (2, 2 * FAILING, "ArithmeticError"), (2, 2 * RARE, "FrameError")],
+)
+def test_a_large_tensor_that_cannot_be_put_back_is_named(job: Job, microbatches: int, first: float, kind: str) -> None:
+    data = batches([1.0, first, 1.0, 2 * RARE, 2 * FAILING, 2 * RARE])
+    whole = large_model()
+    wanted = [float(torch.cat([whole(p) for p in data[n].chunk(microbatches)]).detach()[0, 0]) for n in (3, 5)]
+    models = [large_model() for _ in range(2)]
+    given = {"auto_partition": False, "default_partition": 0, "microbatches": microbatches}
+    for result in job.run(lambda runtime: large_steps(models[runtime.rank], data), given):
+        if isinstance(result, BaseException):
+            raise result
+        kinds = [one for one, _ in result]
+        assert kinds == ["", kind, "PartialUpdateError", "", "ArithmeticError", ""], result
+        assert "'0._table'" in result[2][1]
+        assert [float(result[n][1]) for n in (3, 5)] == pytest.approx(wanted, abs=1e-8)
+
+
+class Resized(nn.Module):
+    """Resizes a buffer and a tensor in a rare branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.ones(2))
+        self._tensor = torch.ones(2)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.detach().abs().max()) > RARE:
+            for tensor in (self.buffer, self._tensor):
+                tensor.resize_(len(tensor) + 1).fill_(1)
+        return self.inner(x * (self.buffer.sum() + self._tensor.sum()))
+
+
+def test_a_tensor_that_a_rare_branch_resizes(job: Job) -> None:
+    data = batches([1.0, 2 * RARE, 2 * RARE])
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Resized(), nn.Linear(4, 4)).double()
+
+    expected = alone(model(), data, 2)
+    models = [model() for _ in range(2)]
+    given = {"auto_partition": False, "default_partition": 0, "microbatches": 2}
+    for result in job.run(lambda runtime: divided(models[runtime.rank], 1, data, None), given):
+        if isinstance(result, BaseException):
+            raise result
+        for found, wanted in zip(result, expected, strict=True):
+            for name, value in found.items():
+                torch.testing.assert_close(value, wanted[name], rtol=1e-10, atol=1e-12)

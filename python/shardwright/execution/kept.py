@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, Cell, cells_of, kind_of, reached, restore_cells
+from shardwright.contents import INTERNAL, Cell, cells_of, kind_of, put_values, reached, restore_cells
 from shardwright.frames.remote import is_remote
-from shardwright.opaque import are_same, is_same
+from shardwright.opaque import MOST_BYTES, are_same, is_same
 
 if TYPE_CHECKING:
     from shardwright.execution.task import RunningTask
@@ -104,10 +104,61 @@ class Snapshot:
             else:
                 variables[name] = value
         restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
-        with torch.no_grad():
-            for tensor, version, copy in self._tensors:
-                if version_of(tensor) != version or tensor.is_inference():
-                    tensor.detach().copy_(copy)
+        for tensor, version, copy in self._tensors:
+            if version_of(tensor) != version or tensor.is_inference():
+                put_values(tensor, copy)
+
+
+class _Watched:
+    """A tensor that no forward is known to write to; with its values if it is small, and no buffer."""
+
+    __slots__ = ("has_values", "is_buffer", "module", "name", "tensor", "values", "version")
+
+    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor, *, is_buffer: bool) -> None:
+        self.module, self.name, self.tensor = module, name, tensor
+        self.is_buffer = is_buffer
+        self.has_values = not is_buffer and _is_small(tensor)
+        self.version = -1
+        self.values: torch.Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Whatever is in it now is to be put back."""
+        version = version_of(self.tensor)
+        if version != self.version or (self.has_values and self.values is None):
+            self.version = version
+            self.values = self.tensor.detach().clone() if self.has_values else None
+
+    @property
+    def changed(self) -> bool:
+        return version_of(self.tensor) != self.version
+
+    def end(self) -> None:
+        """One that a step has written to is copied from the next step on."""
+        if self.changed and not self.is_buffer:  # the step puts buffers back
+            self.has_values = _has_memory(self.tensor)
+
+    def restore(self) -> None:
+        """Put it back, if it has changed and there is a copy."""
+        if self.values is not None and self.changed:
+            put_values(self.tensor, self.values)
+
+
+def no_copy_of(names: list[str]) -> str:
+    """Why a step cannot be taken back that wrote to these tensors, and what becomes of it."""
+    return (
+        f"Tensor {', '.join(names)} was written to, though the trace of the first step saw no such write, and is too "
+        f"large ({MOST_BYTES >> 10} KiB are the limit) to be copied before every step in case it has to be put back: "
+        "that write cannot be taken back. From the next step on it is copied, so that a step that writes to it can be."
+    )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and not is_remote(tensor)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return _has_memory(tensor) and tensor.numel() * tensor.element_size() <= MOST_BYTES
 
 
 _PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
@@ -146,7 +197,7 @@ class Watch:
         self._nameless = nameless
         self.is_stale = False
         self._set: list[tuple[nn.Module, str, Any]] = []
-        self._tensors: list[tuple[nn.Module, str, torch.Tensor, int]] = []
+        self._tensors: list[_Watched] = []
         self._cells: list[tuple[nn.Module, str, Cell]] = []
         #: Attributes of modules whose code may set them past ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
@@ -159,6 +210,7 @@ class Watch:
     def _find(self) -> None:
         self.is_stale = False
         self._inside = {}
+        earlier = {id(one.tensor): one for one in self._tensors}
         self._tensors, self._cells, self._places = [], [], []
         self._weights = [
             (module, name, weight, weight._version)
@@ -184,15 +236,19 @@ class Watch:
                 if self._is_settled(path, name):
                     continue
                 for part in reached(value, known):
-                    self._add(module, name, part, path in self._nameless and name not in module._buffers)
+                    self._add(module, name, part, earlier)
 
     def _is_settled(self, path: str, name: str) -> bool:
         return (f"{path}.{name}" if path else name) in self._settled
 
-    def _add(self, module: nn.Module, name: str, part: Any, may_change: bool) -> None:
+    def _add(self, module: nn.Module, name: str, part: Any, earlier: Mapping[int, _Watched]) -> None:
         if isinstance(part, torch.Tensor):
-            if not may_change and type(part) is torch.Tensor:
-                self._tensors.append((module, name, part, version_of(part)))
+            is_buffer = name in module._buffers  # which the step puts back
+            if type(part) is not torch.Tensor or (not is_buffer and self._modules[module] in self._nameless):
+                return
+            one = earlier.get(id(part)) or _Watched(module, name, part, is_buffer=is_buffer)
+            one.begin()
+            self._tensors.append(one)
         elif (kind := kind_of(type(part))) is not None and kind.size(part) <= MOST_ITEMS:
             self._cells.append((module, name, Cell(part, kind)))
 
@@ -204,13 +260,16 @@ class Watch:
             self._find()
         elif self._tensors or self._cells or self._places:
             self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
-            self._tensors = [(module, name, tensor, version_of(tensor)) for module, name, tensor, _ in self._tensors]
+            for one in self._tensors:
+                one.begin()
             self._cells = [(module, name, Cell(cell.value, cell.kind)) for module, name, cell in self._cells]
             self._inside = {}
 
     def end_step(self) -> None:
         """Forget what was set."""
         self._set.clear()
+        for one in self._tensors:
+            one.end()
 
     def is_set(self, task: RunningTask, module: nn.Module, name: str) -> None:
         """A task is about to set an attribute."""
@@ -231,9 +290,9 @@ class Watch:
         for module, name, before in [*task.sets, *places] if places else task.sets:
             if module in self._modules and not is_same(value_of(module, name), before):
                 return f"attribute {self.name_of(module, name)}"
-        for module, name, tensor, version in tensors:
-            if version_of(tensor) != version:
-                return f"tensor {self.name_of(module, name)}"
+        for one in tensors:
+            if one.changed:
+                return f"tensor {self.name_of(one.module, one.name)}"
         for module, name, cell in cells:
             if not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, name)} holds"
@@ -260,7 +319,7 @@ class Watch:
                 return [], [], []
             inside = set(within.modules())
             found = self._inside[within] = (
-                [entry for entry in self._tensors if entry[0] in inside],
+                [one for one in self._tensors if one.module in inside],
                 [entry for entry in self._cells if entry[0] in inside],
                 [entry for entry in self._places if entry[0] in inside],
             )
@@ -275,8 +334,20 @@ class Watch:
         path = self._modules[module]
         return repr(f"{path}.{name}" if path else name)
 
-    def restore(self) -> None:
-        """Put back what was set, and what containers held."""
+    def lost(self) -> list[str]:
+        """The full names of tensors that were written to and cannot be put back."""
+        tensors = [one for one in self._tensors if one.values is None and not one.is_buffer and one.changed]
+        return [self.name_of(one.module, one.name) for one in tensors]
+
+    def restore(self) -> list[str]:
+        """Put back what was set, and what containers and tensors held.
+
+        Returns:
+            The full names of tensors that cannot be put back.
+        """
+        lost = self.lost()
+        for one in self._tensors:
+            one.restore()
         for module, name, before in [*reversed(self._set), *self._places]:
             values = module._buffers if name in module._buffers else vars(module)
             if before is _MISSING:
@@ -286,3 +357,4 @@ class Watch:
         holders = [vars(module) for module in {id(module): module for module, _, _ in self._cells}.values()]
         if restore_cells((cell for _, _, cell in self._cells), holders):
             self.is_stale = True  # copies of iterators are to be watched from now on
+        return lost

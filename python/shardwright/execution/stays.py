@@ -16,7 +16,7 @@ from shardwright.contents import reached
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
-from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, seen_of, value_of
+from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, no_copy_of, seen_of, value_of
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
@@ -147,12 +147,13 @@ class KeptHere:
         self._newest.clear()
         self._watch.end_step()
 
-    def rollback(self) -> None:
-        """Put back what the step has changed."""
+    def rollback(self) -> list[str]:
+        """Put back what the step has changed; the names of tensors that cannot be put back."""
         if self._snapshot is not None:
             self._snapshot.restore()
-        self._watch.restore()
+        lost = self._watch.restore()
         self.end_step()
+        return lost
 
     def is_set(self, module: nn.Module, name: str) -> None:
         """An attribute of a module that runs here is about to be set."""
@@ -203,6 +204,10 @@ class KeptHere:
     def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
         if self._runtime.server.runs_one_at_a_time() and not always:
             return
+        if lost := self._watch.lost():
+            if self._runtime.num_microbatches == 1 and not always:
+                return
+            raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
         raise _state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
     def stay(
@@ -382,5 +387,10 @@ def one_at_a_time(runtime: Runtime) -> bool:
 
 def rollback(runtime: Runtime) -> None:
     """Put back what modules keep, as it was before the step."""
-    for kept in all_kept(runtime):
-        kept.rollback()
+    lost = [name for kept in all_kept(runtime) for name in kept.rollback()]
+    if lost:
+        why = f"step {runtime.step} failed on rank {runtime.rank}. {no_copy_of(lost)}".rstrip(".")
+        runtime.logger.warning("%s", why)
+        runtime.updates.refuse(
+            why, "give it the values that it had, and call smp.resume_after_failure(error) on every rank"
+        )
