@@ -45,7 +45,11 @@ class Seen:
 
     def is_like(self, other: Seen) -> bool:
         """Whether nothing has changed between the two."""
-        return self.versions == other.versions and are_same(self.values, other.values)
+        return self.versions == other.versions and self.has_values_of(other)
+
+    def has_values_of(self, other: Seen) -> bool:
+        """Whether nothing has changed but what tensors hold."""
+        return are_same(self.values, other.values)
 
 
 def seen_of(place: Attribute) -> Seen:

@@ -201,6 +201,10 @@ class KeptHere:
                 assert task is not None, "it was there before the call"
                 self._refuse(task, f"{self._watch.name_of(*place)} was changed in a backward")
 
+    def values_changed(self, before: list[Seen]) -> bool:
+        """Whether Python's values are others than before; writes to tensors do not count."""
+        return not all(seen.has_values_of(seen_of(place)) for place, seen in zip(self._places, before, strict=True))
+
     def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
         if self._runtime.server.runs_one_at_a_time() and not always:
             return
