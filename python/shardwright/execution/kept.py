@@ -114,14 +114,14 @@ class Snapshot:
 
 
 class _Watched:
-    """A tensor that no forward is known to write to; with its values if it is small, and no buffer."""
+    """A tensor that no forward is known to write to; with its values if it is small and nobody else puts it back."""
 
-    __slots__ = ("has_values", "is_buffer", "module", "name", "tensor", "values", "version")
+    __slots__ = ("has_values", "is_copied", "module", "name", "tensor", "values", "version")
 
-    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor, *, is_buffer: bool) -> None:
+    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor, *, is_copied: bool) -> None:
         self.module, self.name, self.tensor = module, name, tensor
-        self.is_buffer = is_buffer
-        self.has_values = not is_buffer and _is_small(tensor)
+        self.is_copied = is_copied
+        self.has_values = not is_copied and _is_small(tensor)
         self.version = -1
         self.values: torch.Tensor | None = None
         self.begin()
@@ -139,7 +139,7 @@ class _Watched:
 
     def end(self) -> None:
         """One that a step has written to is copied from the next step on."""
-        if self.changed and not self.is_buffer:  # the step puts buffers back
+        if self.changed and not self.is_copied:
             self.has_values = _has_memory(self.tensor)
 
     def restore(self) -> None:
@@ -188,17 +188,21 @@ class Watch:
     Tensors by their versions, attributes as they are set, small containers and objects by what is in them.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], settled: set[str], nameless: set[str]) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], settled: set[str], nameless: set[str], copied: Iterable[nn.Module]
+    ) -> None:
         """Find out what there is to watch.
 
         Args:
             modules: The modules that run here, by path.
             settled: Full names of attributes and buffers that forwards are known to change.
             nameless: Paths of modules that are known to change tensors which are no buffers.
+            copied: Modules of which a `Snapshot` copies all tensors.
         """
         self._modules = {module: path for path, module in modules.items()}
         self._settled = settled
         self._nameless = nameless
+        self._copied = set(copied)
         self.is_stale = False
         self._set: list[tuple[nn.Module, str, Any]] = []
         self._tensors: list[_Watched] = []
@@ -250,7 +254,7 @@ class Watch:
             is_buffer = name in module._buffers  # which the step puts back
             if type(part) is not torch.Tensor or (not is_buffer and self._modules[module] in self._nameless):
                 return
-            one = earlier.get(id(part)) or _Watched(module, name, part, is_buffer=is_buffer)
+            one = earlier.get(id(part)) or _Watched(module, name, part, is_copied=is_buffer or module in self._copied)
             one.begin()
             self._tensors.append(one)
         elif (kind := kind_of(type(part))) is not None and kind.size(part) <= MOST_ITEMS:
@@ -340,7 +344,7 @@ class Watch:
 
     def lost(self) -> list[str]:
         """The full names of tensors that were written to and cannot be put back."""
-        tensors = [one for one in self._tensors if one.values is None and not one.is_buffer and one.changed]
+        tensors = [one for one in self._tensors if one.values is None and not one.is_copied and one.changed]
         return [self.name_of(one.module, one.name) for one in tensors]
 
     def restore(self) -> list[str]:

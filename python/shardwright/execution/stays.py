@@ -121,7 +121,7 @@ class KeptHere:
             number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
         self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
-        self._watch = Watch({path: modules[path] for path in here}, settled, nameless)
+        self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
         self._snapshot: Snapshot | None = None
         #: By state, the microbatch that has entered last.
         self._newest: dict[int, int] = {}
