@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,13 @@ def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str]
     """The path of the module that holds an attribute with this full name, and its name there."""
     path, _, attribute = name.rpartition(".")
     return (path, attribute) if path in modules else None
+
+
+def variable_of(name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
+    """The module of Python and the name of a global variable with this full name; None for what is none."""
+    path, _, variable = name.rpartition(".")
+    home = sys.modules.get(path)
+    return None if path in modules or home is None else (home, variable)
 
 
 def version_of(tensor: torch.Tensor) -> int:

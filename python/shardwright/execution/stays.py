@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,17 @@ from shardwright.contents import reached
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
-from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, no_copy_of, seen_of, value_of
+from shardwright.execution.intercept import entered
+from shardwright.execution.kept import (
+    Seen,
+    Snapshot,
+    Watch,
+    attribute_of,
+    no_copy_of,
+    seen_of,
+    value_of,
+    variable_of,
+)
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
@@ -93,7 +102,7 @@ class KeptHere:
                 continue
             self._states[number] = state
             for path in users:
-                module = _entered(path, modules, here)
+                module = entered(path, modules, here)
                 if module is not modules[path]:
                     uncounted.add(number)
                 listed = numbers.setdefault(module, [])
@@ -120,7 +129,7 @@ class KeptHere:
         self._places_of = {
             number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
-        self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
+        self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
         self._snapshot: Snapshot | None = None
         #: By state, the microbatch that has entered last.
@@ -303,32 +312,6 @@ def _described(state: KeptState) -> str:
         rest = f" and {len(state.names) - 1} more" if len(state.names) > 1 else ""
         return f"{state.names[0]!r}{rest}"
     return f"a tensor that module {min(state.users)!r} keeps"
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    yield ""
-    parts = path.split(".") if path else []
-    for end in range(1, len(parts) + 1):
-        yield ".".join(parts[:end])
-
-
-def _entered(path: str, modules: Mapping[str, nn.Module], here: Container[str]) -> nn.Module:
-    """The module whose calls can be intercepted: the outermost around it that is compiled or scripted, or itself."""
-    for prefix in _prefixes(path):
-        module = modules[prefix] if prefix in here else None
-        if module is not None and (
-            isinstance(module, torch.jit.ScriptModule)
-            or module._compiled_call_impl is not None
-            or "_orig_mod" in module._modules
-        ):
-            return module
-    return modules[path]
-
-
-def _variable(name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
-    path, _, variable = name.rpartition(".")
-    home = sys.modules.get(path)
-    return None if path in modules or home is None else (home, variable)
 
 
 def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
