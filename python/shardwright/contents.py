@@ -1,64 +1,358 @@
-"""What is in containers and in Python objects, and how to put it back."""
+"""How the state of Python's own values is read, compared, copied and put back: containers, objects, iterators."""
 
 from __future__ import annotations
 
+import array
+import collections
+import contextlib
+import enum
+import functools
+import io
 import logging
+import pathlib
+import random
+import sys
+import threading
 import types
-from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-_CONTAINERS = (list, dict, set, deque)
+from shardwright.opaque import (
+    ITERATOR,
+    ITERATORS,
+    Kind,
+    are_same,
+    are_unchanged,
+    numpy_kind,
+    random_kind,
+    read_iterator,
+)
+
 #: What `nn.Module` itself keeps in a module; the library's own interception writes some of them.
 INTERNAL = frozenset(nn.Module().__dict__) | {"forward", "_compiled_call_impl", "__dict__", "__class__"}
-_NO_STATE = (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, logging.Logger)
 #: Objects of these packages are not the model's own.
 FOREIGN = frozenset(
     {"builtins", "torch", "shardwright", "logging", "threading", "numpy", "functools", "weakref", "collections", "re"}
 )
+#: Beyond this depth no more than so many values are looked through.
+DEEPEST, MOST_BEYOND = 4, 1000
+_NO_STATE = (
+    nn.Module,
+    torch.Tensor,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    logging.Logger,
+    pathlib.PurePath,
+    enum.Enum,
+    random.SystemRandom,
+)
+_MISSING = object()
 
 
-def contents_of(value: Any) -> Any:
-    """The container itself, the dict of an object's attributes, or None for what has no state to share."""
-    if type(value) in _CONTAINERS or isinstance(value, dict):
-        return value
-    if isinstance(value, _NO_STATE) or type(value).__module__.partition(".")[0] in FOREIGN:
-        return None
-    attributes = getattr(value, "__dict__", None)
-    return attributes if type(attributes) is dict else None
-
-
-def copied(contents: Any) -> Any:
-    """The same items in a container of its own."""
-    return dict(items_of(contents)) if isinstance(contents, dict) else type(contents)(contents)
-
-
-def items_of(contents: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """The items as they are; a subclass may make values when it is asked for them."""
-    return list(dict.items(contents))
-
-
-def restore_container(container: Any, contents: Any) -> None:
-    """Give a list, dict, set or deque its contents back, without touching one that has not changed."""
-    if isinstance(container, dict):
-        restore_dict(container, contents)
-    elif isinstance(container, set):
-        if container != contents:
-            container.clear()
-            container.update(contents)
-    elif len(container) != len(contents) or any(a is not b for a, b in zip(container, contents, strict=True)):
-        container.clear()
-        container.extend(contents)
+def _flat(items: dict[Any, Any]) -> list[Any]:
+    return [part for item in items.items() for part in item]
 
 
 def restore_dict(found: dict[Any, Any], wanted: dict[Any, Any]) -> None:
-    """Give a dict its items back, in their order."""
-    if [key for key, _ in items_of(found)] != list(wanted):
-        found.clear()
-        found.update(wanted)
+    """Give a dict its items back, in their order, without touching one that has not changed."""
+    if [*dict.keys(found)] != [*wanted]:
+        dict.clear(found)
+        dict.update(found, wanted)
         return
-    for key, value in items_of(found):
+    for key, value in list(dict.items(found)):
         if value is not wanted[key]:
-            found[key] = wanted[key]
+            dict.__setitem__(found, key, wanted[key])
+
+
+# Subclasses may make values when they are asked for them, or count calls: their base class's methods do not.
+def _read_ordered(value: collections.OrderedDict[Any, Any]) -> dict[Any, Any]:
+    return {key: dict.__getitem__(value, key) for key in collections.OrderedDict.__iter__(value)}
+
+
+def _write_ordered(value: collections.OrderedDict[Any, Any], before: dict[Any, Any]) -> None:
+    if not are_unchanged(_flat(_read_ordered(value)), _flat(before)):
+        collections.OrderedDict.clear(value)
+        for key, item in before.items():
+            collections.OrderedDict.__setitem__(value, key, item)
+
+
+def _write_list(value: list[Any], before: list[Any]) -> None:
+    if not are_unchanged(list(list.__iter__(value)), before):
+        list.__setitem__(value, slice(None), before)
+
+
+def _write_deque(value: collections.deque[Any], before: list[Any]) -> None:
+    if not are_unchanged(list(collections.deque.__iter__(value)), before):
+        collections.deque.clear(value)
+        collections.deque.extend(value, before)
+
+
+def _by_number(items: list[Any]) -> list[Any]:
+    return sorted(items, key=id)
+
+
+def _write_set(value: set[Any], before: list[Any]) -> None:
+    if not are_unchanged(_by_number(list(set.__iter__(value))), _by_number(before)):
+        set.clear(value)
+        set.update(value, before)
+
+
+def _write_bytes(value: bytearray, before: bytes) -> None:
+    if value != before:
+        bytearray.__setitem__(value, slice(None), before)
+
+
+def _write_array(value: array.array[Any], before: bytes) -> None:
+    if value.tobytes() != before:
+        array.array.__setitem__(value, slice(None), array.array(value.typecode, before))
+
+
+def _read_file(value: Any) -> Any:
+    try:
+        return value.__getstate__()[:-1]  # the last are attributes
+    except ValueError:  # closed
+        return ()
+
+
+def _write_file(value: Any, before: tuple[Any, ...]) -> None:
+    if before and not value.closed and _read_file(value) != before:
+        value.__setstate__((*before, None))
+
+
+_CONTAINERS: dict[type, Kind] = {
+    list: Kind(lambda value: list(list.__iter__(value)), list, _write_list, size=list.__len__),
+    collections.OrderedDict: Kind(_read_ordered, _flat, _write_ordered, size=dict.__len__),
+    dict: Kind(lambda value: dict(dict.items(value)), _flat, restore_dict, size=dict.__len__),
+    set: Kind(lambda value: list(set.__iter__(value)), _by_number, _write_set, size=set.__len__),
+    collections.deque: Kind(
+        lambda value: list(collections.deque.__iter__(value)), list, _write_deque, size=collections.deque.__len__
+    ),
+    bytearray: Kind(bytes, lambda state: [state], _write_bytes, size=lambda value: bytearray.__len__(value) >> 8),
+    array.array: Kind(
+        array.array.tobytes, lambda state: [state], _write_array, size=lambda v: len(v) * v.itemsize >> 8
+    ),
+    io.StringIO: Kind(
+        _read_file, list, _write_file, size=lambda value: 0 if value.closed else len(value.getvalue()) >> 8
+    ),
+    io.BytesIO: Kind(
+        _read_file, list, _write_file, size=lambda value: 0 if value.closed else value.getbuffer().nbytes >> 8
+    ),
+}
+
+#: Values that cannot change themselves, but lead to others.
+_PASSAGES: dict[type, Callable[[Any], list[Any]]] = {
+    tuple: lambda value: list(tuple.__iter__(value)),
+    frozenset: lambda value: list(frozenset.__iter__(value)),
+    functools.partial: lambda value: [value.func, *value.args, value.keywords],
+    types.MethodType: lambda value: [value.__self__],
+}
+
+
+def _slots_of(kind: type) -> dict[str, Any]:
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return {}
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        if "__slots__" in vars(base)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType)
+    }
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if type(attributes) is dict else None
+
+
+def _attributes_kind(kind: type) -> Kind | None:
+    """Of objects with attributes, in a dict, in slots, or in both."""
+    slots = _slots_of(kind)
+    if not slots and not kind.__dictoffset__:
+        return None
+
+    def read(value: Any) -> dict[str, Any]:
+        found = dict(_dict_of(value) or {})
+        for name, slot in slots.items():
+            with contextlib.suppress(AttributeError):
+                found[name] = slot.__get__(value)
+        return found
+
+    def write(value: Any, before: dict[str, Any]) -> None:
+        attributes = _dict_of(value)
+        if attributes is not None:
+            restore_dict(attributes, {name: item for name, item in before.items() if name not in slots})
+        for name, slot in slots.items():
+            wanted = before.get(name, _MISSING)
+            if wanted is not _MISSING:
+                slot.__set__(value, wanted)
+            else:
+                with contextlib.suppress(AttributeError):
+                    slot.__delete__(value)
+
+    return Kind(read, _flat, write, has_names=True)
+
+
+def _local_kind() -> Kind:
+    def read(value: Any) -> dict[str, Any]:
+        return dict(value.__dict__)
+
+    return Kind(read, _flat, lambda value, before: restore_dict(value.__dict__, before), has_names=True)
+
+
+def _both(first: Kind, second: Kind) -> Kind:
+    def write(value: Any, before: Any) -> None:
+        assert first.write is not None
+        assert second.write is not None
+        first.write(value, before[0])
+        second.write(value, before[1])
+
+    return Kind(
+        lambda value: (first.read(value), second.read(value)),
+        lambda state: [*first.parts(state[0]), *second.parts(state[1])],
+        write,
+        size=first.size,
+    )
+
+
+def _kind_of(kind: type) -> Kind | None:
+    if issubclass(kind, _NO_STATE):
+        return None
+    if issubclass(kind, threading.local):
+        return _local_kind()
+    for base, own in _CONTAINERS.items():
+        if issubclass(kind, base):
+            attributes = None if kind.__module__ in FOREIGN else _attributes_kind(kind)
+            return own if attributes is None else _both(own, attributes)
+    for base, leads in _PASSAGES.items():
+        if issubclass(kind, base):
+            return Kind(leads, list, None)
+    if issubclass(kind, ITERATORS):
+        return ITERATOR
+    special = random_kind(kind) or numpy_kind(kind)
+    if special is not None:
+        return special
+    own_classes = (collections.UserDict, collections.UserList)
+    if kind.__module__.partition(".")[0] in FOREIGN and not issubclass(kind, own_classes):
+        return None
+    return _attributes_kind(kind)
+
+
+class Cell:
+    """A value that holds something, and what was in it."""
+
+    __slots__ = ("before", "kind", "value")
+
+    def __init__(self, value: Any, kind: Kind) -> None:
+        """Remember what is in it now."""
+        self.value, self.kind, self.before = value, kind, kind.read(value)
+
+    @property
+    def parts(self) -> list[Any]:
+        """What was in it."""
+        return self.kind.parts(self.before)
+
+    @property
+    def parts_now(self) -> list[Any]:
+        """What is in it."""
+        return self.kind.parts(self.kind.read(self.value))
+
+
+def reached(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """A value and what can be reached from it, nearest first: tensors, and values that hold something."""
+    seen = set() if seen is None else seen
+    level, depth, beyond = [value], 0, 0
+    while level and beyond < MOST_BEYOND:
+        following: list[Any] = []
+        for one in level:
+            kind = kind_of(type(one))
+            if kind is None:
+                if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) and id(one) not in seen:
+                    seen.add(id(one))
+                    yield one
+            elif id(one) not in seen:
+                seen.add(id(one))
+                following += kind.parts(kind.read(one))
+                if kind.write is not None:
+                    beyond += depth > DEEPEST
+                    yield one
+        level, depth = following, depth + 1
+
+
+#: How values of a type hold state; None if they hold none, or it is somebody else's business (tensors, modules).
+kind_of: Callable[[type], Kind | None] = functools.lru_cache(maxsize=4096)(_kind_of)
+
+
+def containers_in(values: Iterable[Any]) -> list[Cell]:
+    """The containers and their like among some values, remembered; not objects with attributes."""
+    kinds = ((value, kind_of(type(value))) for value in values)
+    return [Cell(value, kind) for value, kind in kinds if kind and kind.write is not None and not kind.has_names]
+
+
+def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
+    """What can be reached from some values, remembered; and the tensors among it."""
+    cells: list[Cell] = []
+    tensors: list[torch.Tensor] = []
+    seen: set[int] = set()
+    for value in values:
+        for part in reached(value, seen):
+            kind = kind_of(type(part))
+            if kind is None:
+                tensors.append(part)
+            else:
+                cells.append(Cell(part, kind))
+    return cells, tensors
+
+
+def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ()) -> bool:
+    """Put back what was in values; and where iterators have moved on, put copies into what holds them.
+
+    Args:
+        cells: The values.
+        holders: Attributes that may hold iterators themselves.
+
+    Returns:
+        Whether there are copies.
+    """
+    cells = list(cells)
+    copies: dict[int, Any] = {}
+    for cell in cells:
+        if cell.kind is ITERATOR and cell.before and not are_same(cell.parts, cell.parts_now):
+            copies[id(cell.value)] = read_iterator(cell.before[1])[1]
+    for cell in cells:
+        assert cell.kind.write is not None, "what only leads to others has no cell"
+        cell.kind.write(cell.value, _replaced(cell.before, copies) if copies else cell.before)
+    for attributes in holders if copies else ():
+        for name, value in list(attributes.items()):
+            if id(value) in copies:
+                attributes[name] = copies[id(value)]
+    return bool(copies)
+
+
+def _replaced(state: Any, copies: dict[int, Any]) -> Any:
+    if type(state) is list:
+        return [copies.get(id(item), item) for item in state]
+    if type(state) is dict:
+        return {key: copies.get(id(item), item) for key, item in state.items()}
+    if type(state) is tuple and any(type(part) in (list, dict) for part in state):
+        return tuple(_replaced(part, copies) for part in state)
+    return state
+
+
+def put_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor its values back, and its size if it was resized."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        if tensor.shape != values.shape:
+            tensor.resize_(values.shape)
+        own = tensor.detach()
+        for dim, (size, stride) in enumerate(zip(own.shape, own.stride(), strict=True)):
+            if size > 1 and stride == 0:  # expanded: one element at many places cannot be written at all of them
+                own, values = own.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+        own.copy_(values)

@@ -101,10 +101,10 @@ class Updates:
         if self.refusal is not None:
             raise PartialUpdateError(self.refusal)
 
-    def refuse(self, why: str) -> None:
-        """Let no step run."""
+    def refuse(self, why: str, cure: str = _CURE) -> None:
+        """Let no step run, and say what lets it run again."""
         if self.refusal is None:
-            self.refusal = f"{why}: {_CURE}"
+            self.refusal = f"{why}: {cure}"
 
     def said(self) -> Said:
         """What this rank tells the others."""

@@ -246,7 +246,7 @@ def test_a_forward_that_only_runs_once_goes_without_times(caplog: pytest.LogCapt
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
-            self.inputs = iter([torch.ones(512, 256)])
+            self.inputs = (batch for batch in [torch.ones(512, 256)])
 
         def forward(self) -> torch.Tensor:
             return self.layers(next(self.inputs))  # type: ignore[no-any-return]

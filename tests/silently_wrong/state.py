@@ -7,7 +7,10 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.execution.stays import StateOrder
+from shardwright.runtime import current_runtime
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.silently_wrong.scenario import compare_gradients, scenario, square, train, train_both
 from tests.silently_wrong.stages import WIDTH, Layer, Noting
@@ -228,3 +231,43 @@ class Stashing(nn.Module):
 @scenario
 def state_of_a_module_without_parameters_that_two_modules_call() -> Any:
     return _automatic(StashStages(), "one", "two")
+
+
+class CountedLayer(Layer):
+    """A layer that counts."""
+
+    def __init__(self, *, computes: bool) -> None:
+        super().__init__()
+        self.computes, self.count = computes, 0
+
+    def counted(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self(x) * (1 + self.count * self.computes)
+
+
+class Checkpointing(nn.Module):
+    """A reentrant checkpoint around a method that counts, and a layer elsewhere."""
+
+    def __init__(self, *, computes: bool) -> None:
+        super().__init__()
+        self.here, self.there = CountedLayer(computes=computes), Layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.there(checkpoint(self.here.counted, self.there(x), use_reentrant=True))
+
+
+def train_checkpointing(*, computes: bool) -> Any:
+    try:
+        return train(Checkpointing(computes=computes), square)
+    finally:  # other scenarios' microbatches need not run one after another
+        current_runtime().state_order = StateOrder()
+
+
+@scenario
+def a_count_in_a_reentrant_checkpoint() -> Any:
+    return train_checkpointing(computes=False)
+
+
+@scenario
+def a_count_that_a_reentrant_checkpoint_computes_with() -> Any:
+    return train_checkpointing(computes=True)

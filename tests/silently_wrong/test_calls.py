@@ -95,6 +95,10 @@ EXPECTED: dict[str, Exact | Refused] = {
     "an attribute read after a module elsewhere has run": Exact(),
     "an attribute written on a sibling": Exact(),
     "a cache object that children share": Exact(),
+    "a count in a reentrant checkpoint": Exact(),
+    "a count that a reentrant checkpoint computes with": Refused(
+        "FrameError", "changed what a module keeps inside torch.utils.checkpoint", "use_reentrant=False"
+    ),
     "a cache object that children on two ranks share": Refused(
         "PartitionError", "reads one.cache, which the other sets in its forward", "place them on one rank"
     ),

@@ -250,7 +250,7 @@ def left_alone(name: str) -> Callable[[], Any]:
     return run
 
 
-SCENARIOS |= {f"left alone {name}": left_alone(name) for name in ("chain with dropout", "CNN")}
+SCENARIOS |= {f"left alone {name}": left_alone(name) for name in ("chain with dropout", "CNN", "counting")}
 
 
 @scenario

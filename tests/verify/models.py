@@ -88,6 +88,30 @@ class Chain(nn.Module):
         return self.last(self.third(hidden))
 
 
+class Counted:
+    """An object with slots."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Counting(nn.Module):
+    """Counts its calls in an object and in a tensor, and computes with the counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted, self.total = Counted(), torch.zeros(1)
+        self.before, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.first = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.counted.calls += 1
+        self.total.add_(1)
+        return self.last(self.first(self.before(inputs)) * (self.counted.calls + self.total))
+
+
 class Tied(nn.Module):
     """An embedding and a head with one weight."""
 
@@ -148,5 +172,6 @@ CASES = {
     "chain": Case(Chain, labelled, vectors, CHAIN_PINS),
     "chain with dropout": Case(lambda: Chain(0.3), labelled, vectors, CHAIN_PINS),
     "unequal labels": Case(Chain, labelled, unequal_labels, CHAIN_PINS),
+    "counting": Case(Counting, labelled, vectors, {"first": 1}),
     "tied": Case(Tied, labelled, words, {"words": 1}),
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardwright.errors import FrameError
@@ -141,3 +142,23 @@ def runs_of(module: nn.Sequential, rank_of: Callable[[nn.Module], int | None]) -
     if light:
         runs.append((None, end - light, end))
     return runs
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    yield ""
+    parts = path.split(".") if path else []
+    for end in range(1, len(parts) + 1):
+        yield ".".join(parts[:end])
+
+
+def entered(path: str, modules: Mapping[str, nn.Module], here: Container[str]) -> nn.Module:
+    """The module whose calls can be intercepted: the outermost around it that is compiled or scripted, or itself."""
+    for prefix in _prefixes(path):
+        module = modules[prefix] if prefix in here else None
+        if module is not None and (
+            isinstance(module, torch.jit.ScriptModule)
+            or module._compiled_call_impl is not None
+            or "_orig_mod" in module._modules
+        ):
+            return module
+    return modules[path]

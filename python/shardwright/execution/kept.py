@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, contents_of, copied, restore_container
+from shardwright.contents import INTERNAL, Cell, cells_of, kind_of, put_values, reached, restore_cells
 from shardwright.frames.remote import is_remote
+from shardwright.opaque import MOST_BYTES, are_same, is_same
 
 if TYPE_CHECKING:
     from shardwright.execution.task import RunningTask
@@ -20,10 +22,8 @@ if TYPE_CHECKING:
 Attribute = tuple[Any, str]
 
 _MISSING = object()
-_DEEPEST = 4
 #: Containers with more items are not looked through at every task.
 MOST_ITEMS = 256
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str] | None:
@@ -32,36 +32,11 @@ def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str]
     return (path, attribute) if path in modules else None
 
 
-def _items(contents: Any) -> list[Any]:
-    """What is in a container, keys included."""
-    if isinstance(contents, dict):
-        return [part for item in dict.items(contents) for part in item]
-    return list(contents)
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, _SIMPLE) and one == other)
-
-
-def _are_same(some: list[Any], others: list[Any]) -> bool:
-    return len(some) == len(others) and all(map(_is_same, some, others))
-
-
-def reached(value: Any, depth: int = 0, seen: set[int] | None = None) -> Iterator[Any]:
-    """A value and what can be reached from it: tensors, containers, objects."""
-    seen = set() if seen is None else seen
-    if isinstance(value, (nn.Parameter, nn.Module, *_SIMPLE)) or id(value) in seen or depth > _DEEPEST:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from reached(item, depth + 1, seen)
-    elif (contents := contents_of(value)) is not None:
-        yield value
-        for item in _items(contents):
-            yield from reached(item, depth + 1, seen)
+def variable_of(name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
+    """The module of Python and the name of a global variable with this full name; None for what is none."""
+    path, _, variable = name.rpartition(".")
+    home = sys.modules.get(path)
+    return None if path in modules or home is None else (home, variable)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -78,7 +53,11 @@ class Seen:
 
     def is_like(self, other: Seen) -> bool:
         """Whether nothing has changed between the two."""
-        return self.versions == other.versions and _are_same(self.values, other.values)
+        return self.versions == other.versions and self.has_values_of(other)
+
+    def has_values_of(self, other: Seen) -> bool:
+        """Whether nothing has changed but what tensors hold."""
+        return are_same(self.values, other.values)
 
 
 def seen_of(place: Attribute) -> Seen:
@@ -86,10 +65,11 @@ def seen_of(place: Attribute) -> Seen:
     value = value_of(*place)
     values, versions = [value], [version_of(value)] if isinstance(value, nn.Parameter) else []
     for part in reached(value):
-        if isinstance(part, torch.Tensor):
+        kind = kind_of(type(part))
+        if kind is None:
             versions.append(version_of(part))
         else:
-            values += _items(contents_of(part))
+            values += kind.parts(kind.read(part))
     return Seen(values, versions)
 
 
@@ -113,21 +93,16 @@ class Snapshot:
             (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
             for module in modules
         ]
+        self._homes = [home.__dict__ for home in {id(home): home for home, _ in variables}.values()]
         self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
-        self._contents: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         for parameter in parameters:
             self._tensors.append((parameter, -1, parameter.detach().clone()))  # `parameter.data` has its own version
-        seen: set[int] = set()
         values = [value for _, own in self._attributes for value in own.values()]
-        for value in (*values, *(value for _, _, value in self._variables)):
-            for part in reached(value, 0, seen):
-                if isinstance(part, torch.Tensor):
-                    if part.layout is torch.strided:
-                        self._tensors.append((part, version_of(part), part.detach().clone()))
-                else:
-                    contents = contents_of(part)
-                    self._contents.append((contents, copied(contents)))
+        self._cells, tensors = cells_of([*values, *(value for _, _, value in self._variables)])
+        for part in tensors:
+            if part.layout is torch.strided:
+                self._tensors.append((part, version_of(part), part.detach().clone()))
 
     def restore(self) -> None:
         """Put it back."""
@@ -140,12 +115,62 @@ class Snapshot:
                 variables.pop(name, None)
             else:
                 variables[name] = value
-        for contents, before in self._contents:
-            restore_container(contents, before)
-        with torch.no_grad():
-            for tensor, version, copy in self._tensors:
-                if version_of(tensor) != version or tensor.is_inference():
-                    tensor.detach().copy_(copy)
+        restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
+        for tensor, version, copy in self._tensors:
+            if version_of(tensor) != version or tensor.is_inference():
+                put_values(tensor, copy)
+
+
+class _Watched:
+    """A tensor that no forward is known to write to; with its values if it is small and nobody else puts it back."""
+
+    __slots__ = ("has_values", "is_copied", "module", "name", "tensor", "values", "version")
+
+    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor, *, is_copied: bool) -> None:
+        self.module, self.name, self.tensor = module, name, tensor
+        self.is_copied = is_copied
+        self.has_values = not is_copied and _is_small(tensor)
+        self.version = -1
+        self.values: torch.Tensor | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Whatever is in it now is to be put back."""
+        version = version_of(self.tensor)
+        if version != self.version or (self.has_values and self.values is None):
+            self.version = version
+            self.values = self.tensor.detach().clone() if self.has_values else None
+
+    @property
+    def changed(self) -> bool:
+        return version_of(self.tensor) != self.version
+
+    def end(self) -> None:
+        """One that a step has written to is copied from the next step on."""
+        if self.changed and not self.is_copied:
+            self.has_values = _has_memory(self.tensor)
+
+    def restore(self) -> None:
+        """Put it back, if it has changed and there is a copy."""
+        if self.values is not None and self.changed:
+            put_values(self.tensor, self.values)
+
+
+def no_copy_of(names: list[str]) -> str:
+    """Why a step cannot be taken back that wrote to these tensors, and what becomes of it."""
+    return (
+        f"Tensor {', '.join(names)} was written to, though the trace of the first step saw no such write, and is too "
+        f"large ({MOST_BYTES >> 10} KiB are the limit) to be copied before every step in case it has to be put back: "
+        "that write cannot be taken back. From the next step on it is copied, so that a step that writes to it can be."
+    )
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta and not is_remote(tensor)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return _has_memory(tensor) and tensor.numel() * tensor.element_size() <= MOST_BYTES
 
 
 _PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
@@ -171,21 +196,25 @@ class Watch:
     Tensors by their versions, attributes as they are set, small containers and objects by what is in them.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], settled: set[str], nameless: set[str]) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], settled: set[str], nameless: set[str], copied: Iterable[nn.Module]
+    ) -> None:
         """Find out what there is to watch.
 
         Args:
             modules: The modules that run here, by path.
             settled: Full names of attributes and buffers that forwards are known to change.
             nameless: Paths of modules that are known to change tensors which are no buffers.
+            copied: Modules of which a `Snapshot` copies all tensors.
         """
         self._modules = {module: path for path, module in modules.items()}
         self._settled = settled
         self._nameless = nameless
+        self._copied = set(copied)
         self.is_stale = False
         self._set: list[tuple[nn.Module, str, Any]] = []
-        self._tensors: list[tuple[nn.Module, str, torch.Tensor, int]] = []
-        self._cells: list[tuple[nn.Module, str, Any, Any]] = []
+        self._tensors: list[_Watched] = []
+        self._cells: list[tuple[nn.Module, str, Cell]] = []
         #: Attributes of modules whose code may set them past ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
         self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
@@ -197,6 +226,7 @@ class Watch:
     def _find(self) -> None:
         self.is_stale = False
         self._inside = {}
+        earlier = {id(one.tensor): one for one in self._tensors}
         self._tensors, self._cells, self._places = [], [], []
         self._weights = [
             (module, name, weight, weight._version)
@@ -221,18 +251,22 @@ class Watch:
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
                     continue
-                for part in reached(value, 0, known):
-                    self._add(module, name, part, path in self._nameless and name not in module._buffers)
+                for part in reached(value, known):
+                    self._add(module, name, part, earlier)
 
     def _is_settled(self, path: str, name: str) -> bool:
         return (f"{path}.{name}" if path else name) in self._settled
 
-    def _add(self, module: nn.Module, name: str, part: Any, may_change: bool) -> None:
+    def _add(self, module: nn.Module, name: str, part: Any, earlier: Mapping[int, _Watched]) -> None:
         if isinstance(part, torch.Tensor):
-            if not may_change and type(part) is torch.Tensor:
-                self._tensors.append((module, name, part, version_of(part)))
-        elif len(contents := contents_of(part)) <= MOST_ITEMS:
-            self._cells.append((module, name, contents, copied(contents)))
+            is_buffer = name in module._buffers  # which the step puts back
+            if type(part) is not torch.Tensor or (not is_buffer and self._modules[module] in self._nameless):
+                return
+            one = earlier.get(id(part)) or _Watched(module, name, part, is_copied=is_buffer or module in self._copied)
+            one.begin()
+            self._tensors.append(one)
+        elif (kind := kind_of(type(part))) is not None and kind.size(part) <= MOST_ITEMS:
+            self._cells.append((module, name, Cell(part, kind)))
 
     def begin_step(self) -> None:
         """Whatever the script has changed between steps is how it is now."""
@@ -242,13 +276,16 @@ class Watch:
             self._find()
         elif self._tensors or self._cells or self._places:
             self._places = [(module, name, value_of(module, name)) for module, name, _ in self._places]
-            self._tensors = [(module, name, tensor, version_of(tensor)) for module, name, tensor, _ in self._tensors]
-            self._cells = [(module, name, cell, copied(cell)) for module, name, cell, _ in self._cells]
+            for one in self._tensors:
+                one.begin()
+            self._cells = [(module, name, Cell(cell.value, cell.kind)) for module, name, cell in self._cells]
             self._inside = {}
 
     def end_step(self) -> None:
         """Forget what was set."""
         self._set.clear()
+        for one in self._tensors:
+            one.end()
 
     def is_set(self, task: RunningTask, module: nn.Module, name: str) -> None:
         """A task is about to set an attribute."""
@@ -267,13 +304,13 @@ class Watch:
         """
         tensors, cells, places = (self._tensors, self._cells, self._places) if within is None else self._of(within)
         for module, name, before in [*task.sets, *places] if places else task.sets:
-            if module in self._modules and not _is_same(value_of(module, name), before):
+            if module in self._modules and not is_same(value_of(module, name), before):
                 return f"attribute {self.name_of(module, name)}"
-        for module, name, tensor, version in tensors:
-            if version_of(tensor) != version:
-                return f"tensor {self.name_of(module, name)}"
-        for module, name, cell, before in cells:
-            if not _are_same(_items(cell), _items(before)):
+        for one in tensors:
+            if one.changed:
+                return f"tensor {self.name_of(one.module, one.name)}"
+        for module, name, cell in cells:
+            if not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, name)} holds"
         return None
 
@@ -298,7 +335,7 @@ class Watch:
                 return [], [], []
             inside = set(within.modules())
             found = self._inside[within] = (
-                [entry for entry in self._tensors if entry[0] in inside],
+                [one for one in self._tensors if one.module in inside],
                 [entry for entry in self._cells if entry[0] in inside],
                 [entry for entry in self._places if entry[0] in inside],
             )
@@ -313,13 +350,27 @@ class Watch:
         path = self._modules[module]
         return repr(f"{path}.{name}" if path else name)
 
-    def restore(self) -> None:
-        """Put back what was set, and what containers held."""
+    def lost(self) -> list[str]:
+        """The full names of tensors that were written to and cannot be put back."""
+        tensors = [one for one in self._tensors if one.values is None and not one.is_copied and one.changed]
+        return [self.name_of(one.module, one.name) for one in tensors]
+
+    def restore(self) -> list[str]:
+        """Put back what was set, and what containers and tensors held.
+
+        Returns:
+            The full names of tensors that cannot be put back.
+        """
+        lost = self.lost()
+        for one in self._tensors:
+            one.restore()
         for module, name, before in [*reversed(self._set), *self._places]:
             values = module._buffers if name in module._buffers else vars(module)
             if before is _MISSING:
                 values.pop(name, None)
             else:
                 values[name] = before
-        for _, _, cell, before in self._cells:
-            restore_container(cell, before)
+        holders = [vars(module) for module in {id(module): module for module, _, _ in self._cells}.values()]
+        if restore_cells((cell for _, _, cell in self._cells), holders):
+            self.is_stale = True  # copies of iterators are to be watched from now on
+        return lost

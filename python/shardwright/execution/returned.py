@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from shardwright.execution.kept import Attribute, reached, value_of, version_of
+from shardwright.contents import reached
+from shardwright.execution.kept import Attribute, value_of, version_of
 from shardwright.execution.task import RunningTask
 from shardwright.frames.remote import is_remote
 from shardwright.frames.watch import memory_id

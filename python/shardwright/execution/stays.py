@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import functools
 import socket
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from shardwright.contents import reached
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import suspended
-from shardwright.execution.kept import Attribute, Seen, Snapshot, Watch, attribute_of, reached, seen_of, value_of
+from shardwright.execution.intercept import entered
+from shardwright.execution.kept import (
+    Seen,
+    Snapshot,
+    Watch,
+    attribute_of,
+    no_copy_of,
+    seen_of,
+    value_of,
+    variable_of,
+)
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
@@ -92,7 +102,7 @@ class KeptHere:
                 continue
             self._states[number] = state
             for path in users:
-                module = _entered(path, modules, here)
+                module = entered(path, modules, here)
                 if module is not modules[path]:
                     uncounted.add(number)
                 listed = numbers.setdefault(module, [])
@@ -119,8 +129,8 @@ class KeptHere:
         self._places_of = {
             number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
-        self._variables = [variable for name in known if (variable := _variable(name, modules)) is not None]
-        self._watch = Watch({path: modules[path] for path in here}, settled, nameless)
+        self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
+        self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
         self._snapshot: Snapshot | None = None
         #: By state, the microbatch that has entered last.
         self._newest: dict[int, int] = {}
@@ -146,12 +156,13 @@ class KeptHere:
         self._newest.clear()
         self._watch.end_step()
 
-    def rollback(self) -> None:
-        """Put back what the step has changed."""
+    def rollback(self) -> list[str]:
+        """Put back what the step has changed; the names of tensors that cannot be put back."""
         if self._snapshot is not None:
             self._snapshot.restore()
-        self._watch.restore()
+        lost = self._watch.restore()
         self.end_step()
+        return lost
 
     def is_set(self, module: nn.Module, name: str) -> None:
         """An attribute of a module that runs here is about to be set."""
@@ -199,9 +210,17 @@ class KeptHere:
                 assert task is not None, "it was there before the call"
                 self._refuse(task, f"{self._watch.name_of(*place)} was changed in a backward")
 
+    def values_changed(self, before: list[Seen]) -> bool:
+        """Whether Python's values are others than before; writes to tensors do not count."""
+        return not all(seen.has_values_of(seen_of(place)) for place, seen in zip(self._places, before, strict=True))
+
     def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
         if self._runtime.server.runs_one_at_a_time() and not always:
             return
+        if lost := self._watch.lost():
+            if self._runtime.num_microbatches == 1 and not always:
+                return
+            raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
         raise _state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
     def stay(
@@ -295,32 +314,6 @@ def _described(state: KeptState) -> str:
     return f"a tensor that module {min(state.users)!r} keeps"
 
 
-def _prefixes(path: str) -> Iterator[str]:
-    yield ""
-    parts = path.split(".") if path else []
-    for end in range(1, len(parts) + 1):
-        yield ".".join(parts[:end])
-
-
-def _entered(path: str, modules: Mapping[str, nn.Module], here: Container[str]) -> nn.Module:
-    """The module whose calls can be intercepted: the outermost around it that is compiled or scripted, or itself."""
-    for prefix in _prefixes(path):
-        module = modules[prefix] if prefix in here else None
-        if module is not None and (
-            isinstance(module, torch.jit.ScriptModule)
-            or module._compiled_call_impl is not None
-            or "_orig_mod" in module._modules
-        ):
-            return module
-    return modules[path]
-
-
-def _variable(name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
-    path, _, variable = name.rpartition(".")
-    home = sys.modules.get(path)
-    return None if path in modules or home is None else (home, variable)
-
-
 def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
     """Make every way into a module a stay, hooks included."""
     compiled = module._compiled_call_impl
@@ -388,5 +381,10 @@ def one_at_a_time(runtime: Runtime) -> bool:
 
 def rollback(runtime: Runtime) -> None:
     """Put back what modules keep, as it was before the step."""
-    for kept in all_kept(runtime):
-        kept.rollback()
+    lost = [name for kept in all_kept(runtime) for name in kept.rollback()]
+    if lost:
+        why = f"step {runtime.step} failed on rank {runtime.rank}. {no_copy_of(lost)}".rstrip(".")
+        runtime.logger.warning("%s", why)
+        runtime.updates.refuse(
+            why, "give it the values that it had, and call smp.resume_after_failure(error) on every rank"
+        )

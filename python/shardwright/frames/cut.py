@@ -31,6 +31,9 @@ class EngineWatcher(Protocol):
     def check_backward(self, before: Any) -> None:
         """Raise if that is not what there was before."""
 
+    def values_changed(self, before: Any) -> bool:
+        """Whether Python's values are others than before; writes to tensors do not count."""
+
 
 engine_watchers: weakref.WeakSet[EngineWatcher] = weakref.WeakSet()
 

@@ -22,6 +22,7 @@ from shardwright.errors import FrameError
 from shardwright.frames.cut import slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
+from shardwright.frames.reentrant import Compared, run_reentrant
 from shardwright.frames.remote import bring
 from shardwright.patches import Patches
 
@@ -201,7 +202,7 @@ def _run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) 
 
 def _runs_here(function: Any) -> bool:
     """Whether a checkpointed function is one module that lies whole on this rank."""
-    while isinstance(function, partial):
+    while isinstance(function, (partial, Compared)):
         function = function.func
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     return isinstance(module, nn.Module) and module not in divided_modules
@@ -261,12 +262,8 @@ class _ReentrantCheckpoint:
         frame = _frame_for_checkpoint(function)
         if frame is None:
             if current_frame() is not None or torch._C._current_graph_task_id() != -1:
-                # Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses; and it
-                # loses the gradients of what is not a result of the function, such as outputs collected by hooks.
                 # A forward that is run again in backward, where there is no frame, has to do as it did before.
-                return torch_checkpoint.checkpoint(
-                    function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
-                )
+                return run_reentrant(function, args, preserve_rng_state=preserve_rng_state)
             return _patches.original["CheckpointFunction"].apply(function, preserve_rng_state, *args)
         frame.checkpointing += 1
         try:

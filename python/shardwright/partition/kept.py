@@ -26,20 +26,20 @@ class KeptState:
 def merged(
     found: Iterable[tuple[Iterable[str], Iterable[str]]], executions: Mapping[str, int]
 ) -> tuple[KeptState, ...]:
-    """State with the same users is one.
+    """State with the same users is one; but tensors that have no names stay apart, which nobody else can tell.
 
     Args:
         found: Names of each state, with the paths of its users.
         executions: How often each module ran in the forward.
     """
-    names: dict[frozenset[str], set[str]] = {}
+    names: dict[tuple[frozenset[str], bool], set[str]] = {}
     for held, users in found:
-        running = frozenset(path for path in users if executions.get(path))
+        running, held = frozenset(path for path in users if executions.get(path)), set(held)
         if running:
-            names.setdefault(running, set()).update(held)
+            names.setdefault((running, bool(held)), set()).update(held)
     states = [
         KeptState(names=tuple(sorted(held)), users={path: executions[path] for path in sorted(users)})
-        for users, held in names.items()
+        for (users, _), held in names.items()
     ]
     return tuple(sorted(states, key=lambda state: state.names))
 

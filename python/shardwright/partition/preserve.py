@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from shardwright.contents import contents_of, copied, restore_container, restore_dict
+from shardwright.contents import containers_in, restore_cells, restore_dict
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
 
@@ -166,23 +166,18 @@ def _storage_key(tensor: torch.Tensor) -> int:
 
 
 class ModuleState:
-    """The attributes of one module, with the contents of plain containers one level deep."""
+    """The attributes of one module, with what is in those, one level deep."""
 
     def __init__(self, module: nn.Module) -> None:
         """Remember them."""
         self._module = module
         self._attributes = dict(module.__dict__)
-        self._contents = [
-            (value, copied(value))
-            for value in self._attributes.values()
-            if value is not None and contents_of(value) is value
-        ]
+        self._cells = containers_in(self._attributes.values())
 
     def restore(self) -> None:
         """Put them back."""
         restore_dict(self._module.__dict__, self._attributes)
-        for container, contents in self._contents:
-            restore_container(container, contents)
+        restore_cells(self._cells, [self._module.__dict__])
 
 
 @contextlib.contextmanager

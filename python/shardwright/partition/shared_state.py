@@ -12,13 +12,14 @@ import contextlib
 import dis
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardwright.contents import FOREIGN, INTERNAL, contents_of, copied, items_of, restore_container
+from shardwright.contents import DEEPEST, FOREIGN, INTERNAL, MOST_BEYOND, Cell, kind_of, restore_cells
+from shardwright.opaque import Kind, are_unchanged
 from shardwright.partition.tree import ModelTree
 from shardwright.patches import replaced
 
@@ -36,38 +37,30 @@ Attribute = tuple[int, str]
 _WHOLE = frozenset({"__dict__", "__reduce_ex__", "__reduce__", "__getstate__"})
 
 
-@dataclass(eq=False)
-class _Cell:
-    """One container or object, with what was in it."""
+class _Cell(Cell):
+    """One container or object, with what was in it and who reaches it."""
 
-    value: Any
-    before: Any
-    attributes: set[Attribute] = field(default_factory=set)
-    variables: set[str] = field(default_factory=set)
-    written: set[int] = field(default_factory=set)
+    __slots__ = ("attributes", "children", "variables", "written")
+
+    def __init__(self, value: Any, kind: Kind) -> None:
+        super().__init__(value, kind)
+        self.attributes: set[Attribute] = set()
+        self.variables: set[str] = set()
+        self.written: set[int] = set()
+        self.children: list[Any] = []
 
     @property
     def changed(self) -> bool:
-        now, before = _flat(self.contents), _flat(self.before)
-        return (
-            bool(self.written) or len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
-        )
-
-    @property
-    def contents(self) -> Any:
-        return contents_of(self.value)
+        return bool(self.written) or not are_unchanged(self.parts_now, self.parts)
 
     def changed_names(self) -> list[str]:
         """Of an object: which of its attributes have changed."""
-        now, before = self.contents, self.before
+        now, before = self.kind.read(self.value), self.before
         return [
             name
             for name in {**before, **now}
             if now.get(name, _MISSING) is not before.get(name, _MISSING) or id(now.get(name)) in self.written
         ]
-
-    def restore(self) -> None:
-        restore_container(self.contents, self.before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +89,11 @@ class SharedState:
         self._users: dict[str, list[str]] = {}
         self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
         of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
+        self._modules = [entry.module.__dict__ for entry in tree.modules]
         for entry in tree.modules:
             for name, value in entry.module.__dict__.items():
                 if name not in INTERNAL:
-                    self._add(value, (id(entry.module), name), None, 0)
+                    self._add(value, (id(entry.module), name), None)
             kind = type(entry.module)
             if kind not in of_class:
                 of_class[kind] = dict(_variables_of(kind))
@@ -109,31 +103,47 @@ class SharedState:
             for full_name, (variables, name) in used.items():
                 value = variables.get(name, _MISSING)
                 self._variables[full_name] = (variables, name, value)
-                self._add(value, None, full_name, 1)
+                self._add(value, None, full_name)
 
-    def _add(self, value: Any, attribute: Attribute | None, variable: str | None, depth: int) -> None:
-        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            return
-        contents = contents_of(value)
-        if contents is None or depth > _DEEPEST:
-            if isinstance(value, tuple):
-                for item in value:
-                    self._add(item, attribute, variable, depth + 1)
-            return
-        cell = self._cells.get(id(value))
-        if cell is None:
-            cell = self._cells[id(value)] = _Cell(value, copied(contents))
-        elif (attribute is None or attribute in cell.attributes) and (variable is None or variable in cell.variables):
-            return
-        if attribute is not None:
-            cell.attributes.add(attribute)
-        if variable is not None:
-            cell.variables.add(variable)
-        for item in [value for _, value in items_of(contents)] if isinstance(contents, dict) else list(contents):
-            if isinstance(item, torch.Tensor):
-                self._tensors.setdefault(id(item), (item, []))[1].append(cell)
+    def _add(self, value: Any, attribute: Attribute | None, variable: str | None) -> None:
+        level, depth, beyond = [value], 0, 0
+        while level and beyond < MOST_BEYOND:
+            following: list[Any] = []
+            for one in level:
+                kind = kind_of(type(one))
+                if kind is None:
+                    continue
+                if kind.write is None:
+                    following += kind.parts(kind.read(one))
+                    continue
+                cell = self._cells.get(id(one))
+                if cell is None:
+                    cell = self._cells[id(one)] = self._made(one, kind)
+                elif (attribute is None or attribute in cell.attributes) and (
+                    variable is None or variable in cell.variables
+                ):
+                    continue
+                if attribute is not None:
+                    cell.attributes.add(attribute)
+                if variable is not None:
+                    cell.variables.add(variable)
+                beyond += depth > DEEPEST
+                following += cell.children
+            level, depth = following, depth + 1
+
+    def _made(self, value: Any, kind: Kind) -> _Cell:
+        cell = _Cell(value, kind)
+        items = cell.parts
+        for item in items:  # grows
+            inner = kind_of(type(item))
+            if inner is None:
+                if isinstance(item, torch.Tensor):
+                    self._tensors.setdefault(id(item), (item, []))[1].append(cell)
+            elif inner.write is None:
+                items += inner.parts(inner.read(item))
             else:
-                self._add(item, attribute, variable, depth + 1)
+                cell.children.append(item)
+        return cell
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors found in containers and objects."""
@@ -148,7 +158,7 @@ class SharedState:
     @contextlib.contextmanager
     def watching(self, note: Callable[[Attribute], None]) -> Iterator[None]:
         """Call `note` with each attribute of an object that anyone reads, sets or deletes."""
-        kinds = dict.fromkeys(type(cell.value) for cell in self._cells.values() if cell.contents is not cell.value)
+        kinds = dict.fromkeys(type(cell.value) for cell in self._cells.values() if cell.kind.has_names)
 
         def used(value: Any, name: str, sets: bool) -> None:
             if id(value) in self._cells:
@@ -168,7 +178,7 @@ class SharedState:
             if not cell.attributes or not cell.changed:
                 continue
             names: list[Attribute] = []
-            if cell.contents is not cell.value and (id(cell.value), "") not in self._set:
+            if cell.kind.has_names and (id(cell.value), "") not in self._set:
                 names = [(id(cell.value), name) for name in cell.changed_names()]
             # What changed without a sign of who did it may be anyone's.
             yield Change(held=cell.attributes, names=tuple(names) if self._set.issuperset(names) else ())
@@ -192,8 +202,8 @@ class SharedState:
                 del variables[name]
             else:
                 variables[name] = before
-        for cell in self._cells.values():
-            cell.restore()
+        used = {id(variables): variables for variables, _, _ in self._variables.values()}
+        restore_cells(self._cells.values(), [*self._modules, *used.values()])
 
 
 def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.AbstractContextManager[None]:
@@ -202,7 +212,7 @@ def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.A
     delete: Any = kind.__delattr__
 
     def is_own(value: Any, name: str) -> bool:
-        return name not in _WHOLE and (name in object.__getattribute__(value, "__dict__") or hasattr(kind, name))
+        return name not in _WHOLE and (hasattr(kind, name) or name in object.__getattribute__(value, "__dict__"))
 
     def __getattribute__(value: Any, name: str) -> Any:
         try:
@@ -225,10 +235,6 @@ def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.A
     return replaced(
         kind, {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__}
     )
-
-
-def _flat(contents: Any) -> list[Any]:
-    return [part for item in items_of(contents) for part in item] if isinstance(contents, dict) else list(contents)
 
 
 def _variables_of(kind: type) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
@@ -263,7 +269,7 @@ def _variables_in(
                 continue
             if isinstance(value, types.FunctionType):
                 yield from _variables_in(value, seen, depth + 1)
-            elif name in stored or contents_of(value) is not None:
+            elif name in stored or kind_of(type(value)) is not None:
                 yield f"{function.__module__}.{name}", (variables, name)
 
 

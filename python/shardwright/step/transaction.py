@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardwright import _core
+from shardwright.contents import put_values
 from shardwright.data_parallel import Listener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
@@ -185,7 +186,7 @@ class StepTransaction:
             for module, name, buffer, copy in self._buffers:
                 now = module._buffers.get(name)
                 if now is None or not is_sentinel(now):  # else given up to its owner by a partition made in this step
-                    buffer.copy_(copy)
+                    put_values(buffer, copy)
                     module._buffers[name] = buffer
         self.restore_random_numbers()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from shardwright.execution.kept import Snapshot
 from shardwright.model.placement import Hooks
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers
@@ -52,12 +53,15 @@ class Start:
             for name, buffer in module.named_buffers(remove_duplicate=False)
             if not is_sentinel(buffer)
         }
-        self._modules = [ModuleState(part) for _, part in placement.local_named_modules()]
+        parts = [part for _, part in placement.local_named_modules()]
+        self._modules = [ModuleState(part) for part in parts]
+        self._held = Snapshot(parts, (), ())
 
     def put_back(self) -> None:
         """Give tensors and attributes of modules their values again."""
         for state in self._modules:
             state.restore()
+        self._held.restore()
         with torch.no_grad():
             for tensor, copy in self._tensors:
                 if tensor.shape != copy.shape or not torch.equal(tensor.detach().cpu(), copy):

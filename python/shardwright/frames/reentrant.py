@@ -1,0 +1,76 @@
+"""Reentrant checkpoints, of which torch differentiates the second computation, and a frame the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+from torch.utils._pytree import tree_leaves
+
+from shardwright.errors import FrameError
+from shardwright.frames.cut import engine_watchers
+
+
+def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...], *, preserve_rng_state: bool) -> Any:
+    """Run a function under the other kind of checkpoint, which gives the same as long as both computations do.
+
+    Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses; and it loses the
+    gradients of what is not a result of the function, such as outputs collected by hooks.
+
+    Raises:
+        FrameError: In the backward, if the function has changed what modules keep, and computes with it: the second
+            computation then differs from the first.
+    """
+    # All of the function runs again, as it would in the reentrant kind: what it changes last has to change twice, too.
+    with torch_checkpoint.set_checkpoint_early_stop(False):
+        return torch_checkpoint.checkpoint(
+            Compared(function), *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
+        )
+
+
+class Compared:
+    """A function, to be run twice, whose results must be equal if the first run has changed what modules keep."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Run nothing yet."""
+        self.func = function
+        self._has_run = False
+        self._outputs: list[torch.Tensor] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it."""
+        if self._has_run:
+            result = self.func(*args)
+            self._compare(result)
+            return result
+        self._has_run = True
+        before = [(one, one.seen()) for one in engine_watchers]
+        result = self.func(*args)
+        if any(seen is not None and one.values_changed(seen) for one, seen in before):
+            self._outputs = [tensor.detach().clone() for tensor in _tensors(result)]
+        return result
+
+    def _compare(self, result: Any) -> None:
+        if self._outputs is None:
+            return
+        tensors = _tensors(result)
+        if len(tensors) == len(self._outputs) and all(map(_are_equal, self._outputs, tensors)):
+            return
+        name = getattr(self.func, "__qualname__", type(self.func).__name__)
+        raise FrameError(
+            f"{name} changed what a module keeps inside torch.utils.checkpoint(use_reentrant=True), and computed "
+            "something else with it when it was computed again in the backward: torch would differentiate that, and "
+            "not what the loss was made of. Give checkpoint use_reentrant=False, or change what is kept outside of it"
+        )
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.layout is not torch.strided:
+        return one.shape == other.shape
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
