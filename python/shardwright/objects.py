@@ -95,7 +95,8 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
 
 def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int], operation: str) -> Any:
     while True:
-        theirs, what, obj = receive_on(runtime, rank, channel)
+        received = runtime.receive_object(rank, channel, what=f"rank {rank} to come to {operation}")
+        theirs, what, obj = decode_from(runtime, rank, *received)
         if theirs == call and what == operation:
             return obj
         if theirs >= call:

@@ -108,6 +108,6 @@ def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
         waited = [float(seconds) for seconds in re.findall(r"has waited (\d+\.\d) s\b", picture)]
         assert max(waited) >= TIMEOUTS["stall_report_seconds"]
         assert "rank 1 has waited" in picture
-        assert "for an object from rank 0 on channel 'allgather WORLD'" in picture
+        assert "for rank 0 to come to smp.barrier" in picture
         assert "for rank 1 to answer request" in picture
         assert "self.action()" in picture
