@@ -27,12 +27,13 @@ class Said(NamedTuple):
     Attributes:
         updated: Whether an optimizer has updated weights of this rank; None where it has none to update.
         interrupted: Whether a signal came, so that part of the script may have been left out.
-        calls: How often ``step()`` of distributed optimizers was called, which every rank has to call.
+        calls: How often ``step()`` of distributed optimizers was called, which every rank has to call; None from a rank
+            that has no batches left.
     """
 
     updated: bool | None
     interrupted: bool
-    calls: int = 0
+    calls: int | None = 0
 
 
 class Updates:
@@ -44,7 +45,7 @@ class Updates:
         self._begun: dict[int, str] = {}
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._updated = self._interrupted = False
-        self._calls = 0
+        self._calls: int | None = 0
         #: Why no step may run; None where one may.
         self.refusal: str | None = None
 
@@ -68,7 +69,12 @@ class Updates:
     def has_updated(self) -> None:
         """A distributed optimizer's step has ended, which may have had nothing to update here."""
         self._updated = True
-        self._calls += 1
+        if self._calls is not None:
+            self._calls += 1
+
+    def stands_aside(self) -> None:
+        """This rank has no batches left, and only takes part in the others' reductions."""
+        self._calls = None
 
     def _trains(self, optimizer: torch.optim.Optimizer) -> bool:
         # Imported late: the model needs the runtime.
@@ -129,7 +135,8 @@ class Updates:
             raise PartialUpdateError(self.refusal or "")
         by_calls: dict[int, list[int]] = {}
         for rank, each in said.items():
-            by_calls.setdefault(each.calls, []).append(rank)
+            if each.calls is not None:
+                by_calls.setdefault(each.calls, []).append(rank)
         if len(by_calls) > 1:
             told = " and ".join(f"ranks {ranks} {_times(calls)}" for calls, ranks in sorted(by_calls.items()))
             self.refuse(f"since the last step, step() of distributed optimizers was called by {told}")

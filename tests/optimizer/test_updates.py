@@ -85,6 +85,7 @@ def test_another_error_does_not_let_steps_run(rank: Rank, error: Exception) -> N
         ({0: Said(True, False), 1: Said(False, False)}, False),  # a script's own way, without any signal
         ({0: Said(None, True), 1: Said(True, False)}, False),  # nothing to update
         ({0: Said(None, False, 2), 1: Said(True, False, 2)}, False),
+        ({0: Said(True, False, None), 1: Said(True, False, 2)}, False),  # no batches left
     ],
 )
 def test_updates_are_compared_where_a_signal_came(rank: Rank, said: dict[int, Any], differ: bool) -> None:

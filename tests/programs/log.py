@@ -180,4 +180,16 @@ def _versions(module: nn.Module) -> list[int]:
     return [tensor._version for tensor in own if tensor is not None]
 
 
-log_of_run = [Log(plain=True)]
+class _Current:
+    """Holds the log in an attribute of its class: anywhere else it would be state that all modules of a model share."""
+
+    _log = Log(plain=True)
+
+    def __getitem__(self, _: int) -> Log:
+        return _Current._log
+
+    def __setitem__(self, _: int, log: Log) -> None:
+        _Current._log = log
+
+
+log_of_run = _Current()

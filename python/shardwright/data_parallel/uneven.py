@@ -83,6 +83,7 @@ def joined(
             last_present = attendance.present
             if says == _TRAINS:
                 replicas.shadow_step()
+            runtime.updates.stands_aside()
             runtime.vote()
             if says == _TRAINS:
                 replicas.end_step()
