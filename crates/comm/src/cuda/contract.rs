@@ -1,5 +1,6 @@
 //! What CUDA's contract asks of a program, and the stand-in for its driver ends a process for.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use shardwright_core::Rank;
@@ -20,6 +21,9 @@ fn received_by_the_second(ranks: &[Rank2; 2], fill: u8) -> usize {
     assert_eq!(sent_by(&ranks[0], Route::PeerCopy), copies + 1);
     before + 1
 }
+
+/// Tests share the stand-in, and with it the stream that some of them stop.
+static STOPPED: Mutex<()> = Mutex::new(());
 
 #[test]
 fn transfers_spoil_no_graph_that_a_script_captures_meanwhile() {
@@ -80,6 +84,7 @@ fn both_ranks_may_leave_at_once() {
 
 #[test]
 fn a_slow_queue_is_waited_for_and_not_taken_for_a_device_that_has_failed() {
+    let _alone = STOPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let script = rehearsal();
     let ranks = pair(4 << 20);
     acquaint(&ranks, true);
@@ -99,6 +104,7 @@ fn a_slow_queue_is_waited_for_and_not_taken_for_a_device_that_has_failed() {
 
 #[test]
 fn nobody_waits_for_a_device_for_long_once_the_connection_is_closed() {
+    let _alone = STOPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let script = rehearsal();
     let ranks = pair(4 << 20);
     acquaint(&ranks, true);
