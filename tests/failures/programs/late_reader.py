@@ -21,7 +21,7 @@ def main() -> None:
     how, width = sys.argv[1], int(sys.argv[2])
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
     torch.manual_seed(0)
-    whole = nn.Sequential(nn.Linear(8, width), nn.Linear(width, width))
+    whole = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, width))
     batch = torch.randn(8, 8)
     with torch.no_grad():
         wanted = torch.cat([whole(part) for part in batch.chunk(2)])
@@ -30,7 +30,7 @@ def main() -> None:
     with torch.no_grad():
         outputs = [evaluate(model, batch) for _ in range(3)]
     if smp.rank() == 1:
-        time.sleep(3)
+        time.sleep(2.5 if how == "reads" else 0.5)
         if how == "waits for the other":
             smp.recv_from(0, smp.RankType.WORLD_RANK)
         if how == "reads":
