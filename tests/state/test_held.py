@@ -67,10 +67,8 @@ def alone(model: nn.Module, data: list[torch.Tensor], microbatches: int) -> list
     return found
 
 
-def divided(module: nn.Module, rank: int, data: list[torch.Tensor], fails: int | None) -> list[dict[str, Any]]:
-    smp.set_partition(module[0], rank)  # type: ignore[index]
-    smp.set_partition(module[0].inner, 1 - rank)  # type: ignore[index, union-attr, arg-type]
-    model = smp.DistributedModel(module)
+def step_of(model: smp.DistributedModel) -> Any:
+    """A step function that trains a model on the squares of its outputs, and returns them."""
 
     @smp.step
     def train(part: torch.Tensor) -> torch.Tensor:
@@ -78,6 +76,14 @@ def divided(module: nn.Module, rank: int, data: list[torch.Tensor], fails: int |
         model.backward(output.square().mean())
         return output
 
+    return train
+
+
+def divided(module: nn.Module, rank: int, data: list[torch.Tensor], fails: int | None) -> list[dict[str, Any]]:
+    smp.set_partition(module[0], rank)  # type: ignore[index]
+    smp.set_partition(module[0].inner, 1 - rank)  # type: ignore[index, union-attr, arg-type]
+    model = smp.DistributedModel(module)
+    train = step_of(model)
     found = []
     for number, batch in enumerate(data):
         model.zero_grad()
@@ -164,13 +170,7 @@ def large_steps(module: nn.Module, data: list[torch.Tensor]) -> list[tuple[str, 
     holder: Any = module[0]  # type: ignore[index]
     smp.set_partition(holder, 1)
     model = smp.DistributedModel(module)
-
-    @smp.step
-    def train(part: torch.Tensor) -> torch.Tensor:
-        output = model(part)
-        model.backward(output.square().mean())
-        return output
-
+    train = step_of(model)
     found = []
     for batch in data:
         try:
