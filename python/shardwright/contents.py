@@ -265,25 +265,47 @@ class Cell:
         return self.kind.parts(self.kind.read(self.value))
 
 
+class Search:
+    """A value and those that were found behind it, nearest first.
+
+    Beyond `DEEPEST` levels it ends with the level in which `MOST_BEYOND` values that hold something were found.
+    """
+
+    def __init__(self, value: Any) -> None:
+        """Begin with a value."""
+        self._level: list[Any] = [value]
+        self._following: list[Any] = []
+        self._depth = self._beyond = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Each value; whoever looks at it says by :meth:`follow` what is behind it."""
+        while self._level and self._beyond < MOST_BEYOND:
+            yield from self._level
+            self._level, self._following = self._following, []
+            self._depth += 1
+
+    def follow(self, parts: Iterable[Any], *, holds: bool) -> None:
+        """Go on to what is behind the present value, which holds something itself or only leads there."""
+        self._following += parts
+        self._beyond += holds and self._depth > DEEPEST
+
+
 def reached(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
     """A value and what can be reached from it, nearest first: tensors, and values that hold something."""
     seen = set() if seen is None else seen
-    level, depth, beyond = [value], 0, 0
-    while level and beyond < MOST_BEYOND:
-        following: list[Any] = []
-        for one in level:
-            kind = kind_of(type(one))
-            if kind is None:
-                if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) and id(one) not in seen:
-                    seen.add(id(one))
-                    yield one
-            elif id(one) not in seen:
+    search = Search(value)
+    for one in search:
+        kind = kind_of(type(one))
+        if kind is None:
+            if isinstance(one, torch.Tensor) and not isinstance(one, nn.Parameter) and id(one) not in seen:
                 seen.add(id(one))
-                following += kind.parts(kind.read(one))
-                if kind.write is not None:
-                    beyond += depth > DEEPEST
-                    yield one
-        level, depth = following, depth + 1
+                yield one
+        elif id(one) not in seen:
+            seen.add(id(one))
+            holds = kind.write is not None
+            search.follow(kind.parts(kind.read(one)), holds=holds)
+            if holds:
+                yield one
 
 
 #: How values of a type hold state; None if they hold none, or it is somebody else's business (tensors, modules).

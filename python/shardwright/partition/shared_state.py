@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.contents import DEEPEST, FOREIGN, INTERNAL, MOST_BEYOND, Cell, kind_of, restore_cells
+from shardwright.contents import FOREIGN, INTERNAL, Cell, Search, kind_of, restore_cells
 from shardwright.opaque import Kind, are_unchanged
 from shardwright.partition.tree import ModelTree
 from shardwright.patches import replaced
@@ -106,30 +106,26 @@ class SharedState:
                 self._add(value, None, full_name)
 
     def _add(self, value: Any, attribute: Attribute | None, variable: str | None) -> None:
-        level, depth, beyond = [value], 0, 0
-        while level and beyond < MOST_BEYOND:
-            following: list[Any] = []
-            for one in level:
-                kind = kind_of(type(one))
-                if kind is None:
-                    continue
-                if kind.write is None:
-                    following += kind.parts(kind.read(one))
-                    continue
-                cell = self._cells.get(id(one))
-                if cell is None:
-                    cell = self._cells[id(one)] = self._made(one, kind)
-                elif (attribute is None or attribute in cell.attributes) and (
-                    variable is None or variable in cell.variables
-                ):
-                    continue
-                if attribute is not None:
-                    cell.attributes.add(attribute)
-                if variable is not None:
-                    cell.variables.add(variable)
-                beyond += depth > DEEPEST
-                following += cell.children
-            level, depth = following, depth + 1
+        search = Search(value)
+        for one in search:
+            kind = kind_of(type(one))
+            if kind is None:
+                continue
+            if kind.write is None:
+                search.follow(kind.parts(kind.read(one)), holds=False)
+                continue
+            cell = self._cells.get(id(one))
+            if cell is None:
+                cell = self._cells[id(one)] = self._made(one, kind)
+            elif (attribute is None or attribute in cell.attributes) and (
+                variable is None or variable in cell.variables
+            ):
+                continue
+            if attribute is not None:
+                cell.attributes.add(attribute)
+            if variable is not None:
+                cell.variables.add(variable)
+            search.follow(cell.children, holds=True)
 
     def _made(self, value: Any, kind: Kind) -> _Cell:
         cell = _Cell(value, kind)
