@@ -580,11 +580,14 @@ class Server:
         message: str,
         traceback: str,
         step: SupportsIndex | None = None,
+        origin: tuple[SupportsIndex, str] | None = None,
     ) -> None:
         """
         Report an exception of this rank: the step ends on every rank of the job. The first failure wins.
 
         `step` names a step that this rank may not have entered yet, but would have.
+
+        `origin` is the rank that failed and its host, where that is another one.
         """
     def fetch(
         self, /, worker: SupportsIndex, holder: SupportsIndex, request: SupportsIndex, index: SupportsIndex

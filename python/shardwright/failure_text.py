@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from shardwright.errors import RemoteError
+
 #: The most that is told of a message, and of a traceback, in bytes of UTF-8.
 MOST_BYTES = 1 << 16
 #: How much of a text that is cut stays at its end, where a traceback names the error.
@@ -54,22 +56,27 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-def report(server: Any, error: BaseException, told: tuple[str, str] | None = None, **place: Any) -> None:
+def report(server: Any, error: BaseException, **place: Any) -> None:
     """Fail the step on every rank, whatever the error does; never raises.
+
+    What another rank failed with stays that rank's failure, in its words.
 
     Args:
         server: The execution server.
         error: Why.
-        told: The name of its class and its text, where they are not its own.
         place: Keywords of the server's ``fail``: where.
     """
     place = {"module": None, "microbatch": None, "phase": None, **place}
     try:
-        text = FailureText.of(error)
-        if isinstance(place["module"], str):
-            place["module"] = sendable(place["module"])
-        kind, message = text[:2] if told is None else map(sendable, told)
-        server.fail(kind=kind, message=message, traceback=text.traceback, **place)
+        told = place | FailureText.of(error)._asdict()
+        if isinstance(error, RemoteError):
+            known = {"module": error.module, "microbatch": error.microbatch, "phase": error.phase}
+            told |= {name: value for name, value in known.items() if value is not None}
+            told |= {name: sendable(getattr(error, name)) for name in ("kind", "message", "traceback")}
+            told["origin"] = (error.rank, sendable(error.host))
+        if isinstance(told["module"], str):
+            told["module"] = sendable(told["module"])
+        server.fail(**told)
     except BaseException:  # no memory, for example
         with contextlib.suppress(BaseException):
             server.fail(**(place | _UNTOLD))

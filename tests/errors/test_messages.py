@@ -167,7 +167,7 @@ def write_that_no_trace_saw() -> None:
 
 
 def rank_that_is_gone() -> None:
-    raise errors.PeerLostError(2, "node-1", None, None, None, "PeerLost", "its process ended")
+    raise errors.PeerLostError(2, "node-1", None, None, None, "PeerLostError", "rank 2 died")
 
 
 def servers(function: Callable[[Any, int], None]) -> None:

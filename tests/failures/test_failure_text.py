@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from shardwright import failure_text
+from shardwright.errors import PeerLostError, RemoteError
 from shardwright.failure_text import MOST_BYTES, FailureText, sendable
 
 
@@ -80,6 +81,34 @@ def test_a_text_of_the_largest_size_is_whole() -> None:
 
 def test_a_note_that_an_error_does_not_take_is_left_out() -> None:
     failure_text.add_note(Noteless(), "a note")
+
+
+def test_what_another_rank_failed_with_stays_its_failure() -> None:
+    server = Server(refusals=0)
+    lost = PeerLostError(3, "node-1", None, None, None, "PeerLostError", "rank 3 died", "")
+    failure_text.report(server, lost, module="layers.2", microbatch=1, phase="forward")
+    failed = RemoteError(2, "node-2", "head", 0, "backward", "ValueError", "no\udc80", "Traceback of rank 2")
+    failure_text.report(server, failed, module="layers.2", microbatch=1, phase="forward")
+    assert server.told == [
+        {
+            "origin": (3, "node-1"),
+            "module": "layers.2",
+            "microbatch": 1,
+            "phase": "forward",
+            "kind": "PeerLostError",
+            "message": "rank 3 died",
+            "traceback": "",
+        },
+        {
+            "origin": (2, "node-2"),
+            "module": "head",
+            "microbatch": 0,
+            "phase": "backward",
+            "kind": "ValueError",
+            "message": "no\\udc80",
+            "traceback": "Traceback of rank 2",
+        },
+    ]
 
 
 def test_a_report_that_fails_is_made_with_words_that_were_there_before() -> None:

@@ -77,7 +77,7 @@ def test_a_frozen_rank_ends_the_other_replica_too_although_collectives_are_under
         replicas.all_end_with([1, 1, 1], but=[3])
         for rank in (0, 1, 2):
             # By its own watch, or by the words of the rank that failed the step for it.
-            assert re.search(r"rank 3( on host '[^']*': PeerLost:)? has been silent", last_line(replicas[rank]))
+            assert "rank 3 has been silent" in last_line(replicas[rank])
 
 
 @pytest.mark.parametrize(("scenario", "code"), [("leave", 0), ("exit 3", 3)])

@@ -179,6 +179,7 @@ class Rank:
             **CASE["keys"],
         }
         self.smp, self.faulty, self.place = smp, faulty, faulty.place
+        self.timer: threading.Timer | None = None
         if CASE["starts"]:
             self.lack(CASE["starts"], keys)
         smp.init(keys)
@@ -204,6 +205,15 @@ class Rank:
 
         for name in ("wait_collective", "receive_object"):
             setattr(Runtime, name, self.visiting(getattr(Runtime, name)))
+        next_step = Runtime.next_step
+
+        def timed(runtime: Any) -> None:
+            # Before a step begins, an interrupt is the script's own, and the others wait for a step that never comes.
+            if self.timer is not None and self.timer.ident is None:
+                self.timer.start()
+            next_step(runtime)
+
+        Runtime.next_step = timed  # type: ignore[method-assign]
 
     def visiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def visiting(runtime: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,6 +244,7 @@ class Rank:
         moved = [each["updated"] for each in said]
         if all(moved):
             self.training.take_plain(self.batches)
+            self.training.optimizer.zero_grad()  # an interrupt may have ended it half-way
         elif any(moved):  # some have updated their weights, and some not
             self.training.optimizer.zero_grad()
             error = self.caught(lambda: self.training.take(self.training.draw()))
@@ -269,12 +280,18 @@ class Rank:
         training, here = self.training, case["rank"] in (-1, self.rank)
         self.batches = training.draw()
         self.updated = False
-        timer = None
         if here:
-            timer = self.prepare(case)
-        error = self.caught(lambda: self.turn(case, here))
-        if timer is not None:
-            error = error or self.caught(lambda: (timer.join(), time.sleep(0.02)))
+            self.prepare(case)
+        errors: list[BaseException | None] = []
+
+        def whole() -> None:
+            errors.append(self.caught(lambda: self.turn(case, here)))
+            if self.timer is not None:
+                self.timer.join()
+                time.sleep(0.02)
+
+        late = self.caught(whole)  # an interrupt may come when the turn is over
+        error = next((error for error in errors if error is not None), late)
         if case["ends"] and isinstance(error, SystemExit):
             raise error
         return {"error": described(error), "updated": self.updated}
@@ -301,21 +318,21 @@ class Rank:
             self.place.visit_("end")
             self.smp.barrier()
 
-    def prepare(self, case: dict[str, Any]) -> threading.Timer | None:
+    def prepare(self, case: dict[str, Any]) -> None:
         """Arrange for the fault."""
         fault, moment = case["fault"], case["moment"]
+        self.timer = None
         if moment == "anywhere":
             after = float(fault.split()[2]) / 100 * self.seconds
-            timer = threading.Timer(after, lambda: killed(signal.SIGINT))
-            timer.daemon = True
-            timer.start()
-            return timer
+            self.timer = threading.Timer(after, lambda: killed(signal.SIGINT))
+            self.timer.daemon = True
+            return
         if fault == "dropped model":
             self.training.model = None
             gc.collect()
         action = ACTIONS.get(fault)
         if action is None:
-            return None
+            return
         self.place.arm(moment, action, VISITS.get(moment, 1))
         if moment == "hook":
             parameter = next(iter(self.training.model.local_parameters()))
@@ -326,7 +343,6 @@ class Rank:
                 self.place.visit_("hook")
 
             handle = parameter.register_hook(hook)
-        return None
 
 
 def main() -> None:

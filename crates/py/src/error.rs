@@ -135,8 +135,8 @@ pub(crate) fn comm_error(error: &CommError, host: impl Fn(Rank) -> String) -> Py
             None::<String>,
             None::<u32>,
             None::<&str>,
-            "PeerLost",
-            describe_loss(loss),
+            "PeerLostError",
+            format!("rank {rank} {}", describe_loss(loss)),
         )),
         CommError::Interrupted { report } => {
             exceptions::RemoteError::new_err(report_fields(report))

@@ -212,7 +212,9 @@ impl Server {
     /// Report an exception of this rank: the step ends on every rank of the job. The first failure wins.
     ///
     /// `step` names a step that this rank may not have entered yet, but would have.
-    #[pyo3(signature = (*, module, microbatch, phase, kind, message, traceback, step=None))]
+    ///
+    /// `origin` is the rank that failed and its host, where that is another one.
+    #[pyo3(signature = (*, module, microbatch, phase, kind, message, traceback, step=None, origin=None))]
     #[expect(clippy::too_many_arguments, reason = "one for each field of a report")]
     fn fail(
         &self,
@@ -224,10 +226,12 @@ impl Server {
         message: String,
         traceback: String,
         step: Option<u64>,
+        origin: Option<(u32, String)>,
     ) -> PyResult<()> {
         let phase = phase.map(parse_phase).transpose()?;
         let microbatch = microbatch.map(MicrobatchId);
         let error = LocalError {
+            origin: origin.map(|(rank, host)| (Rank(rank), host)),
             module,
             microbatch,
             phase,

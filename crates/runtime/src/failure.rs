@@ -91,6 +91,8 @@ impl Failure {
 /// An exception of this rank, as Python describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalError {
+    /// The rank that failed and its host, when that is another one of which only this rank knows yet.
+    pub origin: Option<(Rank, String)>,
     /// The module, when one was running.
     pub module: Option<String>,
     /// The microbatch, when one was running.

@@ -153,8 +153,6 @@ class WorkerPool:
             "microbatch": running.microbatch,
             "phase": running.phase,
         }
-        if isinstance(error, RemoteError):  # already known everywhere
-            failure_text.report(self._runtime.server, error, told=(error.kind, error.message), **place)
-        else:
+        if not isinstance(error, RemoteError):  # which says where itself
             failure_text.add_note(error, running.describe())
-            failure_text.report(self._runtime.server, error, **place)
+        failure_text.report(self._runtime.server, error, **place)

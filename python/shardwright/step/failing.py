@@ -62,6 +62,8 @@ def _attempt(runtime: Runtime, part: Callable[[], object]) -> bool:
 def _report(runtime: Runtime, error: BaseException) -> None:
     if runtime.launch.world_size == 1:
         return
-    if not (runtime.entered and isinstance(error, RemoteError)) and error is not runtime.workers.error:
+    if error is runtime.workers.error:
+        return
+    if not isinstance(error, RemoteError):  # which says where itself
         failure_text.add_note(error, f"(rank {runtime.rank} on host {socket.gethostname()!r}, step {runtime.step})")
-        failure_text.report(runtime.server, error, step=runtime.step)
+    failure_text.report(runtime.server, error, step=runtime.step)

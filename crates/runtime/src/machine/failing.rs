@@ -37,9 +37,12 @@ impl Machine {
     /// A `step` that this rank has not entered is failed before it begins: the others, which
     /// may wait in it already, learn so. Outside a step, without a newer one, nothing happens.
     pub fn fail(&mut self, step: Option<StepEpoch>, error: LocalError, now: Duration) {
+        let (rank, host) = error
+            .origin
+            .unwrap_or_else(|| (self.config.rank, self.host(self.config.rank)));
         let report = ErrorReport {
-            rank: self.config.rank,
-            host: self.host(self.config.rank),
+            rank,
+            host,
             module: error.module,
             microbatch: error.microbatch,
             phase: error.phase,

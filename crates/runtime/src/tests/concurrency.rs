@@ -185,6 +185,7 @@ fn a_waiting_main_thread_hears_its_answer_and_control_requests_go_first() {
 
 fn error() -> LocalError {
     LocalError {
+        origin: None,
         module: None,
         microbatch: None,
         phase: None,

@@ -12,7 +12,7 @@ use super::rig::{
     shut_down,
 };
 use super::steps::chain;
-use crate::{FailureKind, LocalError, Server, ServerError, Task};
+use crate::{Failure, FailureKind, LocalError, Server, ServerError, Task};
 
 /// A chain in which rank 1 raises in microbatch 2 of the first step.
 fn raising(world: u32) -> Behaviour {
@@ -96,6 +96,26 @@ fn error(message: &str) -> LocalError {
         message: message.to_owned(),
         ..LocalError::default()
     }
+}
+
+#[test]
+fn a_failure_that_is_passed_on_stays_that_of_the_rank_that_failed() {
+    // A rank may learn of a loss from a message of its own, before the server does.
+    let ranks = job(3);
+    let error = LocalError {
+        origin: Some((Rank(2), "node-2".to_owned())),
+        kind: "PeerLostError".to_owned(),
+        message: "rank 2 died".to_owned(),
+        ..LocalError::default()
+    };
+    ranks[0].server.fail(Some(StepEpoch(1)), error);
+    let failure = await_abort(&ranks[1].server, StepEpoch(1));
+    assert_eq!(failure.kind, FailureKind::PeerLost);
+    assert_eq!(
+        (failure.report.rank, failure.report.host.as_str()),
+        (Rank(2), "node-2")
+    );
+    shut_down(&ranks);
 }
 
 #[test]
@@ -277,6 +297,19 @@ fn a_failure_during_the_commit_is_seen_there_and_by_other_replicas() {
     shut_down(&ranks);
 }
 
+/// The failure of a step that this rank has not entered, once it has come from rank 0.
+fn await_abort(server: &Server, step: StepEpoch) -> Failure {
+    let deadline = Instant::now() + super::rig::WATCHDOG;
+    loop {
+        assert!(Instant::now() < deadline, "the abort never came");
+        match server.check_abort(step, &[Rank(0)]) {
+            Ok(()) => std::thread::yield_now(),
+            Err(ServerError::Failed(failure)) => return *failure,
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
 #[test]
 fn a_step_failed_elsewhere_is_seen_before_it_is_entered() {
     // A rank may wait for others at the beginning of a step, outside the server.
@@ -287,15 +320,7 @@ fn a_step_failed_elsewhere_is_seen_before_it_is_entered() {
         ..LocalError::default()
     };
     ranks[0].server.fail(Some(StepEpoch(1)), error);
-    let deadline = Instant::now() + super::rig::WATCHDOG;
-    let failure = loop {
-        assert!(Instant::now() < deadline, "the abort never came");
-        match ranks[1].server.check_abort(StepEpoch(1), &[Rank(0)]) {
-            Ok(()) => std::thread::yield_now(),
-            Err(ServerError::Failed(failure)) => break failure,
-            Err(other) => panic!("{other}"),
-        }
-    };
+    let failure = await_abort(&ranks[1].server, StepEpoch(1));
     assert_eq!(
         (failure.kind, failure.report.message.as_str()),
         (FailureKind::Remote, "no batch")

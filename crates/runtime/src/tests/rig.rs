@@ -337,6 +337,7 @@ impl TestRank {
     /// Fails the step as Python does for an exception in a task.
     pub(super) fn raise(&self, task: &Task, message: &str) -> ServerError {
         let error = LocalError {
+            origin: None,
             module: Some("model.layer".to_owned()),
             microbatch: Some(microbatch_of(task)),
             phase: Some(Phase::Forward),
@@ -381,11 +382,8 @@ pub(super) fn on_every_rank<T: Send + 'static>(
             let main = Arc::clone(&main);
             thread::Builder::new()
                 .name(format!("main-{}", rank.id))
-                .spawn(move || {
-                    if tx.send(main(rank)).is_err() {
-                        // The test has given up on this rank.
-                    }
-                })
+                // Nobody receives it when the test has given up on this rank.
+                .spawn(move || drop(tx.send(main(rank))))
                 .expect("a thread starts");
             rx
         })

@@ -109,6 +109,7 @@ fn a_thread_does_not_overtake_one_that_sends_and_does_not_wait_for_it() {
         let beginning = threads.spawn(|| server.begin_step(plan(1, "train", 1)));
         transport.wait_until(|sent| sent.has_begun);
         let error = LocalError {
+            origin: None,
             module: None,
             microbatch: None,
             phase: None,
