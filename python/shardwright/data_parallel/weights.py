@@ -26,6 +26,7 @@ class StepWeights:
         """Nothing is given yet."""
         self._num_microbatches = num_microbatches
         self._given: dict[int, float | None] = {}
+        self._is_weighted = False
         self.counts: list[int] | None = None
         self.labels: LabelCounts | None = None
 
@@ -47,6 +48,9 @@ class StepWeights:
                 f"model.backward: microbatch {microbatch} was given weight={self._given[microbatch]} before and "
                 f"weight={number} now; a microbatch has one weight in a step, for all its losses"
             )
+        if number is None and not self._is_weighted:
+            return None
+        self._is_weighted = True
         for other, theirs in self._given.items():
             if (theirs is None) != (number is None):
                 raise ShardwrightError(
@@ -58,13 +62,14 @@ class StepWeights:
     @property
     def given(self) -> list[float] | None:
         """Each microbatch's weight, 0.0 where no backward began; None where none were given."""
-        if all(weight is None for weight in self._given.values()):
+        if not self._is_weighted:
             return None
         return [self._given.get(microbatch) or 0.0 for microbatch in range(self._num_microbatches)]
 
     def take_over(self, given: Sequence[float] | None, counts: list[int] | None) -> None:
         """Know what the rank knows that runs the step function."""
         self._given = {} if given is None else dict(enumerate(given))
+        self._is_weighted = given is not None
         self.counts = counts
 
     def of_outputs(self) -> Sequence[float] | None:

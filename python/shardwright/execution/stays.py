@@ -34,6 +34,7 @@ from shardwright.frames.guards import divided_modules
 from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
+    from shardwright.model.placement import Placement
     from shardwright.partition.decision import Decision
     from shardwright.partition.kept import KeptState
     from shardwright.runtime import Runtime
@@ -61,7 +62,7 @@ class StateOrder:
             return
         self._by_forwards = True
         self._learns = not self._has_learnt
-        for kept in all_kept(runtime):
+        for kept in all_kept(runtime.placements):
             kept.count_on(None)
 
     def end_step(self, runtime: Runtime) -> None:
@@ -70,7 +71,7 @@ class StateOrder:
             return
         self._learns, self._has_learnt, self._by_forwards = False, True, False
         counts = {(model, state): count for model, state, count in runtime.server.stays()}
-        for kept in all_kept(runtime):
+        for kept in all_kept(runtime.placements):
             kept.count_on(counts)
 
 
@@ -350,7 +351,7 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     runtime = task.runtime
     if type(error) is not RuntimeError or "modified by an inplace operation" not in str(error):
         return error
-    if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime)):
+    if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime.placements)):
         return error
     return _state_write(
         task, f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
@@ -369,9 +370,9 @@ def _state_write(task: RunningTask, message: str) -> StateWriteError:
     return StateWriteError(*place, "StateWriteError", message)
 
 
-def all_kept(runtime: Runtime) -> Iterable[KeptHere]:
-    """What modules of all models keep here."""
-    return [placement.kept for placement in runtime.placements if placement.kept is not None]
+def all_kept(placements: Iterable[Placement]) -> list[KeptHere]:
+    """What modules of these models keep here."""
+    return [placement.kept for placement in placements if placement.kept is not None]
 
 
 def one_at_a_time(runtime: Runtime) -> bool:
@@ -381,7 +382,7 @@ def one_at_a_time(runtime: Runtime) -> bool:
 
 def rollback(runtime: Runtime) -> None:
     """Put back what modules keep, as it was before the step."""
-    lost = [name for kept in all_kept(runtime) for name in kept.rollback()]
+    lost = [name for kept in all_kept(runtime.placements) for name in kept.rollback()]
     if lost:
         why = f"step {runtime.step} failed on rank {runtime.rank}. {no_copy_of(lost)}".rstrip(".")
         runtime.logger.warning("%s", why)

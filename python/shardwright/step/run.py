@@ -99,7 +99,7 @@ def _run_once(
     runtime.next_step()
     try:
         transaction.begin()
-        for kept in all_kept(runtime):
+        for kept in all_kept(placements):
             kept.begin_step()
         runtime.weights = StepWeights(runtime.num_microbatches)
         runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
@@ -123,7 +123,7 @@ def _run_once(
         runtime.in_step = False
         runtime.leaves.end_step()
     runtime.state_order.end_step(runtime)
-    for kept in all_kept(runtime):
+    for kept in all_kept(placements):
         kept.end_step()
     runtime.scheduling.end_step(runtime)
     with interrupts.LetThrough():
@@ -289,7 +289,7 @@ class _Pipeline:
         del result
         finish(task)
         close_calls(frame, ServerBackward(task, frame))
-        for kept in all_kept(self.runtime):
+        for kept in all_kept(self.runtime.placements):
             kept.check(task)
         self.settle_controls(task)
 
