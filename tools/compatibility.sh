@@ -17,7 +17,7 @@ for name in oldest newest; do
     versions[$name]=$("$environment/bin/python" -c 'import torch; print(torch.__version__)')
     echo "compatibility: torch ${versions[$name]}" >&2
     outcome=passed
-    "$environment/bin/python" -m pytest --quiet >&2 || { outcome=FAILED failed=$((failed + 1)); }
+    "$environment/bin/python" -m pytest --quiet -n2 --dist=loadfile >&2 || { outcome=FAILED failed=$((failed + 1)); }
     printf '%-8s torch %-16s %s\n' $name "${versions[$name]}" $outcome
 done
 printf '{"oldest": "%s", "newest": "%s", "failed": %d}\n' "${versions[oldest]}" "${versions[newest]}" $failed
