@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -177,7 +175,7 @@ def _bring(tensor: RemoteTensor) -> None:
             values.__class__ = RemoteTensor
             values.source, values.here, values.end, values.actions = source, tensor, None, []  # type: ignore[attr-defined]
     if actions:
-        with _outside_modes():
+        with _OutsideModes():
             for action in actions:
                 action(bring(tensor))
 
@@ -185,7 +183,7 @@ def _bring(tensor: RemoteTensor) -> None:
 def _for_native_code(tensor: RemoteTensor) -> torch.Tensor:
     values = _values_of(tensor)
     actions, tensor.actions = tensor.actions, []
-    with _outside_modes():
+    with _OutsideModes():
         for action in actions:
             action(values)
     return values
@@ -195,18 +193,33 @@ def _values_of(tensor: RemoteTensor) -> torch.Tensor:
     """The values as an ordinary tensor at the same place in the graph."""
     if tensor.here is not None:
         return tensor.here
-    with _outside_modes():
+    with _OutsideModes():
         return _take_values(tensor)
 
 
-def _outside_modes() -> AbstractContextManager[Any]:
-    """Run the block as where the tensor was made: its first use may stand in another mode."""
-    stack = ExitStack()
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(False))
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        stack.enter_context(temporarily_clear_interpreter_stack())
-    return stack
+class _OutsideModes:
+    """Runs the block as where the tensor was made: its first use may stand in another mode.
+
+    A class that takes transforms off itself: the compiler of torch 2.7 follows no generator that does so.
+    """
+
+    __slots__ = ("_inference", "_transforms")
+
+    def __enter__(self) -> None:
+        """Leave inference mode, and all transforms of ``torch.func``."""
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+        self._transforms: list[Any] = []
+        if self._inference is not None:
+            self._inference.__enter__()
+        while torch._C._functorch.peek_interpreter_stack() is not None:
+            self._transforms.append(torch._C._functorch.pop_dynamic_layer_stack())
+
+    def __exit__(self, *raised: Any) -> None:
+        """Back into them."""
+        while self._transforms:
+            torch._C._functorch.push_dynamic_layer_stack(self._transforms.pop())
+        if self._inference is not None:
+            self._inference.__exit__(*raised)
 
 
 def _take_values(tensor: RemoteTensor) -> torch.Tensor:
