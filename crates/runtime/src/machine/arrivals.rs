@@ -6,6 +6,7 @@ use std::time::Duration;
 use shardwright_core::{Rank, StepEpoch};
 use shardwright_wire::{Abort, ErrorReport, Message, StepBegin};
 
+use super::dispatch::Turn;
 use super::{Machine, Stage};
 use crate::failure::{Failure, FailureKind};
 
@@ -115,7 +116,9 @@ impl Machine {
             Message::StepEnd(end)
                 if from == self.root_rank() && !self.is_root() && self.end_body.is_none() =>
             {
-                self.account.idled(Some(from), now);
+                if self.turn == Turn::Free {
+                    self.account.idled(Some(from), now);
+                }
                 self.end_body = Some(end.body);
             }
             Message::StepBegin(_)

@@ -125,6 +125,26 @@ fn a_peer_waits_for_the_rank_that_asks_it_and_for_the_root_to_end_the_step() {
 }
 
 #[test]
+fn a_task_that_still_runs_when_the_root_has_ended_the_step_is_charged_its_time() {
+    // The answer is out before the worker has come back.
+    let mut peer = machine(1);
+    enter(&mut peer, 1).unwrap();
+    peer.deliver(Rank(0), begin(1), at(0));
+    peer.deliver(Rank(0), request(0, &[0, 1], 1), at(0));
+    let Task::Request(request) = start(&mut peer, 0, 0) else {
+        panic!("a request was sent")
+    };
+    peer.respond(Rank(0), request.id, body(Value::None), at(2))
+        .unwrap();
+    peer.deliver(Rank(0), end(1), at(5));
+    peer.worker_returns(WORKER, at(6)).unwrap();
+    assert!(matches!(peer.poll_main(at(6)), Some(MainEvent::StepEnd(_))));
+    peer.leave_step(at(6)).unwrap();
+    assert_eq!(peer.usage().forward, at(6));
+    assert_eq!(peer.usage().waiting, waited_for(&[]));
+}
+
+#[test]
 fn what_was_kept_for_the_roots_word_was_waited_for_by_that_word() {
     let mut third = Machine::new(config(2, &[0, 1, 2], 3));
     enter(&mut third, 1).unwrap();
