@@ -128,17 +128,30 @@ def loopback_store(port: int, timeout: float) -> TCPStore:
     try:
         with socket.create_server((LOOPBACK, port), backlog=1024) as server:
             port = server.getsockname()[1]
-            # The store closes the descriptor.
-            return TCPStore(
-                LOOPBACK,
-                port,
-                is_master=True,
-                timeout=timedelta(seconds=timeout),
-                wait_for_workers=False,
-                master_listen_fd=os.dup(server.fileno()),
-            )
+            return _store_at(server, port, timeout)
     except OSError as error:
         raise JobStartError(f"rank 0 cannot serve a store at {LOOPBACK}:{port}: {error}") from None
+
+
+def _store_at(server: socket.socket, port: int, timeout: float) -> TCPStore:
+    """A store that serves at a socket which listens already."""
+
+    def serve(**options: Any) -> TCPStore:
+        return TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+            **options,
+        )
+
+    descriptor = os.dup(server.fileno())  # which the store closes
+    try:
+        return serve()
+    except NotImplementedError:  # torch 2.7's default backend takes no socket
+        return serve(use_libuv=False)
 
 
 def _meeting_place(launch: LaunchInfo, cfg: Any) -> tuple[str, int]:
