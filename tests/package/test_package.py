@@ -16,6 +16,7 @@ NAMES = Path(__file__).with_name("public_names.txt")
 WATCHED_IMPORT = """
 import json, logging, os, signal, sys, threading
 import torch, numpy
+import torch.utils.checkpoint  # which imports sympy in torch 2.7
 before = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in signal.valid_signals()]
 modules = set(sys.modules)
 import shardwright
