@@ -68,18 +68,23 @@ def report(server: Any, error: BaseException, **place: Any) -> None:
     """
     place = {"module": None, "microbatch": None, "phase": None, **place}
     try:
-        told = place | FailureText.of(error)._asdict()
-        if isinstance(error, RemoteError):
-            known = {"module": error.module, "microbatch": error.microbatch, "phase": error.phase}
-            told |= {name: value for name, value in known.items() if value is not None}
-            told |= {name: sendable(getattr(error, name)) for name in ("kind", "message", "traceback")}
-            told["origin"] = (error.rank, sendable(error.host))
+        told = place | (_passed_on(error) if isinstance(error, RemoteError) else FailureText.of(error)._asdict())
         if isinstance(told["module"], str):
             told["module"] = sendable(told["module"])
         server.fail(**told)
     except BaseException:  # no memory, for example
         with contextlib.suppress(BaseException):
             server.fail(**(place | _UNTOLD))
+
+
+def _passed_on(error: RemoteError) -> dict[str, Any]:
+    """What is told of another rank's failure: all that it says itself."""
+    known = {"module": error.module, "microbatch": error.microbatch, "phase": error.phase}
+    return {
+        **{name: value for name, value in known.items() if value is not None},
+        **FailureText(*map(sendable, (error.kind, error.message, error.traceback)))._asdict(),
+        "origin": (error.rank, sendable(error.host)),
+    }
 
 
 #: Made beforehand, for where nothing can be made any more.

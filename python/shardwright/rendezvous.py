@@ -7,6 +7,7 @@ its other end belongs: the secret that rank 0 makes up lies in no store. Over se
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -136,18 +137,15 @@ def loopback_store(port: int, timeout: float) -> TCPStore:
 def _store_at(server: socket.socket, port: int, timeout: float) -> TCPStore:
     """A store that serves at a socket which listens already."""
 
-    def serve(**options: Any) -> TCPStore:
-        return TCPStore(
-            LOOPBACK,
-            port,
-            is_master=True,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            master_listen_fd=descriptor,
-            **options,
-        )
-
-    descriptor = os.dup(server.fileno())  # which the store closes
+    serve = functools.partial(
+        TCPStore,
+        LOOPBACK,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=os.dup(server.fileno()),  # which the store closes
+    )
     try:
         return serve()
     except NotImplementedError:  # torch 2.7's default backend takes no socket

@@ -179,6 +179,7 @@ class Rank:
             **CASE["keys"],
         }
         self.smp, self.faulty, self.place = smp, faulty, faulty.place
+        #: Brings about an interrupt, from when the next step begins.
         self.timer: threading.Timer | None = None
         if CASE["starts"]:
             self.lack(CASE["starts"], keys)
@@ -279,7 +280,7 @@ class Rank:
         """A turn of the training loop in which something goes wrong here, or elsewhere."""
         training, here = self.training, case["rank"] in (-1, self.rank)
         self.batches = training.draw()
-        self.updated = False
+        self.updated, self.timer = False, None
         if here:
             self.prepare(case)
         errors: list[BaseException | None] = []
@@ -321,7 +322,6 @@ class Rank:
     def prepare(self, case: dict[str, Any]) -> None:
         """Arrange for the fault."""
         fault, moment = case["fault"], case["moment"]
-        self.timer = None
         if moment == "anywhere":
             after = float(fault.split()[2]) / 100 * self.seconds
             self.timer = threading.Timer(after, lambda: killed(signal.SIGINT))

@@ -92,7 +92,7 @@ class Session:
             try:
                 said.append(process.event(event, max(deadline - time.monotonic(), 0.05), number))
             except AssertionError as error:
-                raise Broken(f"rank {rank}: {_ends(str(error))}") from None
+                raise Broken(f"rank {rank}: {error}") from None
         return said
 
     def tell(self, value: Any, but: Iterable[int] = ()) -> None:
@@ -169,11 +169,6 @@ def take_caught(session: Session, outcome: Outcome, counts: dict[str, int]) -> N
 def wait_for_fault(session: Session, case: Case, number: int) -> None:
     """Wait until a rank is stopped."""
     session.job[case.rank].event("fault", HANG_SECONDS, number)
-
-
-def _ends(text: str, most: int = 1500) -> str:
-    """A text without its middle: what a rank wrote last is why it ended."""
-    return text if len(text) <= 2 * most else f"{text[:most]} [...] {text[-most:]}"
 
 
 def _short(said: Any) -> str:

@@ -207,22 +207,18 @@ def _divide_gradients(parameters: list[nn.Parameter], divisor: float) -> None:
             dense.append(gradient)
     if not dense:
         return
-    if (
-        math.frexp(divisor)[0] == 0.5
-    ):  # a power of two: the product with its reciprocal is the quotient, in half the time
-        torch._foreach_mul_(dense, _number(1 / divisor, dense[0].dtype))
+    if math.frexp(divisor)[0] == 0.5:
+        # A power of two: the product with its reciprocal, which float32 holds, is the quotient, in half the time.
+        single = dense[0].dtype == torch.float32
+        torch._foreach_mul_(dense, _number(1 / divisor, torch.float32 if single else torch.float64))
     else:
-        torch._foreach_div_(dense, _number(divisor, dense[0].dtype))
+        torch._foreach_div_(dense, _number(divisor, torch.float64))
 
 
 @functools.lru_cache(maxsize=16)
 def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
-    """A number as a tensor, which torch need not wrap anew for every gradient.
-
-    One of the gradients' dtype costs half; but what narrow ones cannot hold has to be float64.
-    """
-    exact = dtype == torch.float64 or (dtype == torch.float32 and math.frexp(value)[0] == 0.5)
-    return torch.tensor(value, dtype=dtype if exact else torch.float64, device="cpu")
+    """A number as a tensor, which torch need not wrap anew for every gradient; in their own dtype it costs half."""
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _sum(earlier: torch.Tensor, new: torch.Tensor | None) -> torch.Tensor:

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Message, Outcome, Phase, Response, Value};
+use shardwright_wire::{Message, Outcome, Phase, Request, Response, Value};
 
 use super::alone::*;
 use super::rig::{body, config, forward, new_request, plan};
@@ -49,6 +49,14 @@ fn start(machine: &mut Machine, asked: u64, up: u64) -> Task {
     match machine.take_grant(WORKER) {
         Some(Grant::Task(task)) => task,
         other => panic!("no task but {other:?}"),
+    }
+}
+
+/// The same, where the task is a request.
+fn start_request(machine: &mut Machine, asked: u64, up: u64) -> Request {
+    match start(machine, asked, up) {
+        Task::Request(request) => *request,
+        other => panic!("no request but {other:?}"),
     }
 }
 
@@ -106,9 +114,7 @@ fn a_peer_waits_for_the_rank_that_asks_it_and_for_the_root_to_end_the_step() {
     enter(&mut peer, 1).unwrap();
     peer.deliver(Rank(0), begin(1), at(2));
     peer.deliver(Rank(0), request(0, &[0, 1], 1), at(3));
-    let Task::Request(request) = start(&mut peer, 3, 4) else {
-        panic!("a request was sent")
-    };
+    let request = start_request(&mut peer, 3, 4);
     peer.respond(Rank(0), request.id, body(Value::None), at(6))
         .unwrap();
     peer.worker_returns(WORKER, at(6)).unwrap();
@@ -131,9 +137,7 @@ fn a_task_that_still_runs_when_the_root_has_ended_the_step_is_charged_its_time()
     enter(&mut peer, 1).unwrap();
     peer.deliver(Rank(0), begin(1), at(0));
     peer.deliver(Rank(0), request(0, &[0, 1], 1), at(0));
-    let Task::Request(request) = start(&mut peer, 0, 0) else {
-        panic!("a request was sent")
-    };
+    let request = start_request(&mut peer, 0, 0);
     peer.respond(Rank(0), request.id, body(Value::None), at(2))
         .unwrap();
     peer.deliver(Rank(0), end(1), at(5));
@@ -150,9 +154,7 @@ fn what_was_kept_for_the_roots_word_was_waited_for_by_that_word() {
     enter(&mut third, 1).unwrap();
     third.deliver(Rank(1), request(1, &[0, 1, 2], 2), at(1));
     third.deliver(Rank(0), begin(1), at(4));
-    let Task::Request(request) = start(&mut third, 4, 4) else {
-        panic!("a request was sent")
-    };
+    let request = start_request(&mut third, 4, 4);
     third
         .respond(Rank(1), request.id, body(Value::None), at(5))
         .unwrap();
