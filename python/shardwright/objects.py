@@ -14,7 +14,7 @@ _CHANNEL = "objects"
 
 def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
     """Send to a global rank on a channel of the library's own, apart from the script's objects."""
-    runtime.node.send_object(rank, channel, *encode(value))
+    runtime.send_object(rank, channel, *encode(value))
 
 
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:

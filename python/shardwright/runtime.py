@@ -15,7 +15,7 @@ import torch
 
 from shardwright import _core, logs
 from shardwright.data_parallel.weights import StepWeights
-from shardwright.errors import ShardwrightError
+from shardwright.errors import PeerLostError, ShardwrightError
 from shardwright.execution import reproducible, stays
 from shardwright.execution.results import Sites
 from shardwright.execution.serve import FrameTable
@@ -275,6 +275,18 @@ class Runtime:
         self.gathers.clear()
         self.gather_epoch = epoch
 
+    def send_object(self, rank: int, channel: str, spec: Any, parts: Any) -> None:
+        """Send an encoded object to a rank, which takes it by :meth:`receive_object`; does not wait for it.
+
+        Raises:
+            PeerLostError: A rank is gone: this one, or whose loss made this one leave.
+        """
+        try:
+            self.node.send_object(rank, channel, spec, parts)
+        except PeerLostError:
+            self.check_abort([])  # what made a rank leave it has told before its goodbye
+            raise
+
     def receive_object(self, rank: int, channel: str, deadline: float | None = None, what: str | None = None) -> Any:
         """Wait for an object of another rank, watching for a failure of the step.
 
@@ -288,17 +300,24 @@ class Runtime:
             TimeoutError: It did not come before ``deadline``, on the monotonic clock.
         """
         # Most come soon: so short a wait is nobody's business.
-        if (received := self.node.recv_object(rank, channel, 0.1 if deadline is None else 0.0)) is not None:
+        if (received := self._received(rank, channel, 0.1 if deadline is None else 0.0)) is not None:
             return received
         what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
         with Wait(self, what, [rank], is_for_ever=deadline is None) as wait:
             while True:
-                if (received := self.node.recv_object(rank, channel, 0.1)) is not None:
+                if (received := self._received(rank, channel, 0.1)) is not None:
                     return received
                 if deadline is None:
                     wait.check()
                 elif time.monotonic() > deadline:
                     raise TimeoutError(f"rank {self.rank} waited in vain for {what}")
+
+    def _received(self, rank: int, channel: str, seconds: float) -> Any:
+        try:
+            return self.node.recv_object(rank, channel, seconds)
+        except PeerLostError:
+            self.check_abort([])  # as in send_object
+            raise
 
     def wait_collective(self, work: Any, ranks: list[int], number: int | None = None) -> None:
         """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere.

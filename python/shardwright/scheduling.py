@@ -183,7 +183,7 @@ class Scheduling:
 
 
 def _send(runtime: Runtime, rank: int, said: Any) -> None:
-    runtime.node.send_object(rank, _CHANNEL, *encode((runtime.step, said)))
+    runtime.send_object(rank, _CHANNEL, *encode((runtime.step, said)))
 
 
 def _receive(runtime: Runtime, rank: int) -> Any:

@@ -61,6 +61,14 @@ def test_a_rank_killed_between_steps() -> None:
     assert "of module" not in text  # of which it never heard
 
 
+def test_a_rank_killed_while_gradients_are_finished_is_named_although_whoever_missed_it_has_left() -> None:
+    # The partner of its reduction catches the error and ends, and the others wait for that partner.
+    with Job("dying", 4) as replicas:
+        replicas.all_end_with([0, 0, -signal.SIGKILL, 0])
+        for rank in (0, 1, 3):
+            assert replicas[rank].event("lost")["rank"] == 2, rank
+
+
 @pytest.mark.parametrize("where", ["in forward", "between steps"])
 def test_a_frozen_rank(where: str) -> None:
     with job(f"block {where}", **LIVENESS) as pair:

@@ -110,11 +110,13 @@ impl Machine {
     }
 
     /// The failure of a step that needs, from its beginning, a rank that is gone: any of its
-    /// pipeline, or any of the job that did not leave in good order.
+    /// pipeline, or any of the job that did not leave in good order. Of several the one that was
+    /// gone first, for whose sake the others may have left.
     pub(super) fn departed_at_entry(&self) -> Option<Failure> {
-        let (rank, (loss, _)) = self.peers.lost.iter().find(|(rank, (loss, _))| {
+        let missed = self.peers.lost.iter().filter(|(rank, (loss, _))| {
             self.config.pipeline.contains(rank) || !matches!(loss, Loss::Left(None))
-        })?;
+        });
+        let (rank, (loss, _)) = missed.min_by_key(|(_, (_, since))| *since)?;
         Some(self.lost_failure(*rank, loss))
     }
 

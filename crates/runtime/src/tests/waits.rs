@@ -247,6 +247,18 @@ fn a_partner_of_a_collective_that_has_left_is_missed_after_a_while() {
 }
 
 #[test]
+fn of_ranks_gone_between_steps_the_first_fails_the_next_one() {
+    // EX-10: the others may have left for its sake.
+    let mut third = Machine::new(config(2, &[0, 1, 2], 3));
+    commit(&mut third, 1);
+    third.leave_step(at(0)).unwrap();
+    third.peer_lost(Rank(1), Loss::Died, at(1));
+    third.peer_lost(Rank(0), Loss::Left(None), at(2));
+    let failed = failure(enter(&mut third, 2));
+    assert_eq!(failed.report.rank, Rank(1));
+}
+
+#[test]
 fn a_rank_that_dies_between_steps_fails_the_next_one() {
     // EX-10
     let mut peer = machine(1);

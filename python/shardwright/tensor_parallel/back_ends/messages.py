@@ -123,7 +123,7 @@ class ByMessages:
                 self._send(rank, number, outgoing[index])
 
     def _send(self, rank: int, number: int, tensor: torch.Tensor) -> None:
-        self._runtime.node.send_object(rank, _CHANNEL, *encode((number, tensor.detach())))
+        self._runtime.send_object(rank, _CHANNEL, *encode((number, tensor.detach())))
 
     def _receive(self, number: int, own: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
         """The tensor of every rank; of others in memory that goes back to the sender when they are freed."""
