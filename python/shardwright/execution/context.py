@@ -183,11 +183,13 @@ class _Suspended:
                 torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
 
     def __exit__(self, *_: object) -> None:
-        process.restore_settings(self._settings)
-        process.restore_random_state(self._random)
         task = running_task()
         if task is not None:
+            if task.runtime.workers.current is task:
+                return  # no other one has had the turn
             task.runtime.workers.resume(task)
+        process.restore_settings(self._settings)
+        process.restore_random_state(self._random)
 
 
 suspended = _Suspended

@@ -224,7 +224,7 @@ def _forward(
     given = _cut_arguments(frame, request, name, extras.get("strides", {}))
     whole, watched = received_arguments(frame, name, given, extras.get("sparse", {}))
     args, kwargs = build(runtime, request.requester, tree_spec, whole)
-    arguments = Arguments(name, given, (args, kwargs), extras)
+    arguments = Arguments(name, given, (args, *kwargs.values()), extras)
     frame.place = extras["seed"]
     process.seed(frame.place)
     state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
@@ -238,10 +238,12 @@ def _forward(
         results = bring_all(results)
         for one in watched:
             one.check(request.microbatch)
-        watched += watched_in(results, f"module {name!r} returned a sparse or nested tensor to another rank")
+        returned_whole = results
+        results, sparse = take_apart(returned_whole, f"the result of module {name!r}", whole)
+        if sparse:
+            watched += watched_in(returned_whole, f"module {name!r} returned a sparse or nested tensor to another rank")
         for one in watched:
             runtime.frames.watch(request.microbatch, one)
-        results, sparse = take_apart(results, f"the result of module {name!r}", whole)
         returned = describe_results(frame, results, arguments)
         lone = None
         if "then" in extras and added is None and not sparse and returned.is_plain(len(results)):

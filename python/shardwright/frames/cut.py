@@ -200,6 +200,8 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
     torch drops it.
     """
     try:
+        if not torch.is_inference_mode_enabled():
+            return owning_edge(tensor)
         with torch.inference_mode(False):  # torch looks for the edge of a leaf by a view of it
             return owning_edge(tensor)
     except AssertionError:
