@@ -166,6 +166,38 @@ def test_where_nothing_counts_gradients_are_zero_and_the_mean_is_no_number(job: 
     succeed(job, main, {"microbatches": 2})
 
 
+@pytest.mark.parametrize("average", [True, False])
+def test_sums_over_microbatches_are_not_divided_by_weights_and_the_mean_of_losses_is(job: Job, average: bool) -> None:
+    inputs, weights = torch.arange(12.0).reshape(4, 3) / 12, [3.0, 5.0]
+
+    def made() -> nn.Linear:
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+    plain = made()
+    losses = [plain(part).square().mean() for part in inputs.chunk(2)]
+    total = sum(loss * weight for loss, weight in zip(losses, weights, strict=True))
+    (gradient, _) = torch.autograd.grad(total, list(plain.parameters()))
+
+    def main(runtime: Runtime) -> None:
+        module = made()
+        smp.set_partition(module, 0)
+        model = smp.DistributedModel(module, average_grads_across_microbatches=average)
+        given = iter(weights)
+
+        @smp.step
+        def train(inputs: torch.Tensor) -> torch.Tensor:
+            loss = model(inputs).square().mean()
+            model.backward(loss, weight=next(given))
+            return loss
+
+        torch.testing.assert_close(train(inputs).reduce_mean(), (total / 8).detach())
+        if runtime.rank == 0:
+            torch.testing.assert_close(module.weight.grad, gradient / 8 if average else gradient)
+
+    succeed(job, main, {"microbatches": 2})
+
+
 @pytest.mark.parametrize("settings", [{}, {"static_mode": True, "fast_mode": True, "static_steps": 1}])
 @pytest.mark.parametrize("rows", [7, 9, 10, 4])
 def test_an_evaluation_takes_a_batch_that_does_not_divide_evenly(job: Job, rows: int, settings: dict[str, Any]) -> None:
