@@ -70,7 +70,7 @@ class Runtime:
         self.rdp_ranks: list[int] = topology.group("RDP_GROUP", self.rank)
         self.num_microbatches: int = cfg.microbatches
         #: How much the microbatches of the current or last step count.
-        self.weights = StepWeights(cfg.microbatches)
+        self.weights = StepWeights(self.rank, cfg.microbatches)
         self._scheduling: Scheduling | None = None
         self._models: list[weakref.ref[DistributedModel]] = []
         self.optimizers: list[Any] = []

@@ -21,7 +21,7 @@ from shardwright.communication import comm_options
 from shardwright.config import Config, check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.errors import ConfigError, ShardwrightError
-from shardwright.execution import process
+from shardwright.execution import forward_mode, process
 from shardwright.execution.task import running_task
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo, detect
@@ -120,6 +120,8 @@ def _install(runtime: Runtime) -> None:
     if pipelined:
         guards.install()
         installed.callback(guards.uninstall)
+        forward_mode.install()
+        installed.callback(forward_mode.uninstall)
         loss_scaling.install()
         installed.callback(loss_scaling.uninstall)
     step_guards.install(pipelined=pipelined, divided=divided)

@@ -19,6 +19,7 @@ import shardwright.model.placement
 from shardwright import _core
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
+from shardwright.execution import forward_mode
 from shardwright.execution.results import Sites
 from shardwright.execution.stays import StateOrder
 from shardwright.frames import guards
@@ -205,11 +206,13 @@ def in_process_ranks() -> Iterator[None]:
     announce = shardwright.model.placement.announce
     shardwright.model.placement.announce = lambda decision: None
     guards.install()
+    forward_mode.install()
     step_guards.install(pipelined=True, divided=False)
     try:
         yield
     finally:
         step_guards.uninstall(pipelined=True, divided=False)
+        forward_mode.uninstall()
         guards.uninstall()
         shardwright.model.placement.announce = announce
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.jobs.ranks import run_ranks
 
 PROGRAM = Path(__file__).with_name("weighted_ranks.py")
 LABELS = torch.tensor([[1, 2, 3], [1, -100, -100], [2, 2, -100], [-100, -100, 1]])
+FIRST = "in microbatch 0 on rank 0"
+ALLOWED = r"it has to be 0 or a number from 1e-30 to 1e\+30"
 job = job_fixture(2)
 
 
@@ -36,6 +39,9 @@ def test_gradients_and_losses_are_those_of_the_whole_batch(ranks: int, degree: i
         for refused in found["refused"]:
             assert "without a weight and the others with one" in refused
         assert len(found["refused"]) == (passes == 1 and ranks > degree)
+        assert len(found["unsummed"]) == (2 if passes == 1 else 0)
+        for refused in found["unsummed"]:
+            assert re.search(rf"model\.backward: weight is 1e\+308 in microbatch \d on rank \d; {ALLOWED}", refused)
     told = [line for rank in ended for line in rank.err.splitlines() if "different numbers of labels" in line]
     # Rank 0 of each pipeline, once, and only in steps without weights.
     assert len(told) == (ranks // degree if passes == 1 else 0)
@@ -72,11 +78,19 @@ def step_with(weights: list[Any], **options: Any) -> Any:
     [
         ([[1.0], [None]], "give a weight in every microbatch of a step or in none"),
         ([[None], [2.0]], "give a weight in every microbatch of a step or in none"),
-        ([[float("nan")], [1.0]], "weight is nan; it has to be a finite number from 0"),
-        ([[-1], [1.0]], "weight is -1.0; it has to be a finite number from 0"),
-        ([[torch.ones(2)], [1.0]], r"weight has shape \(2,\); it has to be one number"),
-        ([["two"], [1.0]], "weight is a str; it has to be a number"),
-        ([[[3]], [1.0]], "weight is a list; it has to be a number"),
+        ([[float("nan")], [1.0]], f"weight is nan {FIRST}; {ALLOWED}"),
+        ([[-1], [1.0]], f"weight is -1 {FIRST}; {ALLOWED}"),
+        ([[1e308], [1e308]], rf"weight is 1e\+308 {FIRST}; {ALLOWED}"),
+        ([[1.0], [1e308]], rf"weight is 1e\+308 in microbatch 1 on rank 0; {ALLOWED}"),
+        ([[10**400], [1.0]], f"weight is larger than any float {FIRST}; {ALLOWED}"),
+        ([[1e-310], [1.0]], f"weight is 1e-310 {FIRST}; {ALLOWED}"),
+        ([[torch.ones(2)], [1.0]], rf"weight has shape \(2,\) and dtype torch.float32 {FIRST}; it has to be one real"),
+        (
+            [[torch.tensor(1j)], [1.0]],
+            rf"weight has shape \(\) and dtype torch.complex64 {FIRST}; it has to be one real",
+        ),
+        ([["two"], [1.0]], f"weight is a str {FIRST}; it has to be a number"),
+        ([[[3]], [1.0]], f"weight is a list {FIRST}; it has to be a number"),
     ],
 )
 def test_what_is_no_weight_is_refused_on_all_ranks(job: Job, weights: list[Any], said: str) -> None:
@@ -84,6 +98,49 @@ def test_what_is_no_weight_is_refused_on_all_ranks(job: Job, weights: list[Any],
         model = model_of(2)
         with pytest.raises((ValueError, smp.ShardwrightError), match=said):
             step_with(weights)(model, LABELS)
+
+    succeed(job, main, {"microbatches": 2})
+
+
+def test_a_weight_that_the_dtype_of_a_loss_does_not_have_is_refused_on_all_ranks(job: Job) -> None:
+    def main(runtime: Runtime) -> None:
+        model = model_of(2)
+
+        @smp.step
+        def train(labels: torch.Tensor) -> None:
+            loss = nn.functional.cross_entropy(model(labels).flatten(0, 1), labels.flatten())
+            model.backward(loss.half(), weight=70_000)
+
+        with pytest.raises(
+            (ValueError, smp.RemoteError),
+            match=rf"weight is 70000 {FIRST}, and its tensor of dtype torch\.float16, which has .* to 65504",
+        ):
+            train(LABELS.clamp(min=0))
+
+    succeed(job, main, {"microbatches": 2})
+
+
+def test_the_largest_and_the_least_weights_make_a_mean_in_float32(job: Job) -> None:
+    def main(runtime: Runtime) -> None:
+        torch.manual_seed(0)
+        module = nn.Linear(3, 1)
+        smp.set_partition(module, 0)
+        model = smp.DistributedModel(module)
+        found: dict[float, torch.Tensor] = {}
+
+        @smp.step
+        def train(inputs: torch.Tensor, weight: float) -> torch.Tensor:
+            loss = model(inputs).square().mean()
+            model.backward(loss, weight=weight)
+            return loss
+
+        for weight in (1.0, 1e30, 1e-30):
+            assert train(torch.arange(12.0).reshape(4, 3) / 12, weight).reduce_mean().isfinite()
+            for name, parameter in model.local_named_parameters():
+                if name.endswith("weight"):
+                    assert parameter.grad is not None
+                    torch.testing.assert_close(parameter.grad, found.setdefault(1.0, parameter.grad))
+                parameter.grad = None
 
     succeed(job, main, {"microbatches": 2})
 
@@ -105,6 +162,38 @@ def test_where_nothing_counts_gradients_are_zero_and_the_mean_is_no_number(job: 
         for _, parameter in model.local_named_parameters():
             assert parameter.grad is not None
             assert not parameter.grad.any()
+
+    succeed(job, main, {"microbatches": 2})
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_sums_over_microbatches_are_not_divided_by_weights_and_the_mean_of_losses_is(job: Job, average: bool) -> None:
+    inputs, weights = torch.arange(12.0).reshape(4, 3) / 12, [3.0, 5.0]
+
+    def made() -> nn.Linear:
+        torch.manual_seed(0)
+        return nn.Linear(3, 1)
+
+    plain = made()
+    losses = [plain(part).square().mean() for part in inputs.chunk(2)]
+    total = sum(loss * weight for loss, weight in zip(losses, weights, strict=True))
+    (gradient, _) = torch.autograd.grad(total, list(plain.parameters()))
+
+    def main(runtime: Runtime) -> None:
+        module = made()
+        smp.set_partition(module, 0)
+        model = smp.DistributedModel(module, average_grads_across_microbatches=average)
+        given = iter(weights)
+
+        @smp.step
+        def train(inputs: torch.Tensor) -> torch.Tensor:
+            loss = model(inputs).square().mean()
+            model.backward(loss, weight=next(given))
+            return loss
+
+        torch.testing.assert_close(train(inputs).reduce_mean(), (total / 8).detach())
+        if runtime.rank == 0:
+            torch.testing.assert_close(module.weight.grad, gradient / 8 if average else gradient)
 
     succeed(job, main, {"microbatches": 2})
 

@@ -26,6 +26,8 @@ def train(model, tokens, labels, weighted):
     loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
     if weighted is None:
         model.backward(loss)
+    elif isinstance(weighted, float):
+        model.backward(loss, weight=weighted)
     else:
         model.backward(loss, weight=(labels != -100).sum() if weighted else 2.5)
     return {"loss": loss}
@@ -76,7 +78,7 @@ for seed in range(2 * passes):  # gradients of earlier steps stay, and are added
         errors.append(error(total))
 model.zero_grad(set_to_none=True)
 
-refused = []
+refused, unsummed = [], []
 if passes == 1:
     for seed in range(3):  # without weights, and what earlier steps sent while they ran
         model.zero_grad(set_to_none=True)
@@ -87,6 +89,11 @@ if passes == 1:
             step(7, weighted=None if smp.dp_rank() else True)
         except smp.ShardwrightError as raised:
             refused.append(str(raised).splitlines()[0])
+    for weight in (1e308, 1.0 if smp.dp_rank() else 1e308):  # of all replicas, and of the first
+        try:
+            step(7, weighted=weight)
+        except (ValueError, smp.RemoteError) as raised:
+            unsummed.append(str(raised).splitlines()[0])
     for seed in range(3):
         model.zero_grad(set_to_none=True)
         step(seed)
@@ -103,4 +110,6 @@ if passes == 1:
     errors.append(error(alike))
 else:
     unweighted = 1.0
-print(json.dumps({"errors": errors, "losses": losses, "unweighted": unweighted, "refused": refused}))
+print(
+    json.dumps({"errors": errors, "losses": losses, "unweighted": unweighted, "refused": refused, "unsummed": unsummed})
+)

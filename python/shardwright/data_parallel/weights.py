@@ -13,6 +13,9 @@ from shardwright.errors import ShardwrightError
 if TYPE_CHECKING:
     from shardwright.step.batches import LabelCounts
 
+#: Between these, and at 0, weights of any number of microbatches and ranks have a sum that float32 holds.
+_LEAST, _MOST = 1e-30, 1e30
+
 
 class StepWeights:
     """The weights of one step's microbatches, in one pipeline.
@@ -22,8 +25,9 @@ class StepWeights:
         counts: How many samples each microbatch has, where an evaluation's batch does not divide evenly.
     """
 
-    def __init__(self, num_microbatches: int) -> None:
-        """Nothing is given yet."""
+    def __init__(self, rank: int, num_microbatches: int) -> None:
+        """Nothing is given yet on this rank."""
+        self._rank = rank
         self._num_microbatches = num_microbatches
         self._given: dict[int, float | None] = {}
         self._is_weighted = False
@@ -35,14 +39,20 @@ class StepWeights:
         """Whether backwards have begun on this rank, all of them without a weight."""
         return bool(self._given) and self.given is None
 
-    def give(self, microbatch: int, weight: float | torch.Tensor | None) -> float | None:
-        """Note the weight with which a backward begins; returns it as a number.
+    def give(
+        self, microbatch: int, weight: float | torch.Tensor | None, tensors: torch.Tensor | Sequence[torch.Tensor]
+    ) -> float | None:
+        """Note the weight with which a backward begins from these tensors; returns it as a number.
 
         Raises:
-            ValueError: It is not one finite number from 0.
+            ValueError: It is not one number of those that are allowed, or that a tensor's dtype holds.
             ShardwrightError: Another backward of the step says otherwise.
         """
-        number = None if weight is None else _checked(weight)
+        number = None
+        if weight is not None:
+            where = f"in microbatch {microbatch} on rank {self._rank}"
+            number = _checked(weight, where)
+            _check_dtypes(number, [tensors] if isinstance(tensors, torch.Tensor) else tensors, where)
         if self._given.setdefault(microbatch, number) != number:
             raise ShardwrightError(
                 f"model.backward: microbatch {microbatch} was given weight={self._given[microbatch]} before and "
@@ -83,15 +93,34 @@ class StepWeights:
         return None if given is None else math.fsum(given)
 
 
-def _checked(weight: float | torch.Tensor) -> float:
-    if isinstance(weight, torch.Tensor) and weight.numel() != 1:
-        raise ValueError(f"model.backward: weight has shape {tuple(weight.shape)}; it has to be one number")
+def _checked(weight: float | torch.Tensor, where: str) -> float:
+    allowed = f"{where}; it has to be 0 or a number from {_LEAST:g} to {_MOST:g}"
+    if isinstance(weight, torch.Tensor) and (weight.numel() != 1 or weight.is_complex()):
+        raise ValueError(
+            f"model.backward: weight has shape {tuple(weight.shape)} and dtype {weight.dtype} {where}; it has to be "
+            "one real number"
+        )
     try:
         number = float(weight)
     except (TypeError, ValueError):
         raise ValueError(
-            f"model.backward: weight is a {type(weight).__name__}; it has to be a number, such as a number of labels"
+            f"model.backward: weight is a {type(weight).__name__} {where}; it has to be a number, such as a number of "
+            "labels"
         ) from None
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"model.backward: weight is {number}; it has to be a finite number from 0")
+    except OverflowError:
+        raise ValueError(f"model.backward: weight is larger than any float {allowed}") from None
+    if not (number == 0 or _LEAST <= number <= _MOST):
+        raise ValueError(f"model.backward: weight is {number:g} {allowed}")
     return number
+
+
+def _check_dtypes(number: float, tensors: Sequence[torch.Tensor], where: str) -> None:
+    """Refuse a weight that is infinite, or nothing, in the dtype of a tensor: its gradient begins with it."""
+    for tensor in tensors:
+        if number and isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
+            info = torch.finfo(tensor.dtype)
+            if not info.tiny <= number <= info.max:
+                raise ValueError(
+                    f"model.backward: weight is {number:g} {where}, and its tensor of dtype {tensor.dtype}, which has "
+                    f"numbers from {info.tiny:g} to {info.max:g}: give it as float(), or scale all weights"
+                )

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
-from shardwright.execution import reproducible
+from shardwright.execution import forward_mode, reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.hooked_views import hooked_views
@@ -298,7 +298,7 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
 
 def refuse_transforms(what: str) -> None:
     """Raise :class:`FrameError` under ``torch.func`` transforms and forward-mode differentiation."""
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode.is_entered():
         raise FrameError(
             f"{what} under a torch.func transform or forward-mode differentiation, which cannot cross ranks: apply it "
             "inside one module"

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from shardwright.errors import FrameError
 from shardwright.execution import process
+from shardwright.execution.forward_mode import check_wait
 from shardwright.execution.task import running_task
 from shardwright.frames.grad_mode import GradMode
 
@@ -177,6 +178,7 @@ class _Suspended:
     __slots__ = ("_random", "_settings")
 
     def __enter__(self) -> None:
+        check_wait(running_task())
         self._settings, self._random = process.settings(), process.random_state()
         for device in _AUTOCAST_DEVICES:
             if torch.is_autocast_enabled(device):

@@ -10,6 +10,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.errors import FrameError
+from shardwright.frames.compiler import tell_compiler, uncompiled, untraced
 from shardwright.frames.grad_mode import GradMode
 
 _quiet: Any = torch._C.DisableTorchFunctionSubclass
@@ -68,21 +69,21 @@ class RemoteTensor(torch.Tensor):
     actions: list[Callable[[torch.Tensor], None]]
 
     @classmethod
+    @untraced
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Bring the values of all remote tensors among the arguments, unless the function needs none."""
         if func in _DESCRIBING and args[0].here is None:
             with _quiet():
                 return func(*args, **(kwargs or {}))
-        if not kwargs and _FLAT.issuperset(map(type, args)):
-            return func(*bring_all(list(args)))
-        args, kwargs = bring((args, kwargs or {}))
-        return func(*args, **kwargs)
+        return _call_with_values(func, args, kwargs)
 
+    @uncompiled
     def as_subclass(self, cls: Any) -> Any:
         """The values as a tensor of a subclass; torch's own function asks no ``__torch_function__``."""
         return bring(self).as_subclass(cls)
 
     @classmethod
+    @uncompiled
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -114,6 +115,7 @@ def made_by(node: Node) -> Node:
 
 def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, device: str, source: Source) -> Any:
     """Make a tensor of such a description, without a graph, whose values are elsewhere."""
+    tell_compiler()
     with GradMode(False):
         tensor: Any = torch.Tensor._make_wrapper_subclass(
             RemoteTensor, shape, strides=strides, dtype=dtype, device=torch.device(device)
@@ -158,6 +160,15 @@ def bring_all(values: list[Any]) -> list[Any]:
     return [value.here if type(value) is RemoteTensor else value for value in values]
 
 
+@uncompiled
+def _call_with_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if not kwargs and _FLAT.issuperset(map(type, args)):
+        return func(*bring_all(list(args)))
+    args, kwargs = bring((args, kwargs or {}))
+    return func(*args, **kwargs)
+
+
+@uncompiled
 def _bring(tensor: RemoteTensor) -> None:
     if type(tensor) is not RemoteTensor or tensor.here is not None:
         return  # it stands in several places, or has been brought
@@ -198,10 +209,7 @@ def _values_of(tensor: RemoteTensor) -> torch.Tensor:
 
 
 class _OutsideModes:
-    """Runs the block as where the tensor was made: its first use may stand in another mode.
-
-    A class that takes transforms off itself: the compiler of torch 2.7 follows no generator that does so.
-    """
+    """Runs the block as where the tensor was made: its first use may stand in another mode."""
 
     __slots__ = ("_inference", "_transforms")
 

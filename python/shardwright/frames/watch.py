@@ -35,7 +35,8 @@ class Memory:
 
     def __del__(self) -> None:
         """Forget it."""
-        _free(self.id)
+        if hasattr(self, "id"):  # and not a tensor without memory of its own, of which there is nothing to refer to
+            _free(self.id)
 
     @property
     def lives(self) -> bool:

@@ -33,7 +33,7 @@ def backward(
     """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
     if runtime.pp_size == 1:
         if runtime.in_step:
-            number = runtime.weights.give(runtime.microbatch, weight)
+            number = runtime.weights.give(runtime.microbatch, weight, tensors)
             grad_tensors = weighted(tensors, grad_tensors, number)
         elif weight is not None:
             raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
@@ -53,7 +53,7 @@ def backward(
         raise ShardwrightError(
             "model.backward can be called only in the step function itself when pipeline_parallel_degree > 1"
         )
-    number = runtime.weights.give(task.microbatch, weight)
+    number = runtime.weights.give(task.microbatch, weight, tensors)
     let_go(task)
     frame.settle()
     grad_tensors = weighted(tensors, grad_tensors, number)

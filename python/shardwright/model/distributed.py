@@ -161,15 +161,15 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         Args:
             tensors: A tensor or several that need a gradient, such as the loss.
             grad_tensors: Their gradients; may be left out for tensors of one element.
-            weight: How much this microbatch counts in the step's gradients, from 0, such as the number of labels that
-                its loss is the mean of: gradients are the sum of each microbatch's by its weight, over all
-                data-parallel ranks, divided by the sum of the weights. None for the plain mean over microbatches.
+            weight: How much this microbatch counts in the step's gradients, such as the number of labels that its loss
+                is the mean of, 0 or from 1e-30 to 1e30: gradients are the sum of each microbatch's by its weight, over
+                all data-parallel ranks, divided by the sum of the weights. None for the plain mean over microbatches.
                 With ``average_grads_across_microbatches=False``, or a communication hook, nothing is divided.
 
         Raises:
             ShardwrightError: Called outside a step with several pipeline ranks, or some microbatches of the step have
                 a weight and others have none.
-            ValueError: The weight is not one finite number from 0.
+            ValueError: The weight is not 0 or one number from 1e-30 to 1e30, or not one that a tensor's dtype has.
         """
         backward(self._runtime, tensors, grad_tensors, weight)
 

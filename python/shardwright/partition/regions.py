@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardwright import _core
 from shardwright.errors import UnsupportedValueError
+from shardwright.execution import forward_mode
 from shardwright.execution.context import saved_tensor_hooks_are_set
 from shardwright.execution.sparse import has_parts, refuse_parts
 from shardwright.huggingface.adapter import holds_cache
@@ -86,7 +87,7 @@ class Regions:
         foreign = stays_here(arguments)
         if foreign is not None:
             return f"calls it with a {foreign}"
-        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode.is_entered():
             return "calls it under a torch.func transform or forward-mode differentiation"
         if self._functions:
             return f"calls it inside the custom function {self._functions[-1]}, which may call it again in backward"

@@ -101,7 +101,7 @@ def _run_once(
         transaction.begin()
         for kept in all_kept(placements):
             kept.begin_step()
-        runtime.weights = StepWeights(runtime.num_microbatches)
+        runtime.weights = StepWeights(runtime.rank, runtime.num_microbatches)
         runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
         runtime.leaves.begin_step(
             transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1

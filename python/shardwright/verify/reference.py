@@ -193,12 +193,12 @@ class Reference:
         expected = Expected()
         running = [0]
 
-        weights = StepWeights(len(parts))
+        weights = StepWeights(self._runtime.rank, len(parts))
 
         def backward(tensors: Any, grad_tensors: Any = None, *, weight: float | torch.Tensor | None = None) -> None:
             given = [tensor.detach().clone() for tensor in tensors_in(tensors)]
             expected.losses.setdefault(running[0], []).extend(given)
-            number = weights.give(running[0], weight)
+            number = weights.give(running[0], weight, tensors)
             torch.autograd.backward(tensors, weighted(tensors, grad_tensors, number))
 
         recorder = WatchedFlow(self.paths, lambda: running[0], self.flow)

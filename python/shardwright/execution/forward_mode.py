@@ -1,0 +1,61 @@
+"""Forward-mode differentiation, of which torch has one level for the whole process: no task waits inside it.
+
+If a task waited there, another microbatch that entered it too would share the level: whoever left first would end it
+for both, and the other's tangents would be zeros. What a task would wait for comes before it enters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+
+from shardwright.errors import FrameError
+from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames.remote import bring
+from shardwright.patches import Patches
+
+
+def is_entered() -> bool:
+    """Whether the calling task is inside forward-mode differentiation: no other one can be while it runs."""
+    return forward_ad._current_level >= 0
+
+
+def check_wait(task: RunningTask | None) -> None:
+    """Raise :class:`FrameError` if a task is about to wait for other ranks inside forward-mode differentiation."""
+    if is_entered():
+        who = "" if task is None else f" {task.describe()}"
+        raise FrameError(
+            f"a task{who} has to wait for another rank inside forward-mode differentiation, of which torch has one "
+            "level for all microbatches: call model.backward outside it, and use results of modules elsewhere (for "
+            "example by clone()) before"
+        )
+
+
+def _bring_all() -> None:
+    task = running_task()
+    if task is not None and not is_entered():
+        for response in list(task.responses):
+            bring(response.tensors)
+
+
+def _enter_dual_level() -> Any:
+    _bring_all()
+    return _patches.original["enter_dual_level"]()
+
+
+def _enter_jvp_nesting() -> Any:
+    # It counts, for the process too, before it enters the level.
+    _bring_all()
+    return _patches.original["enter_jvp_nesting"]()
+
+
+_patches = Patches(
+    (
+        (forward_ad, "enter_dual_level", _enter_dual_level),
+        (eager_transforms, "enter_jvp_nesting", _enter_jvp_nesting),
+    )
+)
+install = _patches.install
+uninstall = _patches.uninstall
