@@ -26,6 +26,7 @@ from shardwright.execution.reproducible import root_seed
 from shardwright.execution.results import Sites, finish, let_go
 from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
+from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves, close_calls, guards, in_frame
 from shardwright.frames.remote import bring
 from shardwright.model.backward import _roots, run_backward
@@ -176,8 +177,9 @@ class LoopbackPlacement:
 class LoopbackRuntime:
     """One simulated rank."""
 
-    def __init__(self, rank: int, server: LoopbackServer, placement: LoopbackPlacement) -> None:
+    def __init__(self, rank: int, server: LoopbackServer, placement: LoopbackPlacement, workers: WorkerPool) -> None:
         self.server = server
+        self.workers = workers
         self.rank = rank
         self.sites = Sites(SimpleNamespace(tensor_handles=True, fast_mode=False, static_mode=False, static_steps=5))
         self._placement = placement
@@ -186,7 +188,6 @@ class LoopbackRuntime:
         self.step = 1
         self.watch_requests = None
         self.splits_backward = False
-        self.workers = SimpleNamespace(resume=lambda task: None)
 
     def placement(self, model: int) -> LoopbackPlacement:
         """The placement of the only model."""
@@ -211,10 +212,11 @@ class LoopbackJob:
         for _ in range(max(self.owners.values())):
             self.copies.append(copy.deepcopy(model, {id(tensor): tensor for tensor in shared}))
         self.runtimes = []
+        workers = WorkerPool(None)  # type: ignore[arg-type]  # all ranks are one process, whose threads are this job's
         for rank, copied in enumerate(self.copies):
             placement = LoopbackPlacement(names, list(copied.modules()))
             self._divide(rank, placement)
-            self.runtimes.append(LoopbackRuntime(rank, self.server, placement))
+            self.runtimes.append(LoopbackRuntime(rank, self.server, placement, workers))
         self._state: StepState | None = None
 
     def _divide(self, rank: int, placement: LoopbackPlacement) -> None:
@@ -252,6 +254,7 @@ class LoopbackJob:
         name = runtime.placement(0).name_of(request.module)
         task = RunningTask(runtime, rank, name, request.microbatch, phase, self._state)
         set_running_task(task)
+        runtime.workers.resume(task)
         try:
             with self._state.applied():
                 (run_forward if request.kind == "forward" else run_request_backward)(runtime, request, task)
@@ -294,6 +297,7 @@ class LoopbackJob:
             frame.forget_watched()
 
         set_running_task(task)
+        runtime.workers.resume(task)
         try:
             with self._state.applied(), self._state.task.applied():
                 with in_frame(frame):

@@ -172,29 +172,38 @@ def as_carried(extras: Mapping[str, Any]) -> AbstractContextManager[Any]:
     return on_device(extras.get("device"))
 
 
-class _Suspended:
-    """Puts back after a wait what is process-wide, or in modules, and another task may have changed meanwhile."""
+class Suspended:
+    """A wait: puts back what is process-wide, or in modules, if another task has had the turn and may have changed it."""
 
-    __slots__ = ("_random", "_settings")
+    __slots__ = ("_random", "_settings", "_task")
 
     def __enter__(self) -> None:
-        check_wait(running_task())
-        self._settings, self._random = process.settings(), process.random_state()
+        self._task = task = running_task()
+        check_wait(task)
+        if task is None:
+            self.keep()
+        else:
+            task.runtime.workers.waiting = self
         for device in _AUTOCAST_DEVICES:
             if torch.is_autocast_enabled(device):
                 torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
 
+    def keep(self) -> None:
+        """Another task is about to get the turn."""
+        self._settings, self._random = process.settings(), process.random_state()
+
     def __exit__(self, *_: object) -> None:
-        task = running_task()
-        if task is not None:
-            if task.runtime.workers.current is task:
-                return  # no other one has had the turn
-            task.runtime.workers.resume(task)
+        if self._task is not None:
+            workers = self._task.runtime.workers
+            if workers.waiting is self:
+                workers.waiting = None
+                return
+            workers.resume(self._task)
         process.restore_settings(self._settings)
         process.restore_random_state(self._random)
 
 
-suspended = _Suspended
+suspended = Suspended
 
 
 def saved_tensor_hooks_are_set() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright import failure_text
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.attributes import Attributes
-from shardwright.execution.context import StepState
+from shardwright.execution.context import StepState, Suspended
 from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
 from shardwright.execution.stays import as_state_write
 from shardwright.execution.task import RunningTask, set_running_task
@@ -35,6 +35,8 @@ class WorkerPool:
         self.attributes = Attributes()
         #: The task that has the turn, or had it last.
         self.current: RunningTask | None = None
+        #: What the current task, if it waits, has to find again once another one has had the turn.
+        self.waiting: Suspended | None = None
         #: The tasks that have begun and not ended, by thread.
         self.running: dict[int, RunningTask] = {}
         self._gone: set[int] = set()
@@ -47,13 +49,21 @@ class WorkerPool:
 
     def end_step(self) -> None:
         """Forget the step."""
+        self._leave_wait()
         self._state = self._root = self.current = None
         self.attributes.end_step()
 
     def resume(self, task: RunningTask) -> None:
         """A task has the turn: its microbatch finds in modules what it left there."""
+        self._leave_wait()
         self.current = task
         self.attributes.enter(task.microbatch)
+
+    def _leave_wait(self) -> None:
+        """The current task's wait, if it is in one, goes on while the process is another's."""
+        if self.waiting is not None:
+            self.waiting.keep()
+            self.waiting = None
 
     def start(self, worker: int) -> None:
         """Start a worker's thread."""

@@ -175,12 +175,17 @@ def owning_edge(tensor: torch.Tensor) -> GradientEdge:
     if isinstance(tensor, RemoteTensor) and tensor.here is None:
         assert isinstance(tensor.end, SlotEnd), "it requires a gradient"
         return GradientEdge(tensor.end, 0, *_NO_OWNER)  # type: ignore[arg-type]
-    edge = get_gradient_edge(tensor)
-    if _EDGES_OWN or not isinstance(edge.node, torch.autograd.function.BackwardCFunction):
-        return edge
-    with torch.enable_grad():
-        owning = get_gradient_edge(tensor.view_as(tensor))
-    owning.node.metadata[_OWNS] = edge.node
+    node = tensor.grad_fn
+    if node is None:
+        return get_gradient_edge(tensor)
+    if not isinstance(node, torch._C._FunctionBase):
+        return GradientEdge(node, tensor.output_nr, *_NO_OWNER)
+    with GradMode(True):
+        before = tensor.view_as(tensor)
+    if _EDGES_OWN:
+        return GradientEdge(node, tensor.output_nr, before.grad_fn)
+    owning = get_gradient_edge(before)
+    owning.node.metadata[_OWNS] = node
     return owning
 
 
