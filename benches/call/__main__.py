@@ -15,7 +15,7 @@ BARS = {"dynamic_p50_us": 250.0, "static_p50_us": 100.0}
 #: Fresh jobs that each take a share, because where a process's memory lies moves all of its figures together.
 JOBS = 3
 #: Of each commit and mode, where another one is measured too.
-ROUNDS = 5
+ROUNDS = 15
 MODES = ("dynamic", "static")
 LIMIT_SECONDS = 120.0
 

@@ -173,11 +173,12 @@ def as_carried(extras: Mapping[str, Any]) -> AbstractContextManager[Any]:
 
 
 class Suspended:
-    """A wait: puts back what is process-wide, or in modules, if another task has had the turn and may have changed it."""
+    """A wait: puts back what is process-wide, or in modules, if another task had the turn and may have changed it."""
 
     __slots__ = ("_random", "_settings", "_task")
 
     def __enter__(self) -> None:
+        """Begin to wait."""
         self._task = task = running_task()
         check_wait(task)
         if task is None:
@@ -193,6 +194,7 @@ class Suspended:
         self._settings, self._random = process.settings(), process.random_state()
 
     def __exit__(self, *_: object) -> None:
+        """The task has the turn again."""
         if self._task is not None:
             workers = self._task.runtime.workers
             if workers.waiting is self:
