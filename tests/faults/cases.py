@@ -41,7 +41,7 @@ CAUGHT: dict[str, tuple[str, ...]] = {
 #: Faults that end the rank.
 ENDING = ("sys.exit", "os._exit", "kill -9", "stop for ever")
 #: How a job starts that lacks something; on one rank, or on all of them.
-SHORT = ("30 descriptors", "4 GB of address space", "1 MB of a file", "no locked memory")
+SHORT = ("30 descriptors", "600 MB of address space more", "1 MB of a file", "no locked memory")
 
 
 @dataclass(frozen=True)

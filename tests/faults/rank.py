@@ -21,7 +21,7 @@ CASE = json.loads(sys.argv[1])
 VISITS = {"forward": 2, "backward": 2, "optimizer": 2}
 LIMITS = {
     "30 descriptors": (resource.RLIMIT_NOFILE, 30),
-    "4 GB of address space": (resource.RLIMIT_AS, 4 << 30),
+    "600 MB of address space more": (resource.RLIMIT_AS, 600 << 20),
     "1.5 GB of address space more": (resource.RLIMIT_AS, 1500 << 20),
     "2.7 GB of address space more": (resource.RLIMIT_AS, 2700 << 20),
     "1 MB of a file": (resource.RLIMIT_FSIZE, 1 << 20),

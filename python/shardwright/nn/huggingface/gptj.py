@@ -29,13 +29,19 @@ class _RotaryLayer(TransformersLayer):
         self.rotary_dim = rotary_dim
 
     def forward(  # type: ignore[override]
-        self, hidden_states: torch.Tensor, *, position_ids: torch.Tensor, **others: Any
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_ids: torch.Tensor,
+        position_embeddings: object = None,
+        **others: Any,
     ) -> torch.Tensor:
         """Apply the layer; see ``TransformersLayer``.
 
         Args:
             hidden_states: [batch, sequence, hidden_size].
             position_ids: [batch or 1, sequence].
+            position_embeddings: Of newer ``transformers``, from the same positions; of no effect.
             **others: As there.
         """
         even = torch.arange(0, self.rotary_dim, 2, dtype=torch.int64, device=position_ids.device)
@@ -47,6 +53,7 @@ class _RotaryLayer(TransformersLayer):
 
 def _arguments(module: Any) -> dict[str, Any]:
     attention, config = module.attn, module.attn.config
+    dropout = getattr(attention, "attn_dropout", None)  # of transformers before 5.24
     if attention.rotary_dim is None:
         raise ConfigError("its rotary_dim is None; known are numbers of channels")
     return {
@@ -54,7 +61,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "attention_head_size": attention.head_dim,
         "hidden_size": attention.embed_dim,
         "intermediate_size": module.mlp.fc_in.out_features,
-        "attention_dropout_prob": attention.attn_dropout.p,
+        "attention_dropout_prob": attention.attention_dropout if dropout is None else dropout.p,
         "hidden_dropout_prob": attention.resid_dropout.p,
         "activation": activation(module.mlp.act),
         "layernorm_epsilon": module.ln_1.eps,

@@ -39,6 +39,7 @@ _ACTIVATIONS = {
 
 #: Arguments of calls that say what a distributed layer cannot do, unless they are None or False.
 _REFUSED = {
+    "cache": "a key/value cache",
     "past_key_value": "a key/value cache",
     "past_key_values": "a key/value cache",
     "layer_past": "a key/value cache",
