@@ -42,10 +42,13 @@ def state_of(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, Any]:
     return found
 
 
-def run_plain(program: Program) -> tuple[Outcome, Log]:
-    """Run in plain torch, microbatch after microbatch."""
+def run_plain(program: Program, rounding: int | None = None) -> tuple[Outcome, Log]:
+    """Run in plain torch, microbatch after microbatch; with the number of a rounding on inputs that differ by it."""
     log = log_of_run[0] = Log(plain=True)
     model, batch = program.start()
+    if rounding is not None:
+        signs = torch.randn(batch.shape, generator=torch.Generator().manual_seed(rounding), dtype=batch.dtype).sign()
+        batch = batch * (1 + torch.finfo(batch.dtype).eps * signs)
     parameters = dict(model.named_parameters())
     left = Left({}, [], steps={0})
     for step in range(program.steps):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.programs.conftest import SUMMARY
 from tests.programs.log import NEEDED
+from tests.programs.outcome import Outcome, difference
 from tests.programs.running import run_plain
 from tests.programs.summary import Summary
 from tests.programs.trials import FOUND, jobs, stored, try_program, try_seeds
@@ -63,3 +65,15 @@ def test_a_program_runs_in_real_processes() -> None:
         (trial,) = try_seeds([5], on, wide=True, processes=1.0)
     assert trial.verdict == "exact", trial.why
     assert all(trial.crossed)
+
+
+def test_noise_of_plain_torch_excuses_no_more_than_a_hundred_times_itself() -> None:
+    def outcome(value: float) -> Outcome:
+        return Outcome({"loss": torch.tensor([1.0, value], dtype=torch.float64)})
+
+    plain, rounded = outcome(1.0), [outcome(1.0), outcome(1.0 + 1e-9)]
+    assert difference(plain, outcome(1.0 + 5e-11)) is None
+    assert difference(plain, outcome(1.0 + 5e-8)) is not None
+    assert difference(plain, outcome(1.0 + 5e-8), rounded) is None
+    assert difference(plain, outcome(1.0 + 2e-7), rounded) is not None
+    assert difference(plain, outcome(1.0 + 5e-8), [plain]) is not None, "plain torch is sure of it"

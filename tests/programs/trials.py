@@ -144,6 +144,8 @@ def try_program(program: Program, plain: Outcome, features: frozenset[str], on: 
         else:
             divided, sent = run_divided(program, on.of(program.ranks))
         found = difference(plain, divided)
+        if found is not None:  # and not where plain torch itself gives so different values for so equal inputs
+            found = difference(plain, divided, [run_plain(program, number)[0] for number in range(3)])
         if found is not None:
             verdict, why = "wrong", found
     except _REFUSALS as error:
