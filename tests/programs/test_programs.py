@@ -77,3 +77,5 @@ def test_noise_of_plain_torch_excuses_no_more_than_a_hundred_times_itself() -> N
     assert difference(plain, outcome(1.0 + 5e-8), rounded) is None
     assert difference(plain, outcome(1.0 + 2e-7), rounded) is not None
     assert difference(plain, outcome(1.0 + 5e-8), [plain]) is not None, "plain torch is sure of it"
+    for other in (3.0, float("inf"), float("nan")):  # it went another way
+        assert difference(plain, outcome(1.0 + 2e-6), [outcome(other)]) is not None
