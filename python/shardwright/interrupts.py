@@ -7,6 +7,7 @@ handler takes a note, and the signal counts as soon as it can.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any]
 
 _main = threading.main_thread().ident
+_SIGINT = int(signal.SIGINT)
+#: The handler as it was given; ``signal.getsignal`` looks for it among constants first, which every step would pay for.
+_handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 
 class _State:
@@ -70,7 +74,7 @@ def uninstall() -> None:
 
 def _take_over() -> None:
     """Stand before the handler that is there; one that ignores signals, or ends the process, stays."""
-    handler = signal.getsignal(signal.SIGINT)
+    handler = _handler_of(_SIGINT)
     if handler is not _handle and callable(handler):
         _State.before[signal.SIGINT] = handler
         signal.signal(signal.SIGINT, _handle)

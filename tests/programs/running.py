@@ -9,7 +9,7 @@ from typing import Any
 import shardwright as smp
 import torch
 from shardwright.model.sentinel import is_sentinel
-from shardwright.partition.audit import structural_joins
+from shardwright.partition.structure import structural_joins
 from shardwright.partition.trace import trace_forward
 from shardwright.partition.tree import ModelTree
 from shardwright.runtime import Runtime

@@ -48,6 +48,9 @@ class StepWeights:
             ValueError: It is not one number of those that are allowed, or that a tensor's dtype holds.
             ShardwrightError: Another backward of the step says otherwise.
         """
+        if weight is None and not self._is_weighted:  # what nearly all backwards do
+            self._given[microbatch] = None
+            return None
         number = None
         if weight is not None:
             where = f"in microbatch {microbatch} on rank {self._rank}"
@@ -58,8 +61,6 @@ class StepWeights:
                 f"model.backward: microbatch {microbatch} was given weight={self._given[microbatch]} before and "
                 f"weight={number} now; a microbatch has one weight in a step, for all its losses"
             )
-        if number is None and not self._is_weighted:
-            return None
         self._is_weighted = True
         for other, theirs in self._given.items():
             if (theirs is None) != (number is None):

@@ -1,10 +1,12 @@
-"""What torch keeps for the whole process, though each task must see its own: settings and random numbers."""
+"""What the whole process has once, though each task must see its own: settings, output, and random numbers."""
 
 from __future__ import annotations
 
 import atexit
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +34,19 @@ def _set_anomaly_check_nan(value: bool) -> None:
     torch.set_anomaly_enabled(torch.is_anomaly_enabled(), value)
 
 
-_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
+def _warning_filters() -> tuple[int, list[Any]]:
+    return id(warnings.filters), warnings.filters  # type: ignore[return-value]
+
+
+def _set_warning_filters(value: tuple[int, list[Any]]) -> None:
+    warnings.filters = value[1]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+_Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
+
+#: What the ranks are told of whose modules a task calls.
+_SENT: tuple[_Setting, ...] = (
     ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
@@ -50,9 +64,15 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
     ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
     ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
     ("cuDNN determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+    ("oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 )
-
-
+#: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
+_OWN: tuple[_Setting, ...] = (
+    ("warning filters", _warning_filters, _set_warning_filters),
+    ("standard output", lambda: sys.stdout, lambda value: setattr(sys, "stdout", value)),
+    ("standard error", lambda: sys.stderr, lambda value: setattr(sys, "stderr", value)),
+)
+_SETTINGS = (*_SENT, *_OWN)
 _GETTERS = [get for _, get, _ in _SETTINGS]
 
 
@@ -100,10 +120,10 @@ def restore_settings(wanted: Settings) -> None:
 
 
 def difference(before: Settings, after: Settings) -> dict[str, Any]:
-    """The settings in ``after`` that are not as they were ``before``, by name."""
+    """The settings in ``after`` that are not as they were ``before``, by name; less objects of this process."""
     if before == after:
         return {}
-    return {name: new for (name, _, _), old, new in zip(_SETTINGS, before, after, strict=True) if old != new}
+    return {name: new for (name, _, _), old, new in zip(_SENT, before, after, strict=False) if old != new}
 
 
 def changed(base: Settings, different: dict[str, Any]) -> Settings:

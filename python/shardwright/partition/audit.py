@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
 
 from shardwright.contents import INTERNAL
 from shardwright.delayed.materialise import is_delayed
@@ -25,6 +24,7 @@ from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.kept import KeptState, merged
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
+from shardwright.partition.structure import shared_buffer_joins
 from shardwright.partition.tree import ModelTree, TensorEntry, join_path
 from shardwright.patches import replaced
 
@@ -55,6 +55,9 @@ class Audit:
                     self._buffers[id(buffer)] = index
                     self._alive.append(buffer)
         self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
+        #: Who changes what torch itself keeps in modules, by path and name: hooks, and whether they train.
+        self._own: dict[tuple[str, str], set[str]] = {}
+        self._hooks = {entry.path: _hooks_on(entry.module) for entry in tree.modules}
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
         #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
@@ -80,6 +83,9 @@ class Audit:
             tensors: Those among the arguments.
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
+        self._look(execution)
+        if _hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:
+            self._own.setdefault((execution.path, "_forward_hooks"), set()).add(caller.path)
         self._executions[execution.path] += 1
         if why_whole is not None:
             self.join(caller.path, execution.path, why_whole)
@@ -91,11 +97,17 @@ class Audit:
 
     def returned(self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor]) -> None:
         """A module returns these tensors: a weight it holds, or was given, crosses ranks like any other result."""
+        self._look(execution)
         for tensor in tensors:
             entry = self._known.get(id(tensor))
             if entry is not None:
                 self._read(tensor, entry, execution, "returned")
                 caller.given.add(id(tensor))
+
+    def _look(self, execution: Execution) -> None:
+        """At both ends of a call, which may leave the rank: other microbatches would find what is put back later."""
+        paths = {execution.path, *(running.path for running in self._stack.executions)}
+        self._shared.look(self._tree.by_path[path].module for path in sorted(paths))
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """An operation runs on these tensors."""
@@ -184,6 +196,10 @@ class Audit:
             return value
 
         def __setattr__(module: nn.Module, name: str, value: Any) -> None:
+            if name == "training" and value is not module.training and self._stack.here():
+                path = self._tree.path_of.get(id(module))
+                if path is not None:
+                    self._own.setdefault((path, name), set()).add(self._stack.top.path)
             set_attribute(module, name, value)
             self._attribute_written(module, name)
 
@@ -312,6 +328,16 @@ class Audit:
                 if attribute not in self._writes:
                     self._read_first.add(attribute)
                 self._writes.setdefault(attribute, set()).update(users)
+        for (path, name), users in self._own.items():
+            holder, full_name = self._tree.by_path[path].module, join_path(path, name)
+            for user in users:
+                self.join(user, path, f"sets {full_name}")
+            if name == "training":
+                is_put_back = holder.training is self._before[id(holder)]["training"]
+            else:
+                is_put_back = _hooks_on(holder) == self._hooks[path]
+            if is_put_back:  # else every microbatch finds it as the first one left it
+                self.keep([full_name], {*users, path})
         for variable, paths in self._shared.changed_variables().items():
             self._keep(paths, f"the global variable {variable} changes in a forward")
             self.keep([variable], paths)
@@ -325,7 +351,7 @@ class Audit:
                     full_name = join_path(self._tree.path_of.get(module, "?"), name)
                     self.join(reader, writer, f"reads {full_name}, which the other sets in its forward")
         for index in sorted(self._written_buffers):
-            self._joins.update(_shared_buffer_joins(self._tree.buffers[index]))
+            self._joins.update(shared_buffer_joins(self._tree.buffers[index]))
             entry = self._tree.buffers[index]
             self.keep(entry.names, self._users.get(index) or entry.holders)
         for module, name in carried:
@@ -350,50 +376,9 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if has_memory else 0
 
 
+def _hooks_on(module: nn.Module) -> list[int]:
+    return [len(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)]
+
+
 def _dtypes(module: nn.Module) -> list[torch.dtype]:
     return [parameter.dtype for parameter in module._parameters.values() if parameter is not None]
-
-
-def _shared_buffer_joins(entry: TensorEntry) -> dict[tuple[str, str], str]:
-    first = entry.holders[0]
-    return {(first, other): f"shares the buffer {entry.name} with it, which changes" for other in entry.holders[1:]}
-
-
-def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]:
-    """Joins that the kinds of modules tell without a trace.
-
-    Args:
-        tree: The model.
-        traced: Whether a trace tells of shared buffers that change; without one all shared buffers are taken to.
-    """
-    joins: dict[tuple[str, str], str] = {}
-    for entry in tree.modules:
-        module = entry.module
-        if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
-            joins.update({(parent, entry.path): "reads the parameters in it" for parent in entry.parents})
-        elif isinstance(module, nn.MultiheadAttention):
-            joins[(entry.path, join_path(entry.path, "out_proj"))] = "computes with its weights"
-        elif isinstance(module, ParametrizationList):
-            owner = entry.path.rsplit(".", 2)[0] if entry.path.count(".") > 1 else ""
-            for inside in _subtree(tree, entry.path):
-                joins[(owner, inside)] = "computes its parametrized weight from it"
-        elif isinstance(module, torch.jit.ScriptModule) or is_compiled(module):
-            kind = "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
-            for inside in _subtree(tree, entry.path):
-                joins[(entry.path, inside)] = f"is {kind}, so what it calls cannot be intercepted"
-    if not traced:
-        for buffer in tree.buffers:
-            joins.update(_shared_buffer_joins(buffer))
-    return tuple(
-        JoinReason(modules=pair, reason=reason) for pair, reason in sorted(joins.items()) if pair[0] != pair[1]
-    )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code made by ``torch.compile``."""
-    return "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None
-
-
-def _subtree(tree: ModelTree, path: str) -> Iterator[str]:
-    prefix = join_path(path, "")
-    return (entry.path for entry in tree.modules if entry.path == path or entry.path.startswith(prefix))

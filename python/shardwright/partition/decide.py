@@ -11,12 +11,12 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.errors import PartitionError
-from shardwright.partition.audit import is_compiled, structural_joins
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.partition.kept import without_trace
 from shardwright.partition.manual import PlacedByHand, places_by_hand
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
+from shardwright.partition.structure import is_compiled, structural_joins
 from shardwright.partition.trace import choose_device, trace_forward
 from shardwright.partition.tree import ModelTree, has_forward, join_path, tensor_bytes
 from shardwright.progress import Progress

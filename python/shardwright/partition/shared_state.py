@@ -2,7 +2,9 @@
 
 A cache object that layers hold together, a list in two modules, a global variable: on several ranks each would have a
 copy of its own. So what is reachable from modules' attributes, and what the code of their classes uses of its global
-variables, is remembered before a forward, compared and put back after it. Who uses which attribute of an object that is
+variables, is remembered before a forward, compared and put back after it. What a forward puts in before it calls a
+module, and takes out again afterwards, has changed too, as another microbatch may run meanwhile: so a module's is
+compared at every call that it makes as well. Who uses which attribute of an object that is
 not a container (a configuration, say) is noted meanwhile, so that only those who use what changes belong together.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,8 @@ from shardwright.partition.tree import ModelTree
 from shardwright.patches import replaced
 
 _DEEPEST = 4
+#: Of containers with more items, only the number of items is compared in the middle of a forward.
+_MOST_LOOKED_AT = 1024
 #: The flag of classes whose attributes cannot be set, such as those of C code.
 _IMMUTABLE = 1 << 8
 _NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
@@ -40,7 +44,7 @@ _WHOLE = frozenset({"__dict__", "__reduce_ex__", "__reduce__", "__getstate__"})
 class _Cell(Cell):
     """One container or object, with what was in it and who reaches it."""
 
-    __slots__ = ("attributes", "children", "variables", "written")
+    __slots__ = ("attributes", "changed_meanwhile", "children", "names_meanwhile", "size", "variables", "written")
 
     def __init__(self, value: Any, kind: Kind) -> None:
         super().__init__(value, kind)
@@ -48,18 +52,36 @@ class _Cell(Cell):
         self.variables: set[str] = set()
         self.written: set[int] = set()
         self.children: list[Any] = []
+        #: Whether it was another in the middle of the forward, and which attributes of an object were.
+        self.changed_meanwhile = False
+        self.names_meanwhile: set[str] = set()
+        self.size = kind.size(value)
 
     @property
     def changed(self) -> bool:
-        return bool(self.written) or not are_unchanged(self.parts_now, self.parts)
+        return self.changed_meanwhile or bool(self.written) or not are_unchanged(self.parts_now, self.parts)
+
+    def look(self) -> None:
+        """Note what is not as it was before the forward, in the middle of it."""
+        if self.changed_meanwhile and not self.kind.has_names:
+            return
+        size = self.kind.size(self.value)
+        if size > _MOST_LOOKED_AT:
+            self.changed_meanwhile = size != self.size
+        elif not are_unchanged(self.parts_now, self.parts):
+            self.changed_meanwhile = True
+            if self.kind.has_names:
+                self.names_meanwhile.update(self.changed_names())
 
     def changed_names(self) -> list[str]:
         """Of an object: which of its attributes have changed."""
         now, before = self.kind.read(self.value), self.before
         return [
             name
-            for name in {**before, **now}
-            if now.get(name, _MISSING) is not before.get(name, _MISSING) or id(now.get(name)) in self.written
+            for name in {**before, **now, **dict.fromkeys(self.names_meanwhile)}
+            if name in self.names_meanwhile
+            or now.get(name, _MISSING) is not before.get(name, _MISSING)
+            or id(now.get(name)) in self.written
         ]
 
 
@@ -81,6 +103,7 @@ class SharedState:
 
     def __init__(self, tree: ModelTree) -> None:
         """Remember the contents of what the modules of `tree` can reach."""
+        self._tree = tree
         self._cells: dict[int, _Cell] = {}
         self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
         #: The attributes of objects that were set while they were watched; "" if any may have been.
@@ -90,6 +113,11 @@ class SharedState:
         self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
         of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
         self._modules = [entry.module.__dict__ for entry in tree.modules]
+        #: By module, what it reaches, and which global variables its code uses.
+        self._reached: dict[int, tuple[list[_Cell], list[str]]] = {}
+        #: Objects of which an attribute was set, and variables that were others, in the middle of the forward.
+        self._set_objects: set[int] = set()
+        self._variables_meanwhile: set[str] = set()
         for entry in tree.modules:
             for name, value in entry.module.__dict__.items():
                 if name not in INTERNAL:
@@ -161,12 +189,44 @@ class SharedState:
                 note((id(value), name))
                 if sets or not name:
                     self._set.add((id(value), name))
+                    self._set_objects.add(id(value))
 
         with contextlib.ExitStack() as stack:
             for kind in kinds:
                 if not kind.__flags__ & _IMMUTABLE:
                     stack.enter_context(_watched(kind, used))
             yield
+
+    def look(self, modules: Iterable[nn.Module]) -> None:
+        """In the middle of a forward: note what is not as it was before of what some modules, and their code, reach."""
+        seen: set[int] = set()
+        for module in modules:
+            cells, variables = self._reached_by(module)
+            for cell in cells:
+                # Of an object it is noted who sets an attribute.
+                unset = cell.kind.has_names and id(cell.value) not in self._set_objects
+                if id(cell) not in seen and not (unset and not type(cell.value).__flags__ & _IMMUTABLE):
+                    seen.add(id(cell))
+                    cell.look()
+            for full_name in variables:
+                items, name, before = self._variables[full_name]
+                if items.get(name, _MISSING) is not before:
+                    self._variables_meanwhile.add(full_name)
+
+    def _reached_by(self, module: nn.Module) -> tuple[list[_Cell], list[str]]:
+        if not self._reached:
+            self._reached = {id(entry.module): ([], []) for entry in self._tree.modules}
+            users = {
+                name: {id(self._tree.by_path[path].module) for path in paths} for name, paths in self._users.items()
+            }
+            for name, modules in users.items():
+                for user in modules:
+                    self._reached[user][1].append(name)
+            for cell in self._cells.values():
+                holders = {holder for holder, _ in cell.attributes}.union(*(users[name] for name in cell.variables))
+                for holder in holders:
+                    self._reached[holder][0].append(cell)
+        return self._reached.get(id(module), ([], []))
 
     def changes(self) -> Iterator[Change]:
         """The containers and objects that have changed."""
@@ -186,7 +246,7 @@ class SharedState:
             full_name
             for full_name, (variables, name, before) in self._variables.items()
             if variables.get(name, _MISSING) is not before
-        }
+        } | self._variables_meanwhile
         return {name: self._users[name] for name in sorted(names)}
 
     def restore(self) -> None:

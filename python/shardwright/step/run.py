@@ -126,9 +126,10 @@ def _run_once(
     for kept in all_kept(placements):
         kept.end_step()
     runtime.scheduling.end_step(runtime)
-    with interrupts.LetThrough():
-        for placement in placements:
-            placement.after_step()
+    if any(placement.post_step_hooks for placement in placements):
+        with interrupts.LetThrough():
+            for placement in placements:
+                placement.after_step()
     return merge_microbatches(results, runtime.weights.of_outputs())
 
 
