@@ -17,6 +17,7 @@ from tests.state.keepers import KEEPERS
 from tests.state.running import MICROBATCHES, MODES, SIZES, STEPS, alone, compare, owners, places_of, stepped
 from tests.state.test_keepers import PLACES, Chain
 from tests.state.test_order import DataDependentLoop
+from tests.state.test_put_back import Around, Settings
 
 
 def main(mode: str) -> None:
@@ -29,6 +30,7 @@ def main(mode: str) -> None:
         torch.manual_seed(5)  # the same models on all ranks
         models = [(keeper.__name__, Chain(width, [keeper]), ranks) for keeper in KEEPERS for ranks in PLACES.values()]
         models += [("loop", DataDependentLoop(width), {"child": 1, "norm": rank}) for rank in (0, 1)]
+        models.append(("settings", Around(width, Settings(width)), {"inner.child": 1}))
         for name, model, ranks in models:
             model = model.double()
             torch.manual_seed(11)

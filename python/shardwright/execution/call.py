@@ -105,6 +105,8 @@ def _call(
     assert frame is not None
     runtime = task.runtime
     let_go(task)
+    if (kept := runtime.placement(target.model_id).kept) is not None:
+        kept.check_call(task, target.name)
     number = frame.next_call_number()
     if runtime.watch_requests is not None:
         runtime.watch_requests(target, args, children)

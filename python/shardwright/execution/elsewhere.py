@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardwright.execution.stays import KeptHere
 
 _CALL = nn.Module._call_impl.__code__
+_OWN = __name__.partition(".")[0]
 
 
 class _Place(NamedTuple):
@@ -78,6 +79,12 @@ class Elsewhere:
         elif not here:
             listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
             where = f"in the code of {frame.name}, but the module runs on {listed}"
+        elif attribute == "forward" and sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] != _OWN:
+            raise FrameError(
+                f"the forward of module {name!r} was replaced in the code of {frame.name}: what stands there keeps "
+                "microbatches in order, and another one may run before this one puts it back. Replace it before the "
+                "first step, call a function of your own instead, or register a forward hook"
+            )
         elif not traced and not _is_held(module, attribute, value):
             raise FrameError(
                 f"attribute {attribute!r} of module {name!r} was set in the code of {frame.name}, and skip_tracing is "

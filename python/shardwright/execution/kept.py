@@ -218,6 +218,8 @@ class Watch:
         #: Attributes of modules whose code may set them past ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
         self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
+        #: By the path of a module elsewhere, the containers that modules around it hold.
+        self._around: dict[str, list[tuple[nn.Module, str, Cell]]] = {}
         #: Parameters that no forward is known to write to, and their versions; by module for those in it.
         self._weights: list[tuple[nn.Module, str, nn.Parameter, int]] = []
         self._weights_in: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter, int]]] = {}
@@ -225,7 +227,7 @@ class Watch:
 
     def _find(self) -> None:
         self.is_stale = False
-        self._inside = {}
+        self._inside, self._around = {}, {}
         earlier = {id(one.tensor): one for one in self._tensors}
         self._tensors, self._cells, self._places = [], [], []
         self._weights = [
@@ -279,7 +281,7 @@ class Watch:
             for one in self._tensors:
                 one.begin()
             self._cells = [(module, name, Cell(cell.value, cell.kind)) for module, name, cell in self._cells]
-            self._inside = {}
+            self._inside, self._around = {}, {}
 
     def end_step(self) -> None:
         """Forget what was set."""
@@ -312,6 +314,26 @@ class Watch:
         for module, name, cell in cells:
             if not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, name)} holds"
+        return None
+
+    def written_meanwhile(self, name: str) -> str | None:
+        """What a task has put into a container, or taken out, before it calls the module at path `name`; or None.
+
+        It may put that right before it ends, and other microbatches find it until then. As this is asked at every call,
+        only numbers of items are compared, in what the modules around the called one hold.
+        """
+        around = self._around.get(name)
+        if around is None:
+            inside = f"{name}."
+            holders = {module for module, path in self._modules.items() if inside.startswith(path and f"{path}.")}
+            around = self._around[name] = [
+                (module, attribute, cell)
+                for module, attribute, cell in self._cells
+                if module in holders and not cell.kind.has_names and type(cell.before) in (list, dict)
+            ]
+        for module, attribute, cell in around:
+            if cell.kind.size(cell.value) != len(cell.before):
+                return f"what {self.name_of(module, attribute)} holds"
         return None
 
     def written_weight(self, within: nn.Module | None) -> str | None:

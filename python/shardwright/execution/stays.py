@@ -175,6 +175,12 @@ class KeptHere:
         else:
             self._watch.is_set(task, module, name)
 
+    def check_call(self, task: RunningTask, name: str) -> None:
+        """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
+        written = self._watch.written_meanwhile(name)
+        if written is not None:
+            self._refuse(task, f"{written} was changed before module {name!r} was called, though no trace saw that")
+
     def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
         """Raise :class:`StateWriteError` if a task has changed what nobody was known to change.
 

@@ -330,12 +330,14 @@ class Audit:
                 self._writes.setdefault(attribute, set()).update(users)
         for (path, name), users in self._own.items():
             holder, full_name = self._tree.by_path[path].module, join_path(path, name)
-            for user in users:
-                self.join(user, path, f"sets {full_name}")
             if name == "training":
                 is_put_back = holder.training is self._before[id(holder)]["training"]
             else:
                 is_put_back = _hooks_on(holder) == self._hooks[path]
+                if not is_put_back:
+                    continue  # it is there for good, like those by which `transformers` collects hidden states
+            for user in users:
+                self.join(user, path, f"sets {full_name}")
             if is_put_back:  # else every microbatch finds it as the first one left it
                 self.keep([full_name], {*users, path})
         for variable, paths in self._shared.changed_variables().items():

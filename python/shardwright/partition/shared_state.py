@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -312,6 +313,9 @@ def _variables_in(
 ) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
     if function.__code__ in seen or depth > _DEEPEST or (function.__module__ or "").partition(".")[0] in FOREIGN:
         return
+    for wrapped in (getattr(function, "__wrapped__", None), *(_content(cell) for cell in function.__closure__ or ())):
+        for inner in _functions_in(wrapped):
+            yield from _variables_in(inner, seen, depth + 1)
     variables = function.__globals__
     codes = [function.__code__]
     while codes:
@@ -323,10 +327,33 @@ def _variables_in(
             value = variables.get(name, _MISSING)
             if value is _MISSING and name not in stored:  # most are names of attributes
                 continue
+            for inner in _functions_in(value):
+                yield from _variables_in(inner, seen, depth + 1)
             if isinstance(value, types.FunctionType):
-                yield from _variables_in(value, seen, depth + 1)
-            elif name in stored or kind_of(type(value)) is not None:
+                continue
+            if name in stored or kind_of(type(value)) is not None:
                 yield f"{function.__module__}.{name}", (variables, name)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+
+
+def _functions_in(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
+    """The functions that a value is or holds, and the methods of a context manager: what code that has it may run."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, functools.partial):
+        yield from _functions_in(value.func, depth)
+    elif isinstance(value, type):
+        if hasattr(value, "__enter__") and not issubclass(value, nn.Module):
+            yield from (item for item in vars(value).values() if isinstance(item, types.FunctionType))
+    elif depth < 2 and type(value) in (dict, list, tuple) and len(value) <= _MOST_LOOKED_AT:
+        for item in list(value.values()) if type(value) is dict else value:
+            yield from _functions_in(item, depth + 1)
 
 
 def _stored_by(code: types.CodeType) -> set[str]:

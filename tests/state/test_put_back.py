@@ -1,0 +1,238 @@
+"""What a forward changes before it calls a module elsewhere, and puts back afterwards: nothing at its end."""
+
+import contextlib
+import io
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from shardwright.errors import FrameError, RemoteError
+from torch import nn
+
+from tests.frames.job import Job, job_fixture
+from tests.state.running import MODES, SIZES, check
+
+SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
+SCALE = 1.0
+SETTINGS = {"scale": 1.0}
+CONFIGURATION = types.SimpleNamespace(scale=1.0)
+
+job = job_fixture(2)
+
+
+class WithSkips(nn.Module):
+    """A U-Net that keeps its skips in a list of its own."""
+
+    def __init__(self, width: int, *, detached: bool) -> None:
+        super().__init__()
+        self.detached = detached
+        self.skips: list[torch.Tensor] = []
+        self.down = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.middle = nn.Linear(width, width)
+        self.up = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.down:
+            x = layer(x).tanh()
+            self.skips.append(x.detach() if self.detached else x)
+        x = self.middle(x).tanh()
+        for layer in self.up:
+            x = layer(x + self.skips.pop()).tanh()
+        return x
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_skips_in_a_list_are_those_of_the_same_microbatch(
+    job: Job, schedule: str, detached: bool, mode: str, size: str
+) -> None:
+    torch.manual_seed(0)
+    model = WithSkips(SIZES[size][1], detached=detached)
+    check(job, model, {"middle": 1}, {**MODES[mode], "pipeline": schedule}, size)
+
+
+class PutsBack(nn.Module):
+    """Calls a child while something is otherwise."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.held = {"scale": 1.0}
+        self.numbers = [1.0]
+        self.child = nn.Linear(width, width)
+        self.own = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _KINDS[self.kind](self, x.tanh())
+
+
+def _variable(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    global SCALE
+    before, SCALE = SCALE, 2 * SCALE
+    x = module.child(x).tanh() * SCALE
+    SCALE = before
+    return x
+
+
+@contextlib.contextmanager
+def _scaled() -> Iterator[None]:
+    before = SETTINGS["scale"]
+    SETTINGS["scale"] = 2 * before
+    try:
+        yield
+    finally:
+        SETTINGS["scale"] = before
+
+
+def _global_dict(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    with _scaled():
+        return module.child(x).tanh() * SETTINGS["scale"]
+
+
+def _global_object(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    before, CONFIGURATION.scale = CONFIGURATION.scale, 2 * CONFIGURATION.scale
+    x = module.child(x).tanh() * CONFIGURATION.scale
+    CONFIGURATION.scale = before
+    return x
+
+
+def _dict(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    module.held["x"] = x
+    return module.child(x) * module.held.pop("x")
+
+
+def _list(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    module.numbers.append(2.0)
+    x = module.child(x) * sum(module.numbers)
+    module.numbers.pop()
+    return x
+
+
+def _training(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    module.own.eval()
+    x = module.child(x) * (1 if module.own.training else 3)
+    module.own.train()
+    return x
+
+
+def _hook(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    handle = module.own.register_forward_hook(lambda _module, _args, result: result * 3)
+    x = module.own(module.child(x))
+    handle.remove()
+    return module.own(x)
+
+
+_KINDS: dict[str, Callable[[PutsBack, torch.Tensor], torch.Tensor]] = {
+    "a global variable": _variable,
+    "a global dict": _global_dict,
+    "a global object": _global_object,
+    "an item of a dict": _dict,
+    "an item of a list": _list,
+    "whether a module trains": _training,
+    "a hook": _hook,
+}
+
+
+class Around(nn.Module):
+    """Layers before and after a module."""
+
+    def __init__(self, width: int, inner: nn.Module) -> None:
+        super().__init__()
+        self.before = nn.Linear(width, width)
+        self.inner = inner
+        self.after = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.inner(self.before(x)))
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_is_put_back_is_seen_by_its_own_microbatch_alone(job: Job, schedule: str, kind: str, mode: str) -> None:
+    torch.manual_seed(0)
+    width = SIZES["large"][1]
+    model = Around(width, PutsBack(width, kind))
+    check(job, model, {"inner.child": 1}, {**MODES[mode], "pipeline": schedule}, "large")
+    assert SCALE == SETTINGS["scale"] == CONFIGURATION.scale == 1.0
+
+
+class FillsLater(nn.Module):
+    """Fills and empties a list around a call, but not in the forward that is traced."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.values: list[torch.Tensor] = []
+        self.counter = Counter()
+        self.child = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counter() > 4:
+            self.values.append(x)
+            return self.child(x.tanh()) + self.values.pop()
+        return self.child(x)
+
+
+class Counter(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_branch_that_no_trace_took_is_noticed(job: Job, schedule: str) -> None:
+    torch.manual_seed(0)
+    check(job, FillsLater(160), {"child": 1}, {"pipeline": schedule}, "large")
+
+
+class Settings(nn.Module):
+    """Calls a child under settings of the process, and looks whether they are still there; for ranks in processes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.child = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        enabled = torch.backends.mkldnn.enabled
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as output:
+            warnings.simplefilter("ignore", ResourceWarning)
+            torch._C._set_mkldnn_enabled(False)
+            x = self.child(x)
+            assert sys.stdout is output
+            assert warnings.filters[0][::2] == ("ignore", ResourceWarning, 0)
+            assert not torch.backends.mkldnn.enabled
+            torch._C._set_mkldnn_enabled(enabled)
+        return x
+
+
+class Patches(nn.Module):
+    """Replaces the forward of a child for one call."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.own = nn.Dropout(0.0)
+        self.child = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.own.forward = lambda x: x * 3
+        x = self.own(self.child(x))
+        del self.own.forward
+        return x
+
+
+def test_a_forward_that_is_replaced_in_a_forward_is_refused(job: Job) -> None:
+    with pytest.raises((FrameError, RemoteError), match="the forward of module 'own' was replaced"):
+        check(job, Patches(3), {"child": 1}, {})
