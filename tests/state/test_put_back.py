@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from shardwright.errors import FrameError, RemoteError
+from shardwright.errors import FrameError, PartitionError, RemoteError
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -236,3 +236,30 @@ class Patches(nn.Module):
 def test_a_forward_that_is_replaced_in_a_forward_is_refused(job: Job) -> None:
     with pytest.raises((FrameError, RemoteError), match="the forward of module 'own' was replaced"):
         check(job, Patches(3), {"child": 1}, {})
+
+
+class Registers(nn.Module):
+    """Registers a hook on a child, in its first or in a later forward."""
+
+    def __init__(self, width: int, call: int) -> None:
+        super().__init__()
+        self.call = call
+        self.counter = Counter()
+        self.child = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counter() == self.call:
+            self.child.register_forward_hook(lambda _module, _args, result: result * 3)
+        return self.child(x)
+
+
+def test_a_hook_that_the_first_forward_registers_joins_both_modules(job: Job) -> None:
+    torch.manual_seed(0)
+    check(job, Around(160, Registers(160, call=1)), {"inner": 1, "after": 1}, {}, "large")
+    with pytest.raises((PartitionError, RemoteError), match=r"sets inner.child._forward_hooks"):
+        check(job, Around(160, Registers(160, call=1)), {"inner.child": 1}, {}, "large")
+
+
+def test_a_hook_that_a_later_forward_registers_elsewhere_is_refused(job: Job) -> None:
+    with pytest.raises((FrameError, RemoteError), match=r"a hook was registered on module 'child' .*runs on rank 1"):
+        check(job, Registers(160, call=6), {"child": 1}, {}, "large")

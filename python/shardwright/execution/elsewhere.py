@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from shardwright.errors import FrameError
 from shardwright.frames import current_frame
+from shardwright.huggingface.collector import collects
 
 if TYPE_CHECKING:
     from shardwright.execution.stays import KeptHere
@@ -97,6 +99,17 @@ class Elsewhere:
             f"attribute {attribute!r} of module {name!r} was set {where}: copies of the module on other ranks would "
             "not see it. Set it outside the step function, where every rank does (model.train() and model.eval() too), "
             "or pass the value as an argument of the module"
+        )
+
+    def refuse_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Raise :class:`FrameError` if the code of a step registers a hook on a module that runs elsewhere."""
+        frame, known = current_frame(), self._modules.get(module)
+        if frame is None or known is None or known.here or collects(hook):
+            return
+        raise FrameError(
+            f"a hook was registered on module {known.name!r} in the code of {frame.name}: the module runs on rank "
+            f"{', '.join(map(str, known.ranks))}, where the hook would not be. Register it outside the step function, "
+            "where every rank does, or let the first step register it, so that both are placed on one rank"
         )
 
     def refuse_making(self, module: nn.Module, attribute: str, value: nn.Module | nn.Parameter) -> None:

@@ -23,6 +23,11 @@ def _variable() -> Any:
     return None if module is None else module._active_collector
 
 
+def collects(hook: Callable[..., Any]) -> bool:
+    """Whether a hook is one of those by which ``transformers`` collects."""
+    return (getattr(hook, "__module__", None) or "").partition(".")[0] == "transformers"
+
+
 def outgoing() -> dict[str, Any] | None:
     """What a request carries: the length of each list and the other entries; None when nothing is collected."""
     variable = _variable()

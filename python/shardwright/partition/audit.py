@@ -19,6 +19,7 @@ from torch import nn
 
 from shardwright.contents import INTERNAL
 from shardwright.delayed.materialise import is_delayed
+from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
 from shardwright.partition.kept import KeptState, merged
@@ -334,8 +335,8 @@ class Audit:
                 is_put_back = holder.training is self._before[id(holder)]["training"]
             else:
                 is_put_back = _hooks_on(holder) == self._hooks[path]
-                if not is_put_back:
-                    continue  # it is there for good, like those by which `transformers` collects hidden states
+                if not is_put_back and all(map(collects, _hooks_on(holder))):
+                    continue
             for user in users:
                 self.join(user, path, f"sets {full_name}")
             if is_put_back:  # else every microbatch finds it as the first one left it
@@ -378,8 +379,9 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if has_memory else 0
 
 
-def _hooks_on(module: nn.Module) -> list[int]:
-    return [len(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)]
+def _hooks_on(module: nn.Module) -> list[Any]:
+    every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return [hook for hooks in every for hook in hooks.values()]
 
 
 def _dtypes(module: nn.Module) -> list[torch.dtype]:

@@ -6,7 +6,7 @@ modules, optimizers and clipping belong outside, where every rank runs the scrip
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,13 @@ from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import Patches
 from shardwright.runtime import find_runtime
+
+_HOOKS = (
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)
 
 
 def refuse_in_step(what: str, cure: str) -> None:
@@ -69,6 +76,14 @@ def _register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | 
     if isinstance(parameter, nn.Parameter):
         elsewhere.refuse_making(module, name, parameter)
     _divided.original["register_parameter"](module, name, parameter)
+
+
+def _register_hook(name: str) -> Callable[..., Any]:
+    def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        elsewhere.refuse_hook(module, hook)
+        return _divided.original[name](module, hook, *args, **kwargs)
+
+    return register
 
 
 def _zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -148,6 +163,7 @@ _divided = Patches(
         (nn.Module, "__setattr__", _set_attribute),
         (nn.Module, "add_module", _add_module),
         (nn.Module, "register_parameter", _register_parameter),
+        *((nn.Module, name, _register_hook(name)) for name in _HOOKS),
     ),
 )
 _norms = Patches(
