@@ -20,6 +20,7 @@ from shardwright.execution.serve import root_frame
 from shardwright.execution.stays import all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
+from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
     Fingerprints,
     differing_labels,
@@ -256,6 +257,8 @@ class _Pipeline:
             self.batch = fingerprints(self.step.splitter.named(args, kwargs))
         try:
             if runtime.is_root:
+                if self.step.calls == 1:
+                    warn_of_assigned(runtime, self.step.name, self.step.function)
                 self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
             runtime.workers.begin_step(state, self.run_root)
