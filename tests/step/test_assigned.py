@@ -56,6 +56,6 @@ def test_a_step_function_that_assigns_a_global_name_is_told_once(job: Job, caplo
     with caplog.at_level(logging.WARNING, "shardwright"):
         results = job.run(main, {"auto_partition": False, "default_partition": 0, "microbatches": 2})
     assert results == [None, None]
-    told = [record.getMessage() for record in caplog.records if "assigns" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "counts assigns" in record.getMessage()]
     assert len(told) == 1
     assert "counts assigns COUNT, which it shares with its other microbatches" in told[0]

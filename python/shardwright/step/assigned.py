@@ -30,8 +30,8 @@ def warn_of_assigned(runtime: Runtime, name: str, function: Callable[..., Any]) 
     names = assigned_outside(function)
     if names:
         runtime.logger.warning(
-            "%s assigns %s, which it shares with its other microbatches: these take turns wherever it calls a module on "
-            "another rank, and find what another one has left there. Return values instead, and add them up outside "
+            "%s assigns %s, which it shares with its other microbatches: these take turns wherever it calls a module "
+            "on another rank, and find what another one has left there. Return values instead, and add them up outside "
             "the step function; what has to be counted within it belongs into a module",
             name,
             " and ".join(names),
