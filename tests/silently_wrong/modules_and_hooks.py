@@ -172,6 +172,19 @@ def a_post_accumulate_hook_registered_in_the_step() -> Any:
     )
 
 
+class HookingStages(TwoStages):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: Any = self.there(self.here(x))
+        if result.requires_grad:
+            result.grad_fn.register_prehook(lambda gradients: (gradients[0] * 2,))
+        return self.again(result)
+
+
+@scenario
+def a_hook_on_the_node_of_a_result() -> Any:
+    return train(HookingStages(), square)
+
+
 @scenario
 def freezing_in_the_step() -> Any:
     return train_changing(lambda model: inner(model).there.requires_grad_(False))
