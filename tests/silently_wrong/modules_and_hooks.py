@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import shardwright as smp
@@ -183,6 +184,17 @@ class HookingStages(TwoStages):
 @scenario
 def a_hook_on_the_node_of_a_result() -> Any:
     return train(HookingStages(), square)
+
+
+class ThreadedStages(TwoStages):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1, "prefetch") as pool:
+            return self.again(pool.submit(self.there, self.here(x)).result())
+
+
+@scenario
+def a_module_elsewhere_called_in_a_thread_of_the_script() -> Any:
+    return train(ThreadedStages(), square)
 
 
 @scenario
