@@ -22,6 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """See to it that a thread that hangs does not keep the process: then all stacks are shown, and it fails."""
+    if hasattr(config, "workerinput"):
+        return  # a worker of xdist stays until the last one has nothing to do, and is ended then
     faulthandler.dump_traceback_later(_ENDING_SECONDS, exit=True, file=sys.__stderr__)

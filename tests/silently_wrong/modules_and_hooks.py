@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import shardwright as smp
@@ -170,6 +171,30 @@ def a_post_accumulate_hook_registered_in_the_step() -> Any:
     return train_changing(
         lambda model: inner(model).here.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
     )
+
+
+class HookingStages(TwoStages):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: Any = self.there(self.here(x))
+        if result.requires_grad:
+            result.grad_fn.register_prehook(lambda gradients: (gradients[0] * 2,))
+        return self.again(result)
+
+
+@scenario
+def a_hook_on_the_node_of_a_result() -> Any:
+    return train(HookingStages(), square)
+
+
+class ThreadedStages(TwoStages):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1, "prefetch") as pool:
+            return self.again(pool.submit(self.there, self.here(x)).result())
+
+
+@scenario
+def a_module_elsewhere_called_in_a_thread_of_the_script() -> Any:
+    return train(ThreadedStages(), square)
 
 
 @scenario

@@ -112,6 +112,10 @@ EXPECTED: dict[str, Exact | Refused] = {
     "a parameter hook registered in the step": _HOOK,
     "a hook of an own parameter registered in the step": _HOOK,
     "a post accumulate hook registered in the step": _HOOK,
+    "a module elsewhere called in a thread of the script": Refused(
+        "FrameError", "in thread 'prefetch_0'", "call modules in the thread in which"
+    ),
+    "a hook on the node of a result": Refused("FrameError", "that node is on another rank", "Use register_hook of"),
     "freezing in the step": Refused("FrameError", "requires_grad of a parameter", "outside the step function"),
     "freezing between steps": Exact(),
     "a list that a module elsewhere appends to": Refused(

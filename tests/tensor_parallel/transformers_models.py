@@ -131,6 +131,9 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
     if name in ("gpt2", "llama") and kind == "ids":
         with pytest.raises(smp.ConfigError, match=r"a key/value cache, which it does not know; pass use_cache=False"):
             model(**given[rank], use_cache=True)
+        layer = model.module.get_submodule(layer_names[0])
+        with pytest.raises(smp.ConfigError, match="the call has of_another_name, a key/value cache"):
+            layer(torch.zeros(1, 2, 16).double(), of_another_name=transformers.DynamicCache())
         with pytest.raises(smp.ConfigError, match="attention weights as output, which it does not know"):
             model(**given[rank], output_attentions=True)
         states = model(**given[rank], output_hidden_states=True).hidden_states

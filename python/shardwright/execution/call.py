@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -283,6 +284,14 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
             raise FrameError(
                 f"{owned} was called during backward (a reentrant checkpoint or a reversible block around it): place "
                 "the whole block on one rank with smp.set_partition"
+            )
+        from shardwright.runtime import find_runtime  # which imports this
+
+        runtime = find_runtime()
+        if task is None and runtime is not None and runtime.in_step:
+            raise FrameError(
+                f"{owned} was called in thread {threading.current_thread().name!r}, and not in the thread that runs "
+                "the microbatch: call modules in the thread in which the step function or the forward itself runs"
             )
         raise FrameError(f"{owned} was called outside a step: call the model inside a function decorated with smp.step")
     refuse_transforms(f"{owned} was called")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
 from shardwright.frames.grad_mode import GradMode
-from shardwright.frames.remote import RemoteTensor
+from shardwright.frames.remote import Arrival, RemoteTensor, made_by
 
 #: How many of our own engine calls are running, over all threads: on a GPU sinks run on the device's autograd
 #: thread, so this cannot be thread-local.
@@ -130,6 +130,27 @@ class _Cut(torch.autograd.Function):
         if gradients[0] is not None:
             ctx.slot.add(gradients[0])
         return None, None, None
+
+
+def _refuse_hook(node: Any, hook: object) -> NoReturn:
+    """Stands in for a node's ``register_hook`` and ``register_prehook``."""
+    slot = slot_of(made_by(node))
+    assert slot is not None, "only cuts and what has arrived at one refuse hooks"
+    raise FrameError(
+        f"a hook was put on grad_fn of {slot.what}: that node is on another rank, where this hook would not run. Use "
+        "register_hook of the tensor itself (of an argument: where the tensor is made), which is given the "
+        "whole gradient"
+    )
+
+
+for _kind in (_Cut, Arrival):
+    _kind._backward_cls.register_hook = _kind._backward_cls.register_prehook = _refuse_hook  # type: ignore[attr-defined]
+
+
+def hook_on(node: Node, register: str, hook: Callable[..., Any]) -> Any:
+    """Register one of the library's own hooks on a node, which may be that of a cut too."""
+    kind: Any = torch._C._FunctionBase if isinstance(node, torch._C._FunctionBase) else type(node)
+    return getattr(kind, register)(node, hook)
 
 
 #: Without the checks of ``Function.apply``: calls under ``torch.func`` transforms are refused before.

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
-from shardwright.frames.cut import Slot
+from shardwright.frames.cut import Slot, hook_on
 from shardwright.frames.leaves import Leaves
 from shardwright.frames.watch import MemoryElsewhere, Watched
 
@@ -214,7 +214,7 @@ class Frame:
                     "register the hook on a clone()"
                 )
 
-        node.register_prehook(check)
+        hook_on(node, "register_prehook", check)
 
     def settle(self) -> None:
         """Raise :class:`FrameError` if a watched tensor was written to: at the frame's end and before backward."""

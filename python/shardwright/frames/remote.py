@@ -28,16 +28,18 @@ class Source(Protocol):
         ...
 
 
-class _Arrival(torch.autograd.Function):
+class Arrival(torch.autograd.Function):
     """A tensor whose gradient is that of another one of the same description."""
 
     @staticmethod
     def forward(ctx: Any, _remote: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
+        """The tensor in the box."""
         ctx.set_materialize_grads(False)
         return box.pop()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        """Its gradient."""
         return gradients[0], None
 
 
@@ -106,7 +108,7 @@ _FLAT = frozenset(
 
 def made_by(node: Node) -> Node:
     """The node of the cut for that of a tensor which was remote; any other node itself."""
-    if getattr(type(node), "_forward_cls", None) is not _Arrival:
+    if getattr(type(node), "_forward_cls", None) is not Arrival:
         return node
     made = node.next_functions[0][0]
     assert made is not None, "it takes the tensor that was remote"
@@ -236,7 +238,7 @@ def _take_values(tensor: RemoteTensor) -> torch.Tensor:
         before = tensor.grad_fn
         if before is not None:
             with torch.enable_grad():
-                values = _Arrival.apply(tensor, [values])  # type: ignore[no-untyped-call]
+                values = Arrival.apply(tensor, [values])  # type: ignore[no-untyped-call]
     tensor.here = values
     tensor.source.arrived(before, values.grad_fn)
     return values

@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 from torch.nn.modules._functions import BackwardHookFunction
 
 from shardwright.errors import FrameError
-from shardwright.frames.cut import EngineCall
+from shardwright.frames.cut import EngineCall, hook_on
 from shardwright.frames.engine import capture
 
 _Gradients = tuple[torch.Tensor | None, ...]
@@ -86,7 +86,7 @@ def has_hooks(node: Node) -> bool:
 
 def _hooks_of(node: Node, register: str) -> list[Any]:
     """A node's own hooks; a handle of one more hook is the only way to them."""
-    handle = getattr(node, register)(lambda *_: None)
+    handle = hook_on(node, register, lambda *_: None)
     hooks = handle.hooks_dict_ref()
     handle.remove()
     return [] if hooks is None else list(hooks.values())

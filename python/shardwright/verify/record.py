@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from shardwright.frames.cut import slot_of
+from shardwright.frames.remote import made_by
 from shardwright.partition import is_tracing
 from shardwright.values import register_type
 from shardwright.verify.fingerprint import Fingerprint, fingerprint
@@ -109,7 +110,7 @@ class Recorder:
     def _watch(self, key: TensorKey, tensor: torch.Tensor) -> None:
         node = tensor.grad_fn
         # What came from another rank is watched there: an output by its module's rank, an argument by its caller's.
-        if node is not None and slot_of(node) is None:
+        if node is not None and slot_of(made_by(node)) is None:
             self.record.watched.add(key)
             node.register_prehook(partial(self._arrived, key, tensor.output_nr))
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
+from shardwright.huggingface.adapter import holds_cache
 from shardwright.nn.attention import DistributedAttentionLayer
 from shardwright.nn.huggingface.weights import State, Table
 from shardwright.nn.transformer import DistributedTransformerLayer
@@ -39,10 +40,6 @@ _ACTIVATIONS = {
 
 #: Arguments of calls that say what a distributed layer cannot do, unless they are None or False.
 _REFUSED = {
-    "cache": "a key/value cache",
-    "past_key_value": "a key/value cache",
-    "past_key_values": "a key/value cache",
-    "layer_past": "a key/value cache",
     "head_mask": "a mask of heads",
     "layer_head_mask": "a mask of heads",
     "output_attentions": "attention weights as output",
@@ -70,10 +67,11 @@ def refuse(module: nn.Module, others: Mapping[str, object]) -> None:
     collected = collector.outgoing() or {}
     if any("attentions" in key for key in collected):
         others = {**others, "output_attentions": True}
-    for name, what in _REFUSED.items():
-        value = others.get(name)
-        if value is not None and value is not False:
-            hint = "; pass use_cache=False" if "cache" in what else ""
+    for name, value in others.items():
+        what, hint = _REFUSED.get(name), ""
+        if holds_cache(value):  # whose argument has had several names
+            what, hint = "a key/value cache", "; pass use_cache=False"
+        if what is not None and value is not None and value is not False:
             raise ConfigError(f"{type(module).__name__}: the call has {name}, {what}, which it does not know{hint}")
 
 
@@ -240,7 +238,7 @@ class Replaced:
         def named(*args: Any, **kwargs: Any) -> Arguments:
             arguments = dict(signature.bind(None, *args, **kwargs).arguments)
             del arguments[next(iter(signature.parameters))]
-            return (), {**arguments, **(arguments.pop(others, {}) if others else {})}
+            return (), {**(arguments.pop(others, {}) if others else {}), **arguments}
 
         def arguments(module: nn.Module) -> Arguments:
             try:
