@@ -13,7 +13,7 @@ from torch import nn
 
 from shardwright.contents import reached
 from shardwright.errors import FrameError, StateOrderError, StateWriteError
-from shardwright.execution.checkpointed import run_checkpointed
+from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import suspended
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
@@ -28,9 +28,7 @@ from shardwright.execution.kept import (
 )
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.task import RunningTask, running_task
-from shardwright.frames import current_frame
 from shardwright.frames.cut import engine_watchers
-from shardwright.frames.guards import divided_modules
 from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
@@ -130,6 +128,7 @@ class KeptHere:
         self._places_of = {
             number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
+        self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
         self._snapshot: Snapshot | None = None
@@ -221,6 +220,15 @@ class KeptHere:
         """Whether Python's values are others than before; writes to tensors do not count."""
         return not all(seen.has_values_of(seen_of(place)) for place, seen in zip(self._places, before, strict=True))
 
+    def keeper(self) -> nn.Module | None:
+        """The innermost module that keeps something and whose code is running."""
+        task = running_task()
+        return task.inside[-1] if task is not None and task.inside else None
+
+    def computed_once(self) -> ComputedOnce:
+        """What its code has to be run in, inside a checkpoint that is left to the modules called in it."""
+        return ComputedOnce(self._kept_in, self._watch)
+
     def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
         if self._runtime.server.runs_one_at_a_time() and not always:
             return
@@ -255,7 +263,7 @@ class KeptHere:
         task.ordered = True
         task.inside.append(module)
         try:
-            result = self._run(module, call, args, kwargs)
+            result = run_inside_checkpoint(module, self._watch.path_of(module), call, args, kwargs)
             self._note_returned(task, module, states, result)
             return result
         finally:
@@ -284,24 +292,6 @@ class KeptHere:
         name = changed_since_returned(task)
         if name is not None:
             self._refuse(task, f"what module {name!r} keeps and returned was changed by another microbatch")
-
-    def _run(self, module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run a module; inside a checkpoint that was left to the modules in it, checkpointed: it is computed twice."""
-        frame = current_frame()
-        if frame is None or not frame.checkpointing or not torch.is_grad_enabled():
-            return call(*args, **kwargs)
-        if module in divided_modules:
-            raise FrameError(
-                f"module {self._watch.path_of(module)!r} keeps something, has parts on other ranks, and is called "
-                "inside a checkpoint: one process would compute it again in the backward, and change what it keeps "
-                "once more. Checkpoint modules that lie whole on a rank instead, or place it on one rank with "
-                "smp.set_partition"
-            )
-        depth, frame.checkpointing = frame.checkpointing, 0
-        try:
-            return run_checkpointed(module, call, args, kwargs)
-        finally:
-            frame.checkpointing = depth
 
 
 def in_backward() -> bool:

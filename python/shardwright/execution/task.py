@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from shardwright.execution.computed_once import ComputedOnce
     from shardwright.execution.context import StepState
     from shardwright.execution.results import Response
     from shardwright.runtime import Runtime
@@ -31,6 +32,7 @@ class RunningTask:
         ordered: Whether it called a module that changes what it keeps: nobody may go on before that is over.
         ending: Whether its code has run, and only the result is to be taken.
         inside: The modules that keep something and that its code is in, the innermost last.
+        computed_once: The code of the innermost that runs inside a checkpoint and is not computed again, if any does.
         sets: Attributes that it has set though no trace saw that, with what was there before.
         returned: Of what modules keep, what they returned to it: their names, tensors, and the versions of those.
         responses: The answers to its calls that are not here, or not whole.
@@ -46,6 +48,7 @@ class RunningTask:
     ordered: bool = False
     ending: bool = False
     inside: list[nn.Module] = field(default_factory=list)
+    computed_once: ComputedOnce | None = None
     sets: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
     returned: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)

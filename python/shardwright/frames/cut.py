@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
+from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from shardwright.errors import FrameError
@@ -33,6 +35,12 @@ class EngineWatcher(Protocol):
 
     def values_changed(self, before: Any) -> bool:
         """Whether Python's values are others than before; writes to tensors do not count."""
+
+    def keeper(self) -> nn.Module | None:
+        """The innermost module that keeps something and whose code is running."""
+
+    def computed_once(self) -> AbstractContextManager[None]:
+        """What its code has to be run in, inside a checkpoint that is left to the modules called in it."""
 
 
 engine_watchers: weakref.WeakSet[EngineWatcher] = weakref.WeakSet()

@@ -9,6 +9,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError
-from shardwright.frames.cut import slot_of
+from shardwright.frames.cut import engine_watchers, slot_of
 from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
 from shardwright.frames.reentrant import Compared, run_reentrant
@@ -201,11 +202,27 @@ def _run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) 
 
 
 def _runs_here(function: Any) -> bool:
-    """Whether a checkpointed function is one module that lies whole on this rank."""
+    """Whether a checkpointed function is a module that lies whole on this rank, or code of one that keeps something."""
     while isinstance(function, (partial, Compared)):
         function = function.func
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    return isinstance(module, nn.Module) and module not in divided_modules
+    if isinstance(module, nn.Module):
+        return module not in divided_modules
+    keepers = (watcher.keeper() for watcher in engine_watchers)
+    return any(keeper is not None and keeper not in divided_modules for keeper in keepers)
+
+
+@contextmanager
+def _left_to_modules(frame: Frame) -> Iterator[None]:
+    """Inside a checkpoint of a frame's own code, which is not computed again."""
+    with ExitStack() as stack:
+        for watcher in engine_watchers:
+            stack.enter_context(watcher.computed_once())
+        frame.checkpointing += 1  # the ranks that run the modules called inside checkpoint them
+        try:
+            yield
+        finally:
+            frame.checkpointing -= 1
 
 
 def _frame_for_checkpoint(function: Any) -> Frame | None:
@@ -221,11 +238,8 @@ def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[
     if frame is None:
         yield from _patches.original[_GENERATOR](function, *args, **kwargs)
         return
-    frame.checkpointing += 1  # the ranks that run the modules called inside checkpoint them
-    try:
+    with _left_to_modules(frame):
         yield
-    finally:
-        frame.checkpointing -= 1
 
 
 def close_checkpoints(error: BaseException) -> None:
@@ -265,11 +279,8 @@ class _ReentrantCheckpoint:
                 # A forward that is run again in backward, where there is no frame, has to do as it did before.
                 return run_reentrant(function, args, preserve_rng_state=preserve_rng_state)
             return _patches.original["CheckpointFunction"].apply(function, preserve_rng_state, *args)
-        frame.checkpointing += 1
-        try:
+        with _left_to_modules(frame):
             return function(*args)
-        finally:
-            frame.checkpointing -= 1
 
 
 _patches = Patches(

@@ -1,0 +1,98 @@
+"""Code inside a checkpoint that is left to the modules called in it: it runs once, where one process runs it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import FrameError
+from shardwright.execution.checkpointed import run_checkpointed
+from shardwright.execution.kept import Attribute, Seen, Watch, seen_of
+from shardwright.execution.task import RunningTask, running_task
+from shardwright.frames import current_frame
+from shardwright.frames.guards import divided_modules
+
+_CURE = "or place it on one rank with smp.set_partition"
+
+
+class ComputedOnce:
+    """Around such code: raises :class:`FrameError` if it changes what its own module keeps.
+
+    What other modules keep that are called in it is their business: those are computed again.
+    """
+
+    def __init__(self, places: Mapping[nn.Module, list[Attribute]], watch: Watch) -> None:
+        """Watch nothing yet.
+
+        Args:
+            places: What modules here keep.
+            watch: Knows their names.
+        """
+        self._places = places
+        self._watch = watch
+        self._task: RunningTask | None = None
+        self._module: nn.Module | None = None
+        self._seen: list[tuple[Attribute, Seen]] = []
+
+    def __enter__(self) -> None:
+        """Remember what the module keeps that runs the code, unless it is in another such region already."""
+        task = running_task()
+        if task is None or not task.inside or task.computed_once is not None or not torch.is_grad_enabled():
+            return
+        module = task.inside[-1]
+        if module in self._places:
+            self._task, self._module, task.computed_once = task, module, self
+            self.begin()
+
+    def begin(self) -> None:
+        """What it keeps is now how it should be at the next look."""
+        assert self._module is not None, "it has been entered"
+        self._seen = [(place, seen_of(place)) for place in self._places[self._module]]
+
+    def check(self) -> None:
+        """Raise :class:`FrameError` if it is not."""
+        for place, seen in self._seen:
+            if not seen.is_like(seen_of(place)):
+                assert self._module is not None, "something has been seen"
+                raise FrameError(
+                    f"module {self._watch.path_of(self._module)!r} has parts on other ranks, and changed "
+                    f"{self._watch.name_of(*place)} inside a checkpoint around code of its own: one process would "
+                    "compute that again in the backward, and change it once more. Change it outside the checkpoint, "
+                    f"{_CURE}"
+                )
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Compare."""
+        if self._task is not None:
+            self._task.computed_once = None
+            if kind is None:
+                self.check()
+
+
+def run_inside_checkpoint(
+    module: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Run a module that keeps something; inside a checkpoint that was left to the modules in it, checkpointed."""
+    frame = current_frame()
+    if frame is None or not frame.checkpointing or not torch.is_grad_enabled():
+        return call(*args, **kwargs)
+    if module in divided_modules:
+        raise FrameError(
+            f"module {path!r} keeps something, has parts on other ranks, and is called inside a checkpoint: one "
+            "process would compute it again in the backward, and change what it keeps once more. Checkpoint modules "
+            f"that lie whole on a rank instead, {_CURE}"
+        )
+    task = running_task()
+    once = None if task is None else task.computed_once
+    if once is not None:
+        once.check()
+    depth, frame.checkpointing = frame.checkpointing, 0
+    try:
+        return run_checkpointed(module, call, args, kwargs)
+    finally:
+        frame.checkpointing = depth
+        if once is not None:
+            once.begin()
