@@ -183,3 +183,61 @@ def test_a_checkpoint_joins_nothing(reentrant: bool) -> None:
             return checkpoint(self.inner, x, use_reentrant=reentrant)
 
     assert joined(Checkpoints(), torch.ones(2, 4, requires_grad=True)) == set()
+
+
+class Counts(nn.Module):
+    """Changes what it keeps, or something for this forward only, inside a checkpoint or outside."""
+
+    def __init__(self, how: str, *, inside: bool, reentrant: bool) -> None:
+        super().__init__()
+        self.how, self.is_inside, self.reentrant = how, inside, reentrant
+        self.near, self.far = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.register_buffer("level", torch.zeros(4))
+        self.count, self.noted = 0, []  # type: ignore[var-annotated]
+
+    def change(self, x: torch.Tensor) -> None:
+        match self.how:
+            case "set":
+                self.level = self.level * 0.5 + 1
+            case "written":
+                self.level.mul_(0.5).add_(1)
+            case "number":
+                self.count += 1
+            case "list":
+                self.noted.append(1)
+            case "temporary":
+                self.last = x.detach()
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_inside:
+            self.change(x)
+        return torch.tanh(self.near(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_inside:
+            self.change(x)
+        return self.far(checkpoint(self.body, x, use_reentrant=self.reentrant) + self.level + len(self.noted))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("how", ["set", "written", "number", "list", "temporary"])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("called", [False, True])
+def test_what_is_changed_inside_a_checkpoint_joins_the_module_with_all_in_it(
+    how: str, inside: bool, reentrant: bool, called: bool
+) -> None:
+    """Whether its own code is in the checkpoint, or it is called there."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counts = Counts(how, inside=inside, reentrant=reentrant)
+            self.other = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.other(x)
+            return checkpoint(self.counts, x, use_reentrant=reentrant) if called else self.counts(x)
+
+    within = {"counts.near", "counts.far", "counts.far.0", "counts.far.1"}
+    expected = {("counts", path) for path in within} if (inside or called) and how != "temporary" else set()
+    assert joined(Around(), torch.ones(2, 4, requires_grad=True)) == expected

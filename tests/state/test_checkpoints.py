@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright.errors import FrameError, RemoteError
+from shardwright.errors import FrameError, PartitionError, RemoteError
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -48,9 +48,12 @@ def a_list(keeper: Any) -> None:
 class Changing(Keeper):
     """Changes what it keeps inside a checkpoint around its own code, and calls a child outside of it."""
 
-    def __init__(self, width: int, how: str, *, reentrant: bool = False, as_function: bool = False) -> None:
+    def __init__(
+        self, width: int, how: str, *, reentrant: bool = False, as_function: bool = False, in_training: bool = False
+    ) -> None:
         super().__init__(width)
         self.how, self.reentrant, self.as_function = how, reentrant, as_function
+        self.in_training = in_training
         self.child = nn.Linear(width, width)
 
     def keep(self, width: int) -> None:
@@ -70,7 +73,10 @@ class Changing(Keeper):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         body = (lambda given: self.body(given)) if self.as_function else self.body
-        x = checkpoint(body, x, use_reentrant=self.reentrant)
+        if self.in_training and not torch.is_grad_enabled():
+            x = body(x)
+        else:
+            x = checkpoint(body, x, use_reentrant=self.reentrant)
         return self.child(x + self.kept())
 
 
@@ -99,12 +105,21 @@ def chain(make: Callable[[int], nn.Module]) -> Chain:
 def test_a_module_with_parts_elsewhere_that_changes_what_it_keeps_is_refused(
     job: Job, how: str, as_function: bool, reentrant: bool
 ) -> None:
-    model = chain(lambda width: Changing(width, how, as_function=as_function, reentrant=reentrant))
+    """The trace, which runs without gradients, did not see the checkpoint."""
+    options = {"as_function": as_function, "reentrant": reentrant, "in_training": True}
+    model = chain(lambda width: Changing(width, how, **options))
     with pytest.raises(
         (FrameError, RemoteError),
         match=r"module 'keeper' .*parts on other ranks, and changed 'keeper\.(level|count|no)",
     ):
         check(job, model, {"keeper.child": 1}, {})
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_module_pinned_apart_from_its_parts_that_a_trace_sees_change_it_is_refused(job: Job, how: str) -> None:
+    model = chain(lambda width: Changing(width, how))
+    with pytest.raises((PartitionError, RemoteError), match=r"'keeper' changes keeper\.\w+ inside a checkpoint"):
+        check(job, model, {"keeper": 0, "keeper.child": 1}, {})
 
 
 @pytest.mark.parametrize("as_function", [False, True])

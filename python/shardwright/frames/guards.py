@@ -33,9 +33,9 @@ divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 #: The function of ``torch.utils.checkpoint`` that goes through a generator, and the generator's name; since torch 2.15
 #: both are others.
 _CHECKPOINT_CODE = inspect.unwrap(getattr(torch_checkpoint, "_checkpoint_impl", torch_checkpoint.checkpoint)).__code__
-_GENERATOR = "_checkpoint_without_reentrant_generator"
-if hasattr(torch_checkpoint, f"{_GENERATOR}_impl"):
-    _GENERATOR = f"{_GENERATOR}_impl"
+GENERATOR = "_checkpoint_without_reentrant_generator"
+if hasattr(torch_checkpoint, f"{GENERATOR}_impl"):
+    GENERATOR = f"{GENERATOR}_impl"
 
 
 def _refuse_on_parameter(frame: Frame, tensor: torch.Tensor) -> None:
@@ -236,7 +236,7 @@ def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[
     if around is not None:
         around.checkpointed = True
     if frame is None:
-        yield from _patches.original[_GENERATOR](function, *args, **kwargs)
+        yield from _patches.original[GENERATOR](function, *args, **kwargs)
         return
     with _left_to_modules(frame):
         yield
@@ -291,7 +291,7 @@ _patches = Patches(
         (torch.Tensor, "requires_grad_", _requires_grad_),
         (torch.autograd.graph, "register_multi_grad_hook", _register_multi_grad_hook),
         (torch.autograd, "_engine_run_backward", _run_engine),
-        (torch_checkpoint, _GENERATOR, _checkpoint_generator),
+        (torch_checkpoint, GENERATOR, _checkpoint_generator),
         (torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
     )
 )

@@ -24,6 +24,7 @@ from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces,
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.operations import count as operation_count
 from shardwright.partition.preserve import Preserved, Writes, copied_arguments, moved_to, uncollected
+from shardwright.partition.recomputed import Recomputed
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
@@ -172,6 +173,7 @@ class _Run:
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
                 recording.regions.watched(),
+                recording.recomputed.watched(),
                 recording.saving(),
                 OperationMode(recording.operation, recording.written, recording.computed),
             ):
@@ -241,6 +243,7 @@ class _Recording:
     ) -> None:
         self.audit = audit
         self._foreign = foreign
+        self.recomputed = Recomputed(tree, stack)
         self.regions = Regions(saves_tensors=measure_memory)
         self._tree = tree
         self._stack = stack
@@ -262,10 +265,12 @@ class _Recording:
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
         self.audit.called(execution, caller, tensors_in(arguments), self.regions.why_whole(arguments))
         path = execution.path
+        self.recomputed.called(path)
         self._first.setdefault(path, len(self._first))
         self._calls[(caller.path, path)] = self._calls.get((caller.path, path), 0) + 1
 
     def returned(self, execution: Execution, caller: Execution, result: object) -> None:
+        self.recomputed.returned(execution.path)
         tensors = tensors_in(result)
         self.audit.returned(execution, caller, tensors)
         path = execution.path
@@ -321,7 +326,8 @@ class _Recording:
         for users in self._foreign.changed():
             self.audit.keep((), users)
         self.audit.written_parameters(self._writes.written())
-        self._joins = self.audit.joins()
+        joins = self.audit.joins()
+        self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))
 
     def is_large(self) -> bool:
         """Whether the forward computes enough to be measured."""

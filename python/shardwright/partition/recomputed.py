@@ -1,0 +1,99 @@
+"""Modules that change what they keep inside a checkpoint: backward computes that again, which one rank has to do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch.utils.checkpoint as torch_checkpoint
+
+from shardwright.contents import INTERNAL
+from shardwright.execution.kept import Attribute, Seen, seen_of
+from shardwright.frames.guards import GENERATOR
+from shardwright.partition.decision import JoinReason
+from shardwright.partition.kept import KeptState
+from shardwright.partition.observe import Stack
+from shardwright.partition.tree import ModelTree, join_path
+from shardwright.patches import replaced
+
+
+class Recomputed:
+    """Looks at what modules hold around their own code, while it runs inside a checkpoint."""
+
+    def __init__(self, tree: ModelTree, stack: Stack) -> None:
+        """Watch nothing yet."""
+        self._tree = tree
+        self._stack = stack
+        self._depth = 0
+        #: What modules held when their code began, by path, the innermost last.
+        self._before: list[tuple[str, list[tuple[Attribute, Seen]]]] = []
+        #: Full names of attributes that were changed inside a checkpoint, and the paths of the modules that hold them.
+        self._changed: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note the checkpoints that this thread enters."""
+        original, function = getattr(torch_checkpoint, GENERATOR), torch_checkpoint.CheckpointFunction
+
+        def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+            with self._inside():
+                yield from original(*args, **kwargs)
+
+        def apply(*args: Any) -> Any:
+            with self._inside():
+                return function.apply(*args)  # type: ignore[no-untyped-call]
+
+        with replaced(torch_checkpoint, {GENERATOR: generator, "CheckpointFunction": SimpleNamespace(apply=apply)}):
+            yield
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        if not self._stack.here():
+            yield
+            return
+        path, outside = self._stack.top.path, len(self._before)
+        self._depth += 1
+        self.called(path)
+        try:
+            yield
+        finally:
+            del self._before[outside + 1 :]
+            self.returned(path)
+            self._depth -= 1
+
+    def called(self, path: str) -> None:
+        """Code of a module begins."""
+        if self._depth:
+            module = self._tree.by_path[path].module
+            names = [*module._buffers, *(name for name in vars(module) if name not in INTERNAL)]
+            self._before.append((path, [((module, name), seen_of((module, name))) for name in names]))
+
+    def returned(self, path: str) -> None:
+        """It has ended; those that have raised inside are passed over."""
+        while self._depth and self._before:
+            begun, held = self._before.pop()
+            if begun != path:
+                continue
+            for place, seen in held:
+                if not seen.is_like(seen_of(place)):
+                    self._changed[join_path(path, place[1])] = path
+            break
+
+    def joins(self, kept: Iterable[KeptState]) -> Iterator[JoinReason]:
+        """Each such module with all that is in it.
+
+        Args:
+            kept: What the forward changes and later ones find; what is set anew in each is the same both times.
+        """
+        known = {name for state in kept for name in state.names}
+        joined = set()
+        for name, path in sorted(self._changed.items()):
+            if name not in known or path in joined:
+                continue
+            joined.add(path)
+            reason = f"changes {name} inside a checkpoint, which is computed again in the backward"
+            for entry in self._tree.modules:
+                if entry.path != path and entry.path.startswith(join_path(path, "")):
+                    yield JoinReason(modules=(path, entry.path), reason=reason)
