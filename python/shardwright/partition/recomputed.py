@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.utils.checkpoint as torch_checkpoint
 
 from shardwright.contents import INTERNAL
@@ -67,7 +68,9 @@ class Recomputed:
         """Code of a module begins."""
         if self._depth:
             module = self._tree.by_path[path].module
-            names = [*module._buffers, *(name for name in vars(module) if name not in INTERNAL)]
+            names: list[str] = []
+            if not isinstance(module, torch.jit.ScriptModule):  # which stays whole anyway
+                names = [*module._buffers, *(name for name in vars(module) if name not in INTERNAL)]
             self._before.append((path, [((module, name), seen_of((module, name))) for name in names]))
 
     def returned(self, path: str) -> None:
