@@ -107,8 +107,8 @@ class Audit:
 
     def _look(self, execution: Execution) -> None:
         """At both ends of a call, which may leave the rank: other microbatches would find what is put back later."""
-        paths = {execution.path, *(running.path for running in self._stack.executions)}
-        self._shared.look(self._tree.by_path[path].module for path in sorted(paths))
+        self._shared.look((execution.path,))
+        self._shared.look(running.path for running in self._stack.executions if running is not execution)
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """An operation runs on these tensors."""

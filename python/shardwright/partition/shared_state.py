@@ -11,28 +11,25 @@ not a container (a configuration, say) is noted meanwhile, so that only those wh
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
-import types
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from shardwright.contents import FOREIGN, INTERNAL, Cell, Search, kind_of, restore_cells
+from shardwright.contents import INTERNAL, Cell, Search, kind_of, restore_cells
 from shardwright.opaque import Kind, are_unchanged
 from shardwright.partition.tree import ModelTree
+from shardwright.partition.variables import variables_of
 from shardwright.patches import replaced
 
-_DEEPEST = 4
 #: Of containers with more items, only the number of items is compared in the middle of a forward.
 _MOST_LOOKED_AT = 1024
+#: Behind a module's attributes, or a global variable, no more containers are compared there, the nearest first.
+_MOST_OF_MODULE, _MOST_OF_VARIABLE = 64, 16
 #: The flag of classes whose attributes cannot be set, such as those of C code.
 _IMMUTABLE = 1 << 8
-_NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
-_STORES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _MISSING = object()
 
 Attribute = tuple[int, str]
@@ -64,15 +61,18 @@ class _Cell(Cell):
 
     def look(self) -> None:
         """Note what is not as it was before the forward, in the middle of it."""
-        if self.changed_meanwhile and not self.kind.has_names:
-            return
-        size = self.kind.size(self.value)
-        if size > _MOST_LOOKED_AT:
-            self.changed_meanwhile = size != self.size
-        elif not are_unchanged(self.parts_now, self.parts):
+        if not self._is_as_before():
             self.changed_meanwhile = True
             if self.kind.has_names:
                 self.names_meanwhile.update(self.changed_names())
+
+    def _is_as_before(self) -> bool:
+        size = self.kind.size(self.value)
+        if size != self.size or size > _MOST_LOOKED_AT:
+            return size == self.size
+        if type(self.value) is set:
+            return bool(self.value.issuperset(self.before))
+        return are_unchanged(self.parts_now, self.parts)
 
     def changed_names(self) -> list[str]:
         """Of an object: which of its attributes have changed."""
@@ -99,6 +99,16 @@ class Change:
     names: tuple[Attribute, ...]
 
 
+class _Reached(NamedTuple):
+    """What some modules and their code reach: lists and dicts with what was in them, and the rest."""
+
+    lists: list[tuple[list[Any], list[Any], _Cell]]
+    dicts: list[tuple[dict[Any, Any], dict[Any, Any], _Cell]]
+    others: list[_Cell]
+    objects: dict[int, _Cell]
+    variables: list[str]
+
+
 class SharedState:
     """What the modules of a model can reach of Python's own objects, as it was when this was made."""
 
@@ -114,8 +124,10 @@ class SharedState:
         self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
         of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
         self._modules = [entry.module.__dict__ for entry in tree.modules]
-        #: By module, what it reaches, and which global variables its code uses.
-        self._reached: dict[int, tuple[list[_Cell], list[str]]] = {}
+        #: By module and by global variable, what is reached from there; and by the paths of modules, from all of them.
+        self._cells_of: dict[int | str, list[_Cell]] = {}
+        self._variables_of: dict[str, list[str]] = {}
+        self._reached: dict[tuple[str, ...], _Reached] = {}
         #: Objects of which an attribute was set, and variables that were others, in the middle of the forward.
         self._set_objects: set[int] = set()
         self._variables_meanwhile: set[str] = set()
@@ -125,7 +137,7 @@ class SharedState:
                     self._add(value, (id(entry.module), name), None)
             kind = type(entry.module)
             if kind not in of_class:
-                of_class[kind] = dict(_variables_of(kind))
+                of_class[kind] = dict(variables_of(kind))
             for full_name in of_class[kind]:
                 self._users.setdefault(full_name, []).append(entry.path)
         for used in of_class.values():
@@ -198,36 +210,60 @@ class SharedState:
                     stack.enter_context(_watched(kind, used))
             yield
 
-    def look(self, modules: Iterable[nn.Module]) -> None:
-        """In the middle of a forward: note what is not as it was before of what some modules, and their code, reach."""
-        seen: set[int] = set()
-        for module in modules:
-            cells, variables = self._reached_by(module)
-            for cell in cells:
-                # Of an object it is noted who sets an attribute.
-                unset = cell.kind.has_names and id(cell.value) not in self._set_objects
-                if id(cell) not in seen and not (unset and not type(cell.value).__flags__ & _IMMUTABLE):
-                    seen.add(id(cell))
-                    cell.look()
-            for full_name in variables:
-                items, name, before = self._variables[full_name]
-                if items.get(name, _MISSING) is not before:
-                    self._variables_meanwhile.add(full_name)
+    def look(self, paths: Iterable[str]) -> None:
+        """In the middle of a forward: note what is no longer as it was of what modules, and their code, reach."""
+        around = tuple(paths)
+        reached = self._reached.get(around)
+        if reached is None:
+            reached = self._reached[around] = self._reached_by({*around})
+        # Nearly all are lists and dicts, and this is asked at every call.
+        for value, before, cell in reached.lists:
+            if len(value) != len(before) or not all(map(operator.is_, value, before)):
+                cell.changed_meanwhile = True
+        for items, items_before, cell in reached.dicts:
+            if (
+                len(items) != len(items_before)
+                or not all(map(operator.is_, items, items_before))
+                or not all(map(operator.is_, items.values(), items_before.values()))
+            ):
+                cell.changed_meanwhile = True
+        for cell in reached.others:
+            cell.look()
+        for number in self._set_objects & reached.objects.keys():
+            reached.objects[number].look()
+        for full_name in reached.variables:
+            items, name, before = self._variables[full_name]
+            if items.get(name, _MISSING) is not before:
+                self._variables_meanwhile.add(full_name)
 
-    def _reached_by(self, module: nn.Module) -> tuple[list[_Cell], list[str]]:
-        if not self._reached:
-            self._reached = {id(entry.module): ([], []) for entry in self._tree.modules}
-            users = {
-                name: {id(self._tree.by_path[path].module) for path in paths} for name, paths in self._users.items()
-            }
-            for name, modules in users.items():
-                for user in modules:
-                    self._reached[user][1].append(name)
+    def _reached_by(self, paths: set[str]) -> _Reached:
+        if not self._cells_of:
             for cell in self._cells.values():
-                holders = {holder for holder, _ in cell.attributes}.union(*(users[name] for name in cell.variables))
-                for holder in holders:
-                    self._reached[holder][0].append(cell)
-        return self._reached.get(id(module), ([], []))
+                for holder in {holder for holder, _ in cell.attributes}:
+                    self._cells_of.setdefault(holder, []).append(cell)
+                for variable in cell.variables:
+                    self._cells_of.setdefault(variable, []).append(cell)
+            for name, users in self._users.items():
+                for user in users:
+                    self._variables_of.setdefault(user, []).append(name)
+        variables = list(dict.fromkeys(name for path in paths for name in self._variables_of.get(path, ())))
+        cells: dict[int, _Cell] = {}
+        for path in paths:
+            own = self._cells_of.get(id(self._tree.by_path[path].module), [])
+            cells |= {id(cell.value): cell for cell in own[:_MOST_OF_MODULE]}
+        for name in variables:
+            cells |= {id(cell.value): cell for cell in self._cells_of.get(name, [])[:_MOST_OF_VARIABLE]}
+        reached = _Reached([], [], [], {}, variables)
+        for number, cell in cells.items():
+            if cell.kind.has_names and not type(cell.value).__flags__ & _IMMUTABLE:
+                reached.objects[number] = cell  # of which it is noted when an attribute is set
+            elif type(cell.value) is list:
+                reached.lists.append((cell.value, cell.before, cell))
+            elif type(cell.value) is dict:
+                reached.dicts.append((cell.value, cell.before, cell))
+            else:
+                reached.others.append(cell)
+        return reached
 
     def changes(self) -> Iterator[Change]:
         """The containers and objects that have changed."""
@@ -292,72 +328,3 @@ def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.A
     return replaced(
         kind, {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__}
     )
-
-
-def _variables_of(kind: type) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    """The global variables that may hold state among those that the methods of a module's class use."""
-    seen: set[types.CodeType] = set()
-    for base in kind.__mro__:
-        if base is nn.Module:
-            break
-        for name, value in vars(base).items():
-            if name in _NOT_IN_A_FORWARD:
-                continue
-            function = getattr(value, "__func__", value)
-            if isinstance(function, types.FunctionType):
-                yield from _variables_in(function, seen, 0)
-
-
-def _variables_in(
-    function: types.FunctionType, seen: set[types.CodeType], depth: int
-) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    if function.__code__ in seen or depth > _DEEPEST or (function.__module__ or "").partition(".")[0] in FOREIGN:
-        return
-    for wrapped in (getattr(function, "__wrapped__", None), *(_content(cell) for cell in function.__closure__ or ())):
-        for inner in _functions_in(wrapped):
-            yield from _variables_in(inner, seen, depth + 1)
-    variables = function.__globals__
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        seen.add(code)
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        stored = _stored_by(code)
-        for name in code.co_names:
-            value = variables.get(name, _MISSING)
-            if value is _MISSING and name not in stored:  # most are names of attributes
-                continue
-            for inner in _functions_in(value):
-                yield from _variables_in(inner, seen, depth + 1)
-            if isinstance(value, types.FunctionType):
-                continue
-            if name in stored or kind_of(type(value)) is not None:
-                yield f"{function.__module__}.{name}", (variables, name)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing yet
-        return None
-
-
-def _functions_in(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
-    """The functions that a value is or holds, and the methods of a context manager: what code that has it may run."""
-    if isinstance(value, types.FunctionType):
-        yield value
-    elif isinstance(value, functools.partial):
-        yield from _functions_in(value.func, depth)
-    elif isinstance(value, type):
-        if hasattr(value, "__enter__") and not issubclass(value, nn.Module):
-            yield from (item for item in vars(value).values() if isinstance(item, types.FunctionType))
-    elif depth < 2 and type(value) in (dict, list, tuple) and len(value) <= _MOST_LOOKED_AT:
-        for item in list(value.values()) if type(value) is dict else value:
-            yield from _functions_in(item, depth + 1)
-
-
-def _stored_by(code: types.CodeType) -> set[str]:
-    operations = code.co_code[::2]
-    if not any(operation in operations for operation in _STORES):
-        return set()
-    return {str(instruction.argval) for instruction in dis.get_instructions(code) if instruction.opcode in _STORES}
