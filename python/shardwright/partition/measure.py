@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.partition.observe import Clock, Execution, Stack, tensors_in
 
@@ -183,3 +184,19 @@ def as_request(
         "pieces": [{"execution": execution, "seconds": seconds} for execution, seconds in measurement.pieces],
         "undivided": [number.get(path, 0) for path in undivided],
     }
+
+
+@dataclass
+class DistinctStorages:
+    """Distinct storages; weak references keep their numbers from being used again."""
+
+    _storages: dict[int, StorageWeakRef] = field(default_factory=dict)
+
+    def keep(self, tensor: torch.Tensor) -> int:
+        """Note the storage of a tensor; the bytes by which more is kept now."""
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        if self._storages.setdefault(reference.cdata, reference) is not reference:
+            return 0
+        # A view keeps its whole storage alive.
+        return storage.nbytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow
-from shardwright.partition.kept import KeptState
+from shardwright.partition.kept import KeptState, merged
 from shardwright.partition.measure import Measurement
 
 
@@ -74,3 +75,28 @@ class Trace:
             path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
         }
         return sorted(indices, key=indices.__getitem__)
+
+    def together_with(self, other: Trace) -> Trace:
+        """This trace, with what another forward of the same model changed and kept; costs are this one's."""
+        writers = {
+            key: tuple(sorted({*self.attributes.get(key, ()), *other.attributes.get(key, ())}))
+            for key in self.attributes.keys() | other.attributes.keys()
+        }
+        # A name that one of them read before it set it is no temporary in either.
+        set_first = (self.temporaries | (other.attributes.keys() - self.attributes.keys())) & (
+            other.temporaries | (self.attributes.keys() - other.attributes.keys())
+        )
+        pairs = {join.modules for join in self.joins}
+        joins = (*self.joins, *(join for join in other.joins if join.modules not in pairs))
+        counts = [{path: record.num_calls for path, record in one.modules.items()} for one in (self, other)]
+        calls = {path: max(each[path] for each in counts) for path in counts[0]}
+        kept = merged(((state.names, state.users) for state in (*self.kept, *other.kept)), calls)
+        return dataclasses.replace(
+            self,
+            joins=tuple(sorted(joins, key=lambda join: join.modules)),
+            written_buffers=self.written_buffers | other.written_buffers,
+            attributes=writers,
+            temporaries=frozenset(set_first),
+            flows=tuple(dict.fromkeys((*self.flows, *other.flows))),
+            kept=kept,
+        )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from shardwright.contents import INTERNAL, Cell, Search, kind_of, restore_cells
 from shardwright.opaque import Kind, are_unchanged
 from shardwright.partition.tree import ModelTree
-from shardwright.partition.variables import variables_of
+from shardwright.partition.variables import Variable, is_own, variables_of
 from shardwright.patches import replaced
 
 #: Of containers with more items, only the number of items is compared in the middle of a forward.
@@ -121,8 +121,8 @@ class SharedState:
         self._set: set[Attribute] = set()
         #: The modules whose classes use a global variable, by its name.
         self._users: dict[str, list[str]] = {}
-        self._variables: dict[str, tuple[dict[str, Any], str, Any]] = {}
-        of_class: dict[type, dict[str, tuple[dict[str, Any], str]]] = {}
+        self._variables: dict[str, tuple[Variable, Any]] = {}
+        of_class: dict[type, dict[str, Variable]] = {}
         self._modules = [entry.module.__dict__ for entry in tree.modules]
         #: By module and by global variable, what is reached from there; and by the paths of modules, from all of them.
         self._cells_of: dict[int | str, list[_Cell]] = {}
@@ -138,13 +138,31 @@ class SharedState:
             kind = type(entry.module)
             if kind not in of_class:
                 of_class[kind] = dict(variables_of(kind))
-            for full_name in of_class[kind]:
-                self._users.setdefault(full_name, []).append(entry.path)
-        for used in of_class.values():
-            for full_name, (variables, name) in used.items():
-                value = variables.get(name, _MISSING)
-                self._variables[full_name] = (variables, name, value)
-                self._add(value, None, full_name)
+            self._use(of_class[kind], [entry.path])
+        self._add_methods(of_class)
+
+    def _use(self, variables: Mapping[str, Variable], paths: Iterable[str]) -> None:
+        """The code of these modules uses these variables."""
+        for full_name, variable in variables.items():
+            users = self._users.setdefault(full_name, [])
+            users += [path for path in paths if path not in users]
+            if full_name not in self._variables:
+                self._variables[full_name] = (variable, variable.read())
+                self._add(self._variables[full_name][1], None, full_name)
+
+    def _add_methods(self, of_class: dict[type, dict[str, Variable]]) -> None:
+        """What is used by the methods of objects of the script's own classes that modules reach."""
+        cells = list(self._cells.values())
+        for cell in cells:  # grows
+            kind = type(cell.value)
+            if not cell.kind.has_names or not is_own(kind.__module__):
+                continue
+            if kind not in of_class:
+                of_class[kind] = dict(variables_of(kind))
+            known = len(self._cells)
+            holders = (self._tree.path_of[module] for module, _ in cell.attributes)
+            self._use(of_class[kind], [*holders, *(path for name in cell.variables for path in self._users[name])])
+            cells += list(self._cells.values())[known:]
 
     def _add(self, value: Any, attribute: Attribute | None, variable: str | None) -> None:
         search = Search(value)
@@ -232,8 +250,8 @@ class SharedState:
         for number in self._set_objects & reached.objects.keys():
             reached.objects[number].look()
         for full_name in reached.variables:
-            items, name, before = self._variables[full_name]
-            if items.get(name, _MISSING) is not before:
+            variable, before_it = self._variables[full_name]
+            if variable.read() is not before_it:
                 self._variables_meanwhile.add(full_name)
 
     def _reached_by(self, paths: set[str]) -> _Reached:
@@ -280,22 +298,17 @@ class SharedState:
         """The global variables that have changed, with the paths of the modules whose code uses them."""
         names = {name for cell in self._cells.values() if cell.variables and cell.changed for name in cell.variables}
         names |= {
-            full_name
-            for full_name, (variables, name, before) in self._variables.items()
-            if variables.get(name, _MISSING) is not before
+            full_name for full_name, (variable, before) in self._variables.items() if variable.read() is not before
         } | self._variables_meanwhile
         return {name: self._users[name] for name in sorted(names)}
 
     def restore(self) -> None:
         """Put back what has changed; the values of tensors are somebody else's business."""
-        for variables, name, before in self._variables.values():
-            if variables.get(name, _MISSING) is before:
-                continue
-            if before is _MISSING:
-                del variables[name]
-            else:
-                variables[name] = before
-        used = {id(variables): variables for variables, _, _ in self._variables.values()}
+        for variable, before in self._variables.values():
+            if variable.read() is not before:
+                variable.write(before)
+        holders = [variable.holder for variable, _ in self._variables.values()]
+        used = {id(holder): holder for holder in holders if isinstance(holder, dict)}
         restore_cells(self._cells.values(), [*self._modules, *used.values()])
 
 

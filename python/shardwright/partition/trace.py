@@ -6,12 +6,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.delayed.materialise import is_delayed
@@ -20,7 +18,7 @@ from shardwright.partition.audit import Audit
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
-from shardwright.partition.measure import LEAST_OPERATIONS, Measurement, Pieces, evened, repeated
+from shardwright.partition.measure import LEAST_OPERATIONS, DistinctStorages, Measurement, Pieces, evened, repeated
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.operations import count as operation_count
 from shardwright.partition.preserve import Preserved, Writes, copied_arguments, moved_to, uncollected
@@ -111,6 +109,8 @@ def trace_forward(
     try:
         with progress.phase("tracing one forward of the model"):
             recording = run.watched(measure_memory)
+            # What modules keep they change in training, which an evaluation before it does not show.
+            trained = None if module.training else run.watched_in_training()
         measurement = None
         if measure_times or (measure_times is None and not (meta or delayed) and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
@@ -122,7 +122,8 @@ def trace_forward(
         ) from problem
     finally:
         _TRACING.reset(token)
-    return recording.trace(where, measurement, measure_memory)
+    trace = recording.trace(where, measurement, measure_memory)
+    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
 
 
 def _own_device(tree: ModelTree) -> torch.device:
@@ -163,9 +164,22 @@ class _Run:
             _LOGGER.debug("the trace runs again with gradients: %s", problem)
             return self._watched(measure_memory, gradients=True)
 
-    def _watched(self, measure_memory: bool, *, gradients: bool) -> _Recording:
+    def watched_in_training(self) -> _Recording | None:
+        """The forward of all modules in training mode; None where it fails, as one that needs labels may."""
+        preserved, written, gradients = self._preserved, self._written, self._gradients
+        try:
+            return self._watched(False, gradients=gradients, training=True)
+        except Exception as problem:
+            _LOGGER.debug("the trace in training mode was given up: %r", problem)
+            return None
+        finally:
+            self._preserved, self._written, self._gradients = preserved, written, gradients
+
+    def _watched(self, measure_memory: bool, *, gradients: bool, training: bool = False) -> _Recording:
         self._preserved = None  # what an attempt before noted is of no use
         with self._prepared(gradients) as (args, kwargs, writes, shared):
+            for entry in self._tree.modules if training else ():
+                entry.module.training = True
             stack = Stack()
             foreign = ForeignTensors(self._tree, writes, (args, kwargs))
             recording = _Recording(self._tree, stack, Audit(self._tree, stack, shared), foreign, writes, measure_memory)
@@ -253,7 +267,7 @@ class _Recording:
         self._calls: dict[tuple[str, str], int] = {}
         self._output_bytes: dict[str, int] = {}
         self._operations: dict[str, int] = {}
-        self._kept = _Kept()
+        self._kept = DistinctStorages()
         self._kept_bytes: dict[str, int] = {}
         self._own_storages = {
             entry.tensor.untyped_storage()._cdata
@@ -369,19 +383,3 @@ class _Recording:
         """What a module does, as far as that tells how long it takes."""
         operations, nbytes = (of.get(entry.path, 0) for of in (self._operations, self._output_bytes))
         return type(entry.module).__qualname__, operations, nbytes
-
-
-@dataclass
-class _Kept:
-    """Distinct storages; weak references keep their numbers from being used again."""
-
-    _storages: dict[int, StorageWeakRef] = field(default_factory=dict)
-
-    def keep(self, tensor: torch.Tensor) -> int:
-        """Note the storage of a tensor; the bytes by which more is kept now."""
-        storage = tensor.untyped_storage()
-        reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        if self._storages.setdefault(reference.cdata, reference) is not reference:
-            return 0
-        # A view keeps its whole storage alive.
-        return storage.nbytes()

@@ -1,12 +1,17 @@
-"""The global variables that the code of modules uses, and that may hold state."""
+"""Values that the code of modules reaches by names, and that may hold state: global variables and their like.
+
+Besides the global variables of a function: the variables of the script's own Python modules, attributes of its classes
+and functions, values that functions enclose, and default arguments.
+"""
 
 from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,55 +22,155 @@ _DEEPEST = 4
 _MOST_ITEMS, _MOST_LEVELS = 1024, 2
 _NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
 _STORES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
-_MISSING = object()
+_INSTALLED = ("site-packages", "dist-packages")
+#: What is found in a class and holds no state of its own.
+_CODE = (types.FunctionType, property, classmethod, staticmethod, types.ModuleType, types.MemberDescriptorType)
+MISSING: Any = object()
 
 
-def variables_of(kind: type) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    """The global variables that may hold state among those that the methods of a module's class use."""
+class Variable(NamedTuple):
+    """A name, and where it has its value: a namespace, a class, or a cell of a function's closure."""
+
+    holder: dict[str, Any] | type | types.CellType
+    name: str
+
+    def read(self) -> Any:
+        """The value now; `MISSING` if there is none."""
+        if isinstance(self.holder, types.CellType):
+            return _content(self.holder)
+        return (self.holder if isinstance(self.holder, dict) else vars(self.holder)).get(self.name, MISSING)
+
+    def write(self, value: Any) -> None:
+        """Give it this value, or none."""
+        if isinstance(self.holder, types.CellType):
+            self.holder.cell_contents = value
+        elif isinstance(self.holder, dict):
+            if value is MISSING:
+                self.holder.pop(self.name, None)
+            else:
+                self.holder[self.name] = value
+        elif value is MISSING:
+            delattr(self.holder, self.name)
+        else:
+            setattr(self.holder, self.name, value)
+
+
+Found = Iterator[tuple[str, Variable]]
+
+
+def variables_of(kind: type) -> Found:
+    """What the methods of a class reach that may hold state, by full names."""
     seen: set[types.CodeType] = set()
-    for base in kind.__mro__:
-        if base is nn.Module:
-            break
+    used: set[str] = set()
+    bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
+    bases = bases[: kind.__mro__.index(nn.Module)] if nn.Module in kind.__mro__ else bases
+    for base in bases:
         for name, value in vars(base).items():
-            if name in _NOT_IN_A_FORWARD:
-                continue
-            function = getattr(value, "__func__", value)
-            if isinstance(function, types.FunctionType):
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if name not in _NOT_IN_A_FORWARD and isinstance(function, types.FunctionType):
+                used.update(name for code in _codes_of(function) for name in code.co_names)
                 yield from _variables_in(function, seen, 0)
+    for base in bases:
+        held = (name for name, value in vars(base).items() if kind_of(type(value)) is not None)
+        yield from _attributes_of(base, [*used, *held])
 
 
-def _variables_in(
-    function: types.FunctionType, seen: set[types.CodeType], depth: int
-) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
-    if function.__code__ in seen or depth > _DEEPEST or (function.__module__ or "").partition(".")[0] in FOREIGN:
+def _attributes_of(kind: type, used: Iterable[str]) -> Found:
+    """Those attributes of a class of the script's own that code uses."""
+    if not is_own(kind.__module__):
         return
+    own = vars(kind)
+    names = dict.fromkeys(used)
+    for method in [getattr(own.get(name), "__func__", own.get(name)) for name in names]:
+        if isinstance(method, types.FunctionType):
+            names.update(dict.fromkeys(name for code in _codes_of(method) for name in code.co_names))
+    for name in names:
+        if name in own and not isinstance(own[name], (*_CODE, type)):
+            yield f"{kind.__module__}.{kind.__qualname__}.{name}", Variable(kind, name)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_own(module: str) -> bool:
+    """Whether a Python module is the script's own, and not of an installed package."""
+    root = module.partition(".")[0]
+    if root in FOREIGN or (root in sys.stdlib_module_names and root != "__main__"):
+        return False
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return not any(folder in file for folder in _INSTALLED)
+
+
+def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
+    codes = [function.__code__]
+    for code in codes:  # grows
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return codes
+
+
+def _variables_in(function: types.FunctionType, seen: set[types.CodeType], depth: int) -> Found:
+    module = function.__module__ or ""
+    if function.__code__ in seen or depth > _DEEPEST or module.partition(".")[0] in FOREIGN:
+        return
+    yield from _own_of(function)
     for wrapped in (getattr(function, "__wrapped__", None), *(_content(cell) for cell in function.__closure__ or ())):
         for inner in _functions_in(wrapped):
             yield from _variables_in(inner, seen, depth + 1)
     variables = function.__globals__
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
+    for code in _codes_of(function):
         seen.add(code)
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
         stored = _stored_by(code)
         for name in code.co_names:
-            value = variables.get(name, _MISSING)
-            if value is _MISSING and name not in stored:  # most are names of attributes
+            value = variables.get(name, MISSING)
+            if value is MISSING and name not in stored:  # most are names of attributes
                 continue
             for inner in _functions_in(value):
                 yield from _variables_in(inner, seen, depth + 1)
             if isinstance(value, types.FunctionType):
-                continue
-            if name in stored or kind_of(type(value)) is not None:
-                yield f"{function.__module__}.{name}", (variables, name)
+                yield from _named(f"{module}.{name}", value.__dict__, code.co_names)
+            elif isinstance(value, type):
+                yield from _attributes_of(value, code.co_names)
+            elif isinstance(value, types.ModuleType):
+                yield from _in_module(value, code.co_names, seen, depth)
+            elif name in stored or kind_of(type(value)) is not None:
+                yield f"{module}.{name}", Variable(variables, name)
+
+
+def _own_of(function: types.FunctionType) -> Found:
+    """What a function of the script's own encloses, and its default arguments."""
+    if not is_own(function.__module__ or ""):
+        return
+    full_name = f"{function.__module__}.{function.__qualname__}"
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__" and not isinstance(_content(cell), (*_CODE, type)):
+            yield f"{full_name}.{name}", Variable(cell, name)
+    for index, value in enumerate([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]):
+        if kind_of(type(value)) is not None:
+            yield f"{full_name}.<default {index}>", Variable({"": value}, "")
+
+
+def _in_module(home: types.ModuleType, used: Iterable[str], seen: set[types.CodeType], depth: int) -> Found:
+    """Those variables of one of the script's own Python modules that code uses, and what its functions reach."""
+    if not is_own(home.__name__):
+        return
+    for name in used:
+        value = vars(home).get(name, MISSING)
+        for inner in _functions_in(value):
+            yield from _variables_in(inner, seen, depth + 1)
+        if isinstance(value, type):
+            yield from _attributes_of(value, used)
+    yield from _named(home.__name__, vars(home), used)
+
+
+def _named(path: str, namespace: dict[str, Any], used: Iterable[str]) -> Found:
+    for name in used:
+        if name in namespace and not isinstance(namespace[name], (*_CODE, type)):
+            yield f"{path}.{name}", Variable(namespace, name)
 
 
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # nothing yet
-        return None
+        return MISSING
 
 
 def _functions_in(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
