@@ -40,6 +40,9 @@ class Block(WiderOperations, nn.Module):
         self.number, self.level = 0, 1.0
         if "'past'" in repr(operations):  # a container is watched, wherever there is one
             self.past: list[float] = []
+        if "'around'" in repr(operations):
+            self.stack: list[torch.Tensor] = []
+            self.held: dict[str, torch.Tensor] = {}
 
     def forward(self, *given: Any, extra: Any = None) -> Any:
         tensors = tensors_in((given, extra))

@@ -11,6 +11,7 @@ from tests.programs.layers import LEAVES, STATEFUL
 from tests.programs.tables import USES, VIEW, WRITE
 from tests.programs.values import STRUCTURES
 from tests.programs.wide_patterns import add_wide_pattern
+from tests.programs.wider import AROUND
 
 #: Messages of 40 rows are sent within one packet, through buffers, and as tensors that stay where they are.
 WIDTHS = (8, 160, 256)
@@ -27,11 +28,12 @@ _FURTHER = {
     "number": (0.3, 2),
     "level": (0.2, 2),
     "past": (0.2, 2),
+    "around": (0.2, 2),
 }
 #: What hangs hooks on tensors, most of which are refused where another rank gave them.
 _HOOKS = ("hook", "retain", "viewhook")
 #: What is not the same when it is computed twice.
-_KEEPING = ("number", "level", "past", "shrink", "until", "infer")
+_KEEPING = ("number", "level", "past", "around", "shrink", "until", "infer")
 _ORDINARY = ("sequential", "sequential", "linear", "linear", "recurrent", "normalisation", "scripted")
 
 
@@ -157,11 +159,11 @@ class WideGenerator(Generator):
             return [kind, draw.choice(list(USES)), place(), place()]
         if kind == "until":
             return self.until(parts, place()) if parts else ["weigh", place()]
-        if kind == "infer":
+        if kind in ("infer", "around"):
             if depth == 2:
                 return ["weigh", place()]
             inner = self.operations(parts, draw.randint(1, 3), depth + 1)
-            return [kind, inner]
+            return [kind, inner] if kind == "infer" else [kind, draw.choice(AROUND), place(), inner]
         if kind == "fresh":
             return [kind, draw.choice([kind for kind in WRITE if kind != "alias"]), place(), place()]
         if kind == "viewhook":

@@ -13,6 +13,9 @@ from tests.programs.log import log_of_run
 from tests.programs.tables import USES, VIEW, WRITE, fit_width
 from tests.programs.values import tensors_in
 
+#: What a block changes before operations and puts back after them.
+AROUND = ("stack", "item", "number", "training", "hook")
+
 
 class WiderOperations:
     """The methods of a block for these operations."""
@@ -23,6 +26,8 @@ class WiderOperations:
     number: int
     level: float
     past: list[float]
+    stack: list[torch.Tensor]
+    held: dict[str, torch.Tensor]
 
     def execute(self, operations: Sequence[Any], tensors: list[torch.Tensor]) -> None:
         """Run operations."""
@@ -103,3 +108,36 @@ class WiderOperations:
         self.past.append(float(tensor.detach().tanh().mean()))
         del self.past[:-3]
         tensors.append(tensor)
+
+    def do_around(self, tensors: list[torch.Tensor], kind: str, a: int, operations: Sequence[Any]) -> None:
+        """Run operations while something is otherwise than before and afterwards, and look at that then."""
+        log_of_run[0].saw("state that is put back")
+        given, first = tensors[a % len(tensors)], list(self.parts)[:1]
+        if kind == "stack":
+            self.stack.append(given)
+            self.execute(operations, tensors)
+            given = self.stack.pop()
+        elif kind == "item":
+            self.held["given"] = given
+            self.execute(operations, tensors)
+            given = self.held.pop("given")
+        elif kind == "number":
+            self.number += 1
+            self.execute(operations, tensors)
+            given = given / (1 + self.number)
+            self.number -= 1
+        elif kind == "training":
+            before, self.training = self.training, not self.training
+            self.execute(operations, tensors)
+            given = given * (2 if self.training == before else 3)
+            self.training = before
+        else:
+            handles = [part.register_forward_hook(_halved) for part in first if type(part) is type(self)]
+            self.execute(operations, tensors)
+            for handle in handles:
+                handle.remove()
+        tensors.append(given * 1)
+
+
+def _halved(_module: nn.Module, _args: Any, result: Any) -> Any:
+    return result / 2 if isinstance(result, torch.Tensor) else result
