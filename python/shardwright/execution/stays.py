@@ -18,7 +18,6 @@ from shardwright.execution.context import suspended
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
     Seen,
-    Snapshot,
     Watch,
     attribute_of,
     no_copy_of,
@@ -27,6 +26,7 @@ from shardwright.execution.kept import (
     variable_of,
 )
 from shardwright.execution.returned import changed_since_returned, note_returned
+from shardwright.execution.snapshot import Snapshot
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames.cut import engine_watchers
 from shardwright.frames.remote import is_remote
@@ -201,6 +201,12 @@ class KeptHere:
                 "put back. Let the first step take that branch, or register the tensor as a buffer"
             )
 
+    def changed_late(self, task: RunningTask) -> str | None:
+        """What was changed in this step though no trace saw that, in words; None if nothing, or not to be put back."""
+        if self._watch.lost() or self._watch.written_weight(None) is not None:
+            return None
+        return self._watch.changed_late(task)
+
     def seen(self) -> list[Seen] | None:
         """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
         task = running_task() or self._runtime.workers.current
@@ -236,7 +242,7 @@ class KeptHere:
             if self._runtime.num_microbatches == 1 and not always:
                 return
             raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
-        raise _state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
+        raise state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
     def stay(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -338,22 +344,6 @@ def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
     module.forward = MethodType(forwarded, module)
 
 
-def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
-    """The error of a task, or what it comes from: a later microbatch wrote to what an earlier one's backward needs.
-
-    One process has run that backward by then. Where it fails with microbatches one after another too, it is the
-    script's own error.
-    """
-    runtime = task.runtime
-    if type(error) is not RuntimeError or "modified by an inplace operation" not in str(error):
-        return error
-    if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime.placements)):
-        return error
-    return _state_write(
-        task, f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
-    )
-
-
 def _has_graph(tensor: torch.Tensor) -> bool:
     try:
         return tensor.grad_fn is not None
@@ -361,7 +351,8 @@ def _has_graph(tensor: torch.Tensor) -> bool:
         return True
 
 
-def _state_write(task: RunningTask, message: str) -> StateWriteError:
+def state_write(task: RunningTask, message: str) -> StateWriteError:
+    """What has the step of a task run again, one microbatch after another."""
     place = (task.runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
     return StateWriteError(*place, "StateWriteError", message)
 

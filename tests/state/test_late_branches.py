@@ -1,0 +1,129 @@
+"""What modules change in a branch that no trace took: first in a later step, while microbatches take turns."""
+
+from collections.abc import Callable
+
+import pytest
+import shardwright as smp
+import torch
+from shardwright.errors import RemoteError
+from shardwright.runtime import Runtime
+from torch import nn
+
+from tests.frames.job import Job, job_fixture
+from tests.state.running import SIZES, check
+
+SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
+WIDTH = SIZES["small"][1]
+
+job = job_fixture(2)
+
+
+class Counter(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class Late(nn.Module):
+    """Has a forward of its own once the first step is over; another rank computes `child`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.counter = Counter()
+        self.current: torch.Tensor | None = None
+        self.skips: list[torch.Tensor] = []
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.child = nn.Linear(WIDTH, WIDTH)
+        self.own = nn.Dropout(0.0)
+        self.after = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.before(x).tanh()
+        x = KINDS[self.kind](self, x) if self.counter() > 4 else self.child(x)
+        return self.after(x.tanh())
+
+
+def _deleted(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.kept_meanwhile = x
+    x = module.child(x) * module.kept_meanwhile
+    del module.kept_meanwhile
+    return x
+
+
+def _nothing(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.current = x
+    x = module.child(x) * module.current
+    module.current = None
+    return x
+
+
+def _new_list(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.skips = [x]
+    return module.child(x) * module.skips.pop()
+
+
+def _in_a_list(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.skips.append(x)
+    x = module.before(x).tanh()
+    return module.child(x) * module.skips.pop()
+
+
+KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
+    "an attribute that is deleted": _deleted,
+    "an attribute that is None again": _nothing,
+    "a new list": _new_list,
+    "an item of a list": _in_a_list,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_later_branch_computes_as_in_one_process(job: Job, schedule: str, kind: str) -> None:
+    torch.manual_seed(0)
+    check(job, Late(kind), {"child": 1}, {"pipeline": schedule})
+
+
+class Fails(nn.Module):
+    """Raises an error of its own in a later branch, whatever the order of microbatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current: torch.Tensor | None = None
+        self.on = False
+        self.child = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.child(x)
+        if self.on:
+            self.current = x
+            raise KeyError("the script's own")
+        return x
+
+
+def test_an_error_that_comes_in_every_order_is_the_scripts_own(job: Job) -> None:
+    def main(runtime: Runtime) -> int:
+        module = Fails()
+        smp.set_partition(module.child, 1)
+        model = smp.DistributedModel(module)
+
+        @smp.step
+        def train(part: torch.Tensor) -> None:
+            model.backward(model(part).square().mean())
+
+        train(torch.ones(8, WIDTH))
+        first = runtime.step
+        model.on = True
+        with pytest.raises(KeyError if runtime.rank == 0 else RemoteError, match="the script's own"):
+            train(torch.ones(8, WIDTH))
+        assert module.current is None
+        return runtime.step - first
+
+    settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
+    assert job.run(main, settings) == [2, 2]  # the second time, one microbatch after another
