@@ -75,11 +75,42 @@ def _in_a_list(module: Late, x: torch.Tensor) -> torch.Tensor:
     return module.child(x) * module.skips.pop()
 
 
+def _evaluates(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.own.eval()
+    x = module.child(x) * (1 if module.own.training else 3)
+    module.own.train()
+    return x
+
+
+def _training_is_set(module: Late, x: torch.Tensor) -> torch.Tensor:
+    x = x * (3 if module.own.training else 1)
+    module.own.training = not module.own.training
+    return module.child(x)
+
+
+def _hook(module: Late, x: torch.Tensor) -> torch.Tensor:
+    handle = module.own.register_forward_hook(lambda _module, _args, result: result * 3)
+    x = module.own(module.child(x))
+    handle.remove()
+    return module.own(x)
+
+
+def _pre_hook(module: Late, x: torch.Tensor) -> torch.Tensor:
+    handle = module.own.register_forward_pre_hook(lambda _module, args: (args[0] * 3,))
+    x = module.own(module.child(x))
+    handle.remove()
+    return module.own(x)
+
+
 KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
     "an attribute that is deleted": _deleted,
     "an attribute that is None again": _nothing,
     "a new list": _new_list,
     "an item of a list": _in_a_list,
+    "whether a module trains": _evaluates,
+    "whether a module trains, for good": _training_is_set,
+    "a hook": _hook,
+    "a hook before": _pre_hook,
 }
 
 
@@ -127,3 +158,46 @@ def test_an_error_that_comes_in_every_order_is_the_scripts_own(job: Job) -> None
 
     settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
     assert job.run(main, settings) == [2, 2]  # the second time, one microbatch after another
+
+
+class Switches(nn.Module):
+    """Evaluates a part of itself around a call, in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Dropout(0.0)
+        self.child = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.own.eval()
+        handle = self.own.register_forward_hook(lambda _module, _args, result: result * 3)
+        x = self.own(self.child(x))
+        handle.remove()
+        self.own.train()
+        return x
+
+
+@pytest.mark.parametrize("model", [Switches, lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))])
+def test_the_mode_of_a_model_is_free_between_steps_and_what_the_trace_saw_change_within(
+    job: Job, model: Callable[[], nn.Module]
+) -> None:
+    def main(runtime: Runtime) -> int:
+        module = model()
+        smp.set_partition(module.get_submodule("child" if isinstance(module, Switches) else "1"), 1)
+        divided = smp.DistributedModel(module)
+
+        @smp.step
+        def run(part: torch.Tensor) -> torch.Tensor:
+            return divided(part)
+
+        first = runtime.step
+        with torch.no_grad():
+            for mode in (True, False, True, True):
+                module.train(mode)
+                kept = divided.placement.kept
+                assert kept is None or not kept._watch.is_stale
+                run(torch.ones(8, WIDTH))
+        return runtime.step - first
+
+    settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
+    assert job.run(main, settings) == [4, 4]

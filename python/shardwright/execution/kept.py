@@ -258,6 +258,14 @@ class Watch:
             task.sets.append(place)
             self._set.append(place)
 
+    def is_switched(self, module: nn.Module, name: str) -> bool:
+        """A task is about to change what torch itself keeps in a module; whether no forward is known to do so."""
+        path = self._modules.get(module)
+        if path is None or self._is_settled(path, name):
+            return False
+        self._set.append((module, name, value_of(module, name)))
+        return True
+
     def written(self, task: RunningTask, within: nn.Module | None) -> str | None:
         """What a task has changed, in words; None if nothing.
 

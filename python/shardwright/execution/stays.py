@@ -174,6 +174,12 @@ class KeptHere:
         else:
             self._watch.is_set(task, module, name)
 
+    def is_switched(self, module: nn.Module, name: str) -> None:
+        """What torch itself keeps in a module is about to change: whether it trains, or its hooks."""
+        task = running_task() or self._runtime.workers.current
+        if task is not None and self._runtime.in_step and self._watch.is_switched(module, name):
+            self._refuse(task, f"{self._watch.name_of(module, name)} was changed, though no trace saw that")
+
     def check_call(self, task: RunningTask, name: str) -> None:
         """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
         written = self._watch.written_meanwhile(name)
