@@ -1,11 +1,12 @@
 """What modules change in a branch that no trace took: first in a later step, while microbatches take turns."""
 
+import types
 from collections.abc import Callable
 
 import pytest
 import shardwright as smp
 import torch
-from shardwright.errors import RemoteError
+from shardwright.errors import FrameError, RemoteError
 from shardwright.runtime import Runtime
 from torch import nn
 
@@ -201,3 +202,79 @@ def test_the_mode_of_a_model_is_free_between_steps_and_what_the_trace_saw_change
 
     settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
     assert job.run(main, settings) == [4, 4]
+
+
+class Reader(nn.Module):
+    """Uses what its parent holds too."""
+
+    def __init__(self, settings: types.SimpleNamespace, factors: list[float], named: dict[str, float]) -> None:
+        super().__init__()
+        self.shared = (settings, factors)
+        self.named = named
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        settings, factors = self.shared
+        return self.layer(x).tanh() * settings.scale * (len(factors) + 1) * self.named.get("scale", 1.0)
+
+
+class Shares(nn.Module):
+    """Changes in a later branch what a module on another rank reads, or something of its own like it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.settings = types.SimpleNamespace(scale=1.0, inner=types.SimpleNamespace(scale=1.0))
+        self.own = types.SimpleNamespace(scale=1.0)
+        self.factors: list[float] = []
+        self.named: dict[str, float] = {}
+        self.counter = Counter()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.reader = Reader(self.settings, self.factors, self.named)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if self.counter() > 4:
+            _SHARED[self.kind](self)
+        return self.reader(x) * self.own.scale
+
+
+def _scales(module: Shares) -> None:
+    module.settings.scale *= 1.5
+
+
+def _scales_inside(module: Shares) -> None:
+    module.settings.inner.scale *= 1.5
+
+
+def _appends(module: Shares) -> None:
+    module.factors.append(1.5)
+
+
+def _names(module: Shares) -> None:
+    module.named["scale"] = 1.5
+
+
+def _scales_its_own(module: Shares) -> None:
+    module.own.scale *= 1.5
+
+
+_SHARED: dict[str, Callable[[Shares], None]] = {
+    "an attribute of an object": _scales,
+    "an attribute of an object in it": _scales_inside,
+    "a list": _appends,
+    "a dict": _names,
+    "its own": _scales_its_own,
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", _SHARED)
+def test_a_change_of_what_another_rank_has_a_copy_of_is_refused(job: Job, kind: str, schedule: str) -> None:
+    torch.manual_seed(0)
+    if kind == "its own":
+        check(job, Shares(kind), {"reader": 1}, {"pipeline": schedule})
+        return
+    with pytest.raises((FrameError, RemoteError), match=r"also what 'reader\.(shared|named)' holds.*runs on rank 1"):
+        check(job, Shares(kind), {"reader": 1}, {"pipeline": schedule})
+    check(job, Shares(kind), {}, {"pipeline": schedule})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -290,6 +290,13 @@ class Watch:
         for module, name, _ in self._set:
             return f"attribute {self.name_of(module, name)}"
         return self.written(task, None)
+
+    def changed(self) -> Iterator[tuple[str, Any]]:
+        """Tensors, and values that hold something, that have changed; with the attributes that hold them, quoted."""
+        yield from ((self.name_of(one.module, one.name), one.tensor) for one in self._tensors if one.changed)
+        for module, name, cell in self._cells:
+            if not are_same(cell.parts_now, cell.parts):
+                yield self.name_of(module, name), cell.value
 
     def written_meanwhile(self, name: str) -> str | None:
         """What a task has put into a container, or taken out, before it calls the module at path `name`; or None.

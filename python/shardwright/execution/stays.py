@@ -26,6 +26,7 @@ from shardwright.execution.kept import (
     variable_of,
 )
 from shardwright.execution.returned import changed_since_returned, note_returned
+from shardwright.execution.shared import HeldElsewhere
 from shardwright.execution.snapshot import Snapshot
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames.cut import engine_watchers
@@ -90,7 +91,7 @@ class KeptHere:
         self._states: dict[int, KeptState] = {}
         #: The modules in which microbatches must not meet.
         self.gated: set[nn.Module] = set()
-        here = {path for path in modules if _runs_on(decision, path, runtime.pp_rank)}
+        here = {path for path in modules if runtime.pp_rank in _ranks_of(decision, path)}
         numbers: dict[nn.Module, list[int]] = {}
         uncounted: set[int] = set()
         for number, state in enumerate(decision.kept):
@@ -131,6 +132,10 @@ class KeptHere:
         self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
+        self._held_elsewhere = HeldElsewhere(
+            {path: module for path, module in modules.items() if path not in here},
+            {path: runtime.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
+        )
         self._snapshot: Snapshot | None = None
         #: By state, the microbatch that has entered last.
         self._newest: dict[int, int] = {}
@@ -146,6 +151,7 @@ class KeptHere:
     def begin_step(self) -> None:
         """Remember what the step may have to put back, and what modules hold that nobody is known to change."""
         self._watch.begin_step()
+        self._held_elsewhere.begin_step()
         self._snapshot = None
         if self._kept_by or self._variables:
             self._snapshot = Snapshot(self._kept_by, self._variables, self._parameters)
@@ -184,6 +190,7 @@ class KeptHere:
         """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
         written = self._watch.written_meanwhile(name)
         if written is not None:
+            self._held_elsewhere.refuse(self._watch.changed())
             self._refuse(task, f"{written} was changed before module {name!r} was called, though no trace saw that")
 
     def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
@@ -195,6 +202,7 @@ class KeptHere:
         """
         written = self._watch.written(task, module)
         if written is not None:
+            self._held_elsewhere.refuse(self._watch.changed())
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
@@ -311,9 +319,8 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _runs_on(decision: Decision, path: str, pp_rank: int) -> bool:
-    follows = decision.follows.get(path)
-    return decision.modules[path] == pp_rank if follows is None else pp_rank in follows
+def _ranks_of(decision: Decision, path: str) -> Iterable[int]:
+    return decision.follows.get(path) or (decision.modules[path],)
 
 
 def _described(state: KeptState) -> str:
