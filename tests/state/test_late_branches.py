@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import shardwright as smp
@@ -40,6 +41,8 @@ class Late(nn.Module):
         self.counter = Counter()
         self.current: torch.Tensor | None = None
         self.skips: list[torch.Tensor] = []
+        self.settings = types.SimpleNamespace(factor=1.0)
+        self.named: dict[str, Any] = {"factor": 1.0}
         self.before = nn.Linear(WIDTH, WIDTH)
         self.child = nn.Linear(WIDTH, WIDTH)
         self.own = nn.Dropout(0.0)
@@ -103,6 +106,20 @@ def _pre_hook(module: Late, x: torch.Tensor) -> torch.Tensor:
     return module.own(x)
 
 
+def _in_an_object(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.settings.factor = x
+    x = module.child(x) * module.settings.factor
+    module.settings.factor = 1.0
+    return x
+
+
+def _another_item(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.named["factor"] = x
+    x = module.child(x) * module.named["factor"]
+    module.named["factor"] = 1.0
+    return x
+
+
 KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
     "an attribute that is deleted": _deleted,
     "an attribute that is None again": _nothing,
@@ -110,6 +127,8 @@ KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
     "an item of a list": _in_a_list,
     "whether a module trains": _evaluates,
     "whether a module trains, for good": _training_is_set,
+    "an attribute of an object": _in_an_object,
+    "another item in a dict": _another_item,
     "a hook": _hook,
     "a hook before": _pre_hook,
 }
@@ -236,7 +255,10 @@ class Shares(nn.Module):
         x = self.layer(x)
         if self.counter() > 4:
             _SHARED[self.kind](self)
-        return self.reader(x) * self.own.scale
+        x = self.reader(x) * self.own.scale
+        if self.kind.endswith("put back"):
+            self.settings.scale = 1.0
+        return x
 
 
 def _scales(module: Shares) -> None:
@@ -245,6 +267,10 @@ def _scales(module: Shares) -> None:
 
 def _scales_inside(module: Shares) -> None:
     module.settings.inner.scale *= 1.5
+
+
+def _puts_back(module: Shares) -> None:
+    module.settings.scale = 3.0
 
 
 def _appends(module: Shares) -> None:
@@ -262,6 +288,7 @@ def _scales_its_own(module: Shares) -> None:
 _SHARED: dict[str, Callable[[Shares], None]] = {
     "an attribute of an object": _scales,
     "an attribute of an object in it": _scales_inside,
+    "an attribute of an object that is put back": _puts_back,
     "a list": _appends,
     "a dict": _names,
     "its own": _scales_its_own,

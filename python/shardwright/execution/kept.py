@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -149,6 +150,24 @@ def _goes_past_setattr(kind: type) -> bool:
             return True
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return False
+
+
+def _is_untouched(cell: Cell) -> bool:
+    """Whether the very same items are in a list, dict or object as before, or as many in another container.
+
+    Quick, and False where it is not known.
+    """
+    value, before = cell.value, cell.before
+    if cell.kind.has_names:
+        if not type(value).__dictoffset__:
+            return False
+        value = object.__getattribute__(value, "__dict__")
+    elif not isinstance(value, list | dict):
+        return cell.kind.size(value) == len(before)
+    if len(value) != len(before):
+        return False
+    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
+    return all(map(operator.is_, items, before.values() if type(before) is dict else before))
 
 
 class Watch:
@@ -299,10 +318,10 @@ class Watch:
                 yield self.name_of(module, name), cell.value
 
     def written_meanwhile(self, name: str) -> str | None:
-        """What a task has put into a container, or taken out, before it calls the module at path `name`; or None.
+        """What a task has put into a list, dict or object, or taken out, before it calls the module at path `name`.
 
         It may put that right before it ends, and other microbatches find it until then. As this is asked at every call,
-        only numbers of items are compared, in what the modules around the called one hold.
+        items are compared by identity first, in what the modules around the called one hold. None if nothing was.
         """
         around = self._around.get(name)
         if around is None:
@@ -311,10 +330,10 @@ class Watch:
             around = self._around[name] = [
                 (module, attribute, cell)
                 for module, attribute, cell in self._cells
-                if module in holders and not cell.kind.has_names and type(cell.before) in (list, dict)
+                if module in holders and type(cell.before) in (list, dict)
             ]
         for module, attribute, cell in around:
-            if cell.kind.size(cell.value) != len(cell.before):
+            if not _is_untouched(cell) and not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, attribute)} holds"
         return None
 
