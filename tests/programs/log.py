@@ -181,15 +181,15 @@ def _versions(module: nn.Module) -> list[int]:
 
 
 class _Current:
-    """Holds the log in an attribute of its class: anywhere else it would be state that all modules of a model share."""
-
-    _log = Log(plain=True)
+    """Holds the log behind a name that no code has: anywhere else it would be state that modules share."""
 
     def __getitem__(self, _: int) -> Log:
-        return _Current._log
+        log: Log = globals()["the log"]
+        return log
 
     def __setitem__(self, _: int, log: Log) -> None:
-        _Current._log = log
+        globals()["the log"] = log
 
 
 log_of_run = _Current()
+log_of_run[0] = Log(plain=True)

@@ -61,11 +61,14 @@ class Elsewhere:
         """Have attributes of a module noticed as they are set."""
         self._modules[module] = self._modules[module]._replace(kept=weakref.ref(kept))
 
-    def is_set(self, module: nn.Module, attribute: str) -> None:
+    def is_set(self, module: nn.Module, attribute: str, value: Any) -> None:
         """An attribute of a module is about to be set."""
         known = self._modules.get(module)
         if known is not None and known.kept is not None and (kept := known.kept()) is not None:
-            kept.is_set(module, attribute)
+            if attribute != "training":
+                kept.is_set(module, attribute)
+            elif value != module.__dict__.get(attribute):
+                kept.is_switched(module, attribute)
 
     def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""
@@ -104,7 +107,11 @@ class Elsewhere:
     def refuse_hook(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Raise :class:`FrameError` if the code of a step registers a hook on a module that runs elsewhere."""
         frame, known = current_frame(), self._modules.get(module)
-        if frame is None or known is None or known.here or collects(hook):
+        if known is None or collects(hook):
+            return
+        if known.here and known.kept is not None and (kept := known.kept()) is not None:
+            kept.is_switched(module, "_forward_hooks")
+        if frame is None or known.here:
             return
         raise FrameError(
             f"a hook was registered on module {known.name!r} in the code of {frame.name}: the module runs on rank "

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, Cell, cells_of, kind_of, put_values, reached, restore_cells
+from shardwright.contents import INTERNAL, Cell, kind_of, put_values, reached, restore_cells
 from shardwright.frames.remote import is_remote
 from shardwright.opaque import MOST_BYTES, are_same, is_same
 
@@ -82,45 +83,6 @@ def value_of(holder: Any, name: str) -> Any:
     return vars(holder).get(name, _MISSING)
 
 
-class Snapshot:
-    """What some modules keep, with copies of tensors, to be put back; buffers that they hold are put back elsewhere."""
-
-    def __init__(
-        self, modules: Iterable[nn.Module], variables: Iterable[Attribute], parameters: Iterable[nn.Parameter]
-    ) -> None:
-        """Remember it."""
-        self._attributes = [
-            (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
-            for module in modules
-        ]
-        self._homes = [home.__dict__ for home in {id(home): home for home, _ in variables}.values()]
-        self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
-        self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
-        for parameter in parameters:
-            self._tensors.append((parameter, -1, parameter.detach().clone()))  # `parameter.data` has its own version
-        values = [value for _, own in self._attributes for value in own.values()]
-        self._cells, tensors = cells_of([*values, *(value for _, _, value in self._variables)])
-        for part in tensors:
-            if part.layout is torch.strided:
-                self._tensors.append((part, version_of(part), part.detach().clone()))
-
-    def restore(self) -> None:
-        """Put it back."""
-        for attributes, own in self._attributes:
-            for name in attributes.keys() - own.keys() - INTERNAL:
-                del attributes[name]
-            attributes.update(own)
-        for variables, name, value in self._variables:
-            if value is _MISSING:
-                variables.pop(name, None)
-            else:
-                variables[name] = value
-        restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
-        for tensor, version, copy in self._tensors:
-            if version_of(tensor) != version or tensor.is_inference():
-                put_values(tensor, copy)
-
-
 class _Watched:
     """A tensor that no forward is known to write to; with its values if it is small and nobody else puts it back."""
 
@@ -188,6 +150,24 @@ def _goes_past_setattr(kind: type) -> bool:
             return True
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return False
+
+
+def _is_untouched(cell: Cell) -> bool:
+    """Whether the very same items are in a list, dict or object as before, or as many in another container.
+
+    Quick, and False where it is not known.
+    """
+    value, before = cell.value, cell.before
+    if cell.kind.has_names:
+        if not type(value).__dictoffset__:
+            return False
+        value = object.__getattribute__(value, "__dict__")
+    elif not isinstance(value, list | dict):
+        return cell.kind.size(value) == len(before)
+    if len(value) != len(before):
+        return False
+    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
+    return all(map(operator.is_, items, before.values() if type(before) is dict else before))
 
 
 class Watch:
@@ -297,6 +277,14 @@ class Watch:
             task.sets.append(place)
             self._set.append(place)
 
+    def is_switched(self, module: nn.Module, name: str) -> bool:
+        """A task is about to change what torch itself keeps in a module; whether no forward is known to do so."""
+        path = self._modules.get(module)
+        if path is None or self._is_settled(path, name):
+            return False
+        self._set.append((module, name, value_of(module, name)))
+        return True
+
     def written(self, task: RunningTask, within: nn.Module | None) -> str | None:
         """What a task has changed, in words; None if nothing.
 
@@ -316,11 +304,24 @@ class Watch:
                 return f"what {self.name_of(module, name)} holds"
         return None
 
+    def changed_late(self, task: RunningTask) -> str | None:
+        """What any task has changed in this step, in words; None if nothing. An attribute may be put back since."""
+        for module, name, _ in self._set:
+            return f"attribute {self.name_of(module, name)}"
+        return self.written(task, None)
+
+    def changed(self) -> Iterator[tuple[str, Any]]:
+        """Tensors, and values that hold something, that have changed; with the attributes that hold them, quoted."""
+        yield from ((self.name_of(one.module, one.name), one.tensor) for one in self._tensors if one.changed)
+        for module, name, cell in self._cells:
+            if not are_same(cell.parts_now, cell.parts):
+                yield self.name_of(module, name), cell.value
+
     def written_meanwhile(self, name: str) -> str | None:
-        """What a task has put into a container, or taken out, before it calls the module at path `name`; or None.
+        """What a task has put into a list, dict or object, or taken out, before it calls the module at path `name`.
 
         It may put that right before it ends, and other microbatches find it until then. As this is asked at every call,
-        only numbers of items are compared, in what the modules around the called one hold.
+        items are compared by identity first, in what the modules around the called one hold. None if nothing was.
         """
         around = self._around.get(name)
         if around is None:
@@ -329,10 +330,10 @@ class Watch:
             around = self._around[name] = [
                 (module, attribute, cell)
                 for module, attribute, cell in self._cells
-                if module in holders and not cell.kind.has_names and type(cell.before) in (list, dict)
+                if module in holders and type(cell.before) in (list, dict)
             ]
         for module, attribute, cell in around:
-            if cell.kind.size(cell.value) != len(cell.before):
+            if not _is_untouched(cell) and not are_same(cell.parts_now, cell.parts):
                 return f"what {self.name_of(module, attribute)} holds"
         return None
 

@@ -18,7 +18,6 @@ from shardwright.execution.context import suspended
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
     Seen,
-    Snapshot,
     Watch,
     attribute_of,
     no_copy_of,
@@ -27,6 +26,8 @@ from shardwright.execution.kept import (
     variable_of,
 )
 from shardwright.execution.returned import changed_since_returned, note_returned
+from shardwright.execution.shared import HeldElsewhere
+from shardwright.execution.snapshot import Snapshot
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames.cut import engine_watchers
 from shardwright.frames.remote import is_remote
@@ -90,7 +91,7 @@ class KeptHere:
         self._states: dict[int, KeptState] = {}
         #: The modules in which microbatches must not meet.
         self.gated: set[nn.Module] = set()
-        here = {path for path in modules if _runs_on(decision, path, runtime.pp_rank)}
+        here = {path for path in modules if runtime.pp_rank in _ranks_of(decision, path)}
         numbers: dict[nn.Module, list[int]] = {}
         uncounted: set[int] = set()
         for number, state in enumerate(decision.kept):
@@ -131,6 +132,10 @@ class KeptHere:
         self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
+        self._held_elsewhere = HeldElsewhere(
+            {path: module for path, module in modules.items() if path not in here},
+            {path: runtime.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
+        )
         self._snapshot: Snapshot | None = None
         #: By state, the microbatch that has entered last.
         self._newest: dict[int, int] = {}
@@ -146,6 +151,7 @@ class KeptHere:
     def begin_step(self) -> None:
         """Remember what the step may have to put back, and what modules hold that nobody is known to change."""
         self._watch.begin_step()
+        self._held_elsewhere.begin_step()
         self._snapshot = None
         if self._kept_by or self._variables:
             self._snapshot = Snapshot(self._kept_by, self._variables, self._parameters)
@@ -174,10 +180,17 @@ class KeptHere:
         else:
             self._watch.is_set(task, module, name)
 
+    def is_switched(self, module: nn.Module, name: str) -> None:
+        """What torch itself keeps in a module is about to change: whether it trains, or its hooks."""
+        task = running_task() or self._runtime.workers.current
+        if task is not None and self._runtime.in_step and self._watch.is_switched(module, name):
+            self._refuse(task, f"{self._watch.name_of(module, name)} was changed, though no trace saw that")
+
     def check_call(self, task: RunningTask, name: str) -> None:
         """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
         written = self._watch.written_meanwhile(name)
         if written is not None:
+            self._held_elsewhere.refuse(self._watch.changed())
             self._refuse(task, f"{written} was changed before module {name!r} was called, though no trace saw that")
 
     def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
@@ -189,6 +202,7 @@ class KeptHere:
         """
         written = self._watch.written(task, module)
         if written is not None:
+            self._held_elsewhere.refuse(self._watch.changed())
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
@@ -200,6 +214,12 @@ class KeptHere:
                 "no such write: microbatches may have used it in another order than in one process, and it cannot be "
                 "put back. Let the first step take that branch, or register the tensor as a buffer"
             )
+
+    def changed_late(self, task: RunningTask) -> str | None:
+        """What was changed in this step though no trace saw that, in words; None if nothing, or not to be put back."""
+        if self._watch.lost() or self._watch.written_weight(None) is not None:
+            return None
+        return self._watch.changed_late(task)
 
     def seen(self) -> list[Seen] | None:
         """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
@@ -236,7 +256,7 @@ class KeptHere:
             if self._runtime.num_microbatches == 1 and not always:
                 return
             raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
-        raise _state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
+        raise state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
     def stay(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
@@ -299,9 +319,8 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _runs_on(decision: Decision, path: str, pp_rank: int) -> bool:
-    follows = decision.follows.get(path)
-    return decision.modules[path] == pp_rank if follows is None else pp_rank in follows
+def _ranks_of(decision: Decision, path: str) -> Iterable[int]:
+    return decision.follows.get(path) or (decision.modules[path],)
 
 
 def _described(state: KeptState) -> str:
@@ -338,22 +357,6 @@ def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
     module.forward = MethodType(forwarded, module)
 
 
-def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
-    """The error of a task, or what it comes from: a later microbatch wrote to what an earlier one's backward needs.
-
-    One process has run that backward by then. Where it fails with microbatches one after another too, it is the
-    script's own error.
-    """
-    runtime = task.runtime
-    if type(error) is not RuntimeError or "modified by an inplace operation" not in str(error):
-        return error
-    if runtime.server.runs_one_at_a_time() or not any(kept.gated for kept in all_kept(runtime.placements)):
-        return error
-    return _state_write(
-        task, f"a module keeps a tensor that a backward needs, and a later microbatch wrote to it first: {error}"
-    )
-
-
 def _has_graph(tensor: torch.Tensor) -> bool:
     try:
         return tensor.grad_fn is not None
@@ -361,7 +364,8 @@ def _has_graph(tensor: torch.Tensor) -> bool:
         return True
 
 
-def _state_write(task: RunningTask, message: str) -> StateWriteError:
+def state_write(task: RunningTask, message: str) -> StateWriteError:
+    """What has the step of a task run again, one microbatch after another."""
     place = (task.runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
     return StateWriteError(*place, "StateWriteError", message)
 

@@ -11,8 +11,8 @@ from shardwright import failure_text
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.attributes import Attributes
 from shardwright.execution.context import StepState, Suspended
+from shardwright.execution.late import as_state_write
 from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
-from shardwright.execution.stays import as_state_write
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.frames.guards import close_checkpoints
 

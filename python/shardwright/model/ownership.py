@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
+from shardwright.contents import INTERNAL
 from shardwright.errors import NotOwnedError
 from shardwright.model.local import LocalTensors
 from shardwright.model.remote_attribute import RemoteAttribute
@@ -66,8 +67,8 @@ class Ownership(LocalTensors):
         for full_name, ranks in self.decision.attributes.items():
             path, _, name = full_name.rpartition(".")
             module = tree.by_path[path].module
-            if name in module._modules:
-                continue  # `self.child = self.child.to(...)`
+            if name in module._modules or name in INTERNAL:
+                continue  # `self.child = self.child.to(...)`; torch needs its own
             # A property keeps its value elsewhere.
             if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
                 module.__dict__[name] = RemoteAttribute(full_name, ranks)

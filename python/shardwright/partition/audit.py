@@ -294,7 +294,8 @@ class Audit:
 
     def attributes(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """Which modules set an attribute in the forward: path and name to the paths of those that do."""
-        return {
+        own = {attribute: tuple(sorted(users)) for attribute, users in self._own.items()}
+        return own | {
             (self._tree.path_of[module], name): tuple(sorted(writers))
             for (module, name), writers in self._writes.items()
             if module in self._tree.path_of and writers

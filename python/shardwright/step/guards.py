@@ -62,7 +62,7 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     if isinstance(value, nn.Module):
         elsewhere.refuse_making(module, name, value)
     else:
-        elsewhere.is_set(module, name)
+        elsewhere.is_set(module, name, value)
     _divided.original["__setattr__"](module, name, value)
 
 

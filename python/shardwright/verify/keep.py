@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from shardwright.execution.kept import Snapshot
+from shardwright.execution.snapshot import Snapshot
 from shardwright.model.placement import Hooks
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers

@@ -1,0 +1,49 @@
+"""Objects that modules of several ranks hold: each rank has a copy of its own, and changes that one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from shardwright.contents import INTERNAL, reached
+from shardwright.errors import FrameError
+
+
+class HeldElsewhere:
+    """The modules of a model that do not run on this rank, which hold what they held when the script made them."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], ranks: Mapping[str, int]) -> None:
+        """Know them, by path, and the global ranks that run them."""
+        self._modules = modules
+        self._ranks = ranks
+        #: What has been looked for in this step in vain.
+        self._private: set[int] = set()
+
+    def begin_step(self) -> None:
+        """The script may have changed who holds what."""
+        self._private.clear()
+
+    def refuse(self, changed: Iterable[tuple[str, Any]]) -> None:
+        """Raise :class:`FrameError` if one of these values, changed here, is one that another rank has a copy of.
+
+        Args:
+            changed: Each with the full name, quoted, of the attribute through which a module here holds it.
+        """
+        wanted = {id(value): name for name, value in changed if id(value) not in self._private}
+        if not wanted:
+            return
+        seen: set[int] = set()
+        for path, module in self._modules.items():
+            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            for attribute, value in [*module._buffers.items(), *values]:
+                for part in reached(value, seen):
+                    if id(part) in wanted:
+                        raise FrameError(
+                            f"what {wanted[id(part)]} holds was changed, though no trace saw that: it is also what "
+                            f"{f'{path}.{attribute}'!r} holds, and that module runs on rank {self._ranks[path]}, whose "
+                            "copy has not changed. Let the first step take the branch that changes it, pass the value "
+                            "as an argument of the module, or place both modules on one rank (smp.set_partition)"
+                        )
+        self._private.update(wanted)

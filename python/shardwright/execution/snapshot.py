@@ -1,0 +1,52 @@
+"""What modules keep, remembered before a step to be put back after one that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from shardwright.contents import INTERNAL, cells_of, put_values, restore_cells
+from shardwright.execution.kept import Attribute, version_of
+
+_MISSING = object()
+
+
+class Snapshot:
+    """What some modules keep, with copies of tensors, to be put back; buffers that they hold are put back elsewhere."""
+
+    def __init__(
+        self, modules: Iterable[nn.Module], variables: Iterable[Attribute], parameters: Iterable[nn.Parameter]
+    ) -> None:
+        """Remember it."""
+        self._attributes = [
+            (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
+            for module in modules
+        ]
+        self._homes = [home.__dict__ for home in {id(home): home for home, _ in variables}.values()]
+        self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
+        self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        for parameter in parameters:
+            self._tensors.append((parameter, -1, parameter.detach().clone()))  # `parameter.data` has its own version
+        values = [value for _, own in self._attributes for value in own.values()]
+        self._cells, tensors = cells_of([*values, *(value for _, _, value in self._variables)])
+        for part in tensors:
+            if part.layout is torch.strided:
+                self._tensors.append((part, version_of(part), part.detach().clone()))
+
+    def restore(self) -> None:
+        """Put it back."""
+        for attributes, own in self._attributes:
+            for name in attributes.keys() - own.keys() - INTERNAL:
+                del attributes[name]
+            attributes.update(own)
+        for variables, name, value in self._variables:
+            if value is _MISSING:
+                variables.pop(name, None)
+            else:
+                variables[name] = value
+        restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
+        for tensor, version, copy in self._tensors:
+            if version_of(tensor) != version or tensor.is_inference():
+                put_values(tensor, copy)
