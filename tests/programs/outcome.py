@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,7 +129,13 @@ def _short(value: Any) -> str:
 
 
 def _distance(expected: Any, found: Any) -> float:
-    """Of two tensors, their largest difference."""
+    """The largest difference of two values' numbers, in tensors and outside them; 0 where they cannot be compared."""
+    if isinstance(expected, float) and isinstance(found, float):
+        return abs(expected - found) if math.isfinite(expected - found) else 0.0
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        return max((_distance(*pair) for pair in zip(expected, found, strict=True)), default=0.0)
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return max((_distance(value, found.get(key)) for key, value in expected.items()), default=0.0)
     if not (isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor) and expected.shape == found.shape):
         return 0.0
     if not expected.is_floating_point() or not expected.numel():
@@ -140,11 +147,14 @@ def _agree(expected: Any, found: Any, floor: float, noise: float = 0.0) -> bool:
     if type(expected) is not type(found):
         return False
     if isinstance(expected, list):
-        return len(expected) == len(found) and all(_agree(*pair, floor) for pair in zip(expected, found, strict=True))
+        pairs = zip(expected, found, strict=False)
+        return len(expected) == len(found) and all(_agree(*pair, floor, noise) for pair in pairs)
     if isinstance(expected, dict):
-        return expected.keys() == found.keys() and all(_agree(expected[key], found[key], floor) for key in expected)
+        keys = expected.keys()
+        return keys == found.keys() and all(_agree(expected[key], found[key], floor, noise) for key in keys)
     if isinstance(expected, float):
-        return expected == found or abs(expected - found) <= ALLOWED * max(abs(expected), 1.0)
+        scale = max(abs(expected), 1.0)
+        return expected == found or abs(expected - found) <= max(ALLOWED * scale, min(noise, EXCUSED * scale))
     if not isinstance(expected, torch.Tensor):
         return bool(expected == found)
     if expected.shape != found.shape or expected.dtype != found.dtype:

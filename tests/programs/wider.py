@@ -118,9 +118,10 @@ class WiderOperations:
             self.execute(operations, tensors)
             given = self.stack.pop()
         elif kind == "item":
-            self.held["given"] = given
+            key = f"given {len(self.held)}"
+            self.held[key] = given
             self.execute(operations, tensors)
-            given = self.held.pop("given")
+            given = self.held.pop(key)
         elif kind == "number":
             self.number += 1
             self.execute(operations, tensors)

@@ -195,8 +195,7 @@ class Frame:
 
     def watch(self, tensor: torch.Tensor, why: str) -> None:
         """Refuse in-place writes to a tensor's memory from now on; see :meth:`settle`."""
-        if not tensor.is_inference():
-            self._watched.append(Watched(tensor, why))
+        self._watched.append(Watched(tensor, why))
 
     def guard(self, node: Node) -> None:
         """Refuse gradients that reach a node with hooks outside this frame's backward: the hooks would not see them."""

@@ -84,13 +84,18 @@ class Watched:
     """A tensor that must not be written to, because the write could not reach everywhere where it should.
 
     It keeps the tensor's version counter, which all its views and aliases share and which outlives it, but neither the
-    tensor nor its memory, of a sparse one excepted.
+    tensor nor its memory, of a sparse one excepted. A tensor of inference mode has no version: it and a copy are kept.
     """
 
-    __slots__ = ("_counter", "_version", "why")
+    __slots__ = ("_counter", "_values", "_version", "why")
 
     def __init__(self, tensor: torch.Tensor, why: str) -> None:
         """Watch a tensor from now on; ``why`` begins the error: what was done with it."""
+        self.why = why
+        self._values: torch.Tensor | None = None
+        if tensor.is_inference():
+            self._counter, self._version, self._values = tensor, 0, tensor.clone()
+            return
         key = (tensor.dtype, tensor.device)
         empty = _empty.get(key)
         if empty is None:
@@ -100,11 +105,14 @@ class Watched:
         if tensor.layout is torch.strided:  # a sparse one cannot give its memory away
             self._counter.data = empty
         self._version = tensor._version
-        self.why = why
 
     def check(self, microbatch: int) -> None:
         """Raise :class:`FrameError` if the tensor was written to."""
-        if self._counter._version != self._version:
+        if self._values is None:
+            changed = self._counter._version != self._version
+        else:
+            changed = not torch.allclose(self._counter, self._values, rtol=0.0, atol=0.0, equal_nan=True)
+        if changed:
             raise FrameError(
                 f"{self.why}, and it was written to in place later (microbatch {microbatch}): across ranks that write "
                 "cannot be seen everywhere where it should be; write to a clone(), or have the module use a clone()"
