@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 #: How a result is found at the requester instead of sent: the kind, the number it refers to, sizes, strides, offset,
 #: whether it is read conjugated and whether negated beside that, whether it was made in grad mode, and whether it
@@ -24,7 +25,25 @@ def replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
     creation = _creation_of(tensor)
     if creation == _Creation.INFERENCE_MODE and torch.is_inference_mode_enabled():  # the requester's mode, too
         return base
-    return None if creation in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE) else base
+    if creation in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE):
+        return None
+    if creation == _Creation.MULTI_OUTPUT_NODE and _passes_custom_function(tensor, base):
+        return None
+    return base
+
+
+def _passes_custom_function(tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether the gradient of a view goes through a function of the script's, or a hook of a module, to its base.
+
+    One with several results that gives an argument back makes a view of it, like ``chunk``, and says no more.
+    """
+    node, last = tensor.grad_fn, base.grad_fn
+    while node is not None and node is not last:
+        if isinstance(node, BackwardCFunction):
+            return True
+        following = node.next_functions
+        node = following[0][0] if len(following) == 1 else None
+    return False
 
 
 def recipe_of(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) -> Recipe:
