@@ -37,7 +37,12 @@ def _passes_custom_function(tensor: torch.Tensor, base: torch.Tensor) -> bool:
 
     One with several results that gives an argument back makes a view of it, like ``chunk``, and says no more.
     """
-    node, last = tensor.grad_fn, base.grad_fn
+    try:
+        node, last = tensor.grad_fn, base.grad_fn
+    except (
+        RuntimeError
+    ):  # one of several views, and what they are views of was written to: none of a function's results
+        return False
     while node is not None and node is not last:
         if isinstance(node, BackwardCFunction):
             return True

@@ -195,7 +195,8 @@ class Frame:
 
     def watch(self, tensor: torch.Tensor, why: str) -> None:
         """Refuse in-place writes to a tensor's memory from now on; see :meth:`settle`."""
-        self._watched.append(Watched(tensor, why))
+        if not tensor.is_inference() or tensor.layout is torch.strided:  # values of others cannot be compared
+            self._watched.append(Watched(tensor, why))
 
     def guard(self, node: Node) -> None:
         """Refuse gradients that reach a node with hooks outside this frame's backward: the hooks would not see them."""
