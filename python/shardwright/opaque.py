@@ -76,6 +76,16 @@ def are_unchanged(some: list[Any], others: list[Any]) -> bool:
     return len(some) == len(others) and all(map(_is_unchanged, some, others))
 
 
+def holds_the_very_same(value: list[Any] | dict[Any, Any], before: list[Any] | dict[Any, Any]) -> bool:
+    """Whether the very same items are in a list or dict as before; what is asked often, and of many."""
+    if len(value) != len(before):
+        return False
+    if isinstance(before, list):
+        return all(map(operator.is_, list.__iter__(value), before))  # type: ignore[arg-type]
+    keys, items = dict.__iter__(value), dict.values(value)  # type: ignore[arg-type]
+    return all(map(operator.is_, keys, before)) and all(map(operator.is_, items, before.values()))
+
+
 def random_kind(kind: type) -> Kind | None:
     """Generators of random numbers, less those whose numbers the library keeps in order itself."""
     get: Callable[[Any], Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from torch import nn
 
 from shardwright.contents import INTERNAL, Cell, kind_of, put_values, reached, restore_cells
 from shardwright.frames.remote import is_remote
-from shardwright.opaque import MOST_BYTES, are_same, is_same
+from shardwright.opaque import MOST_BYTES, are_same, holds_the_very_same, is_same
 
 if TYPE_CHECKING:
     from shardwright.execution.task import RunningTask
@@ -164,10 +163,7 @@ def _is_untouched(cell: Cell) -> bool:
         value = object.__getattribute__(value, "__dict__")
     elif not isinstance(value, list | dict):
         return cell.kind.size(value) == len(before)
-    if len(value) != len(before):
-        return False
-    items = dict.values(value) if isinstance(value, dict) else list.__iter__(value)
-    return all(map(operator.is_, items, before.values() if type(before) is dict else before))
+    return holds_the_very_same(value, before)
 
 
 class Watch:
@@ -306,7 +302,8 @@ class Watch:
 
     def changed_late(self, task: RunningTask) -> str | None:
         """What any task has changed in this step, in words; None if nothing. An attribute may be put back since."""
-        for module, name, _ in self._set:
+        if self._set:
+            module, name, _ = self._set[0]
             return f"attribute {self.name_of(module, name)}"
         return self.written(task, None)
 

@@ -39,9 +39,7 @@ def _passes_custom_function(tensor: torch.Tensor, base: torch.Tensor) -> bool:
     """
     try:
         node, last = tensor.grad_fn, base.grad_fn
-    except (
-        RuntimeError
-    ):  # one of several views, and what they are views of was written to: none of a function's results
+    except RuntimeError:  # what several views are views of was written to: they are none of a function's results
         return False
     while node is not None and node is not last:
         if isinstance(node, BackwardCFunction):

@@ -34,8 +34,7 @@ def backward(
     if runtime.pp_size == 1:
         if runtime.in_step:
             number = runtime.weights.give(runtime.microbatch, weight, tensors)
-            if number is not None:
-                grad_tensors = weighted(tensors, grad_tensors, number)
+            grad_tensors = weighted(tensors, grad_tensors, number)
         elif weight is not None:
             raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
         runtime.recorder.passed_forward()
@@ -57,8 +56,7 @@ def backward(
     number = runtime.weights.give(task.microbatch, weight, tensors)
     let_go(task)
     frame.settle()
-    if number is not None:
-        grad_tensors = weighted(tensors, grad_tensors, number)
+    grad_tensors = weighted(tensors, grad_tensors, number)
     roots = _roots(tensors, grad_tensors)
     task.phase = "backward"
     elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
@@ -71,8 +69,12 @@ def backward(
     task.phase = "forward"
 
 
-def weighted(tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients, weight: float) -> Gradients:
+def weighted(
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients, weight: float | None
+) -> Gradients:
     """The gradients from which a backward starts that counts by a weight."""
+    if weight is None:
+        return grad_tensors
     single = isinstance(tensors, torch.Tensor)
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None:

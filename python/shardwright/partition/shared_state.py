@@ -3,15 +3,14 @@
 A cache object that layers hold together, a list in two modules, a global variable: on several ranks each would have a
 copy of its own. So what is reachable from modules' attributes, and what the code of their classes uses of its global
 variables, is remembered before a forward, compared and put back after it. What a forward puts in before it calls a
-module, and takes out again afterwards, has changed too, as another microbatch may run meanwhile: so a module's is
-compared at every call that it makes as well. Who uses which attribute of an object that is
-not a container (a configuration, say) is noted meanwhile, so that only those who use what changes belong together.
+module, and takes out again afterwards, has changed too, as another microbatch may run meanwhile: so it is compared at
+both ends of every call as well. Who uses which attribute of an object that is not a container (a configuration, say)
+is noted meanwhile, so that only those who use what changes belong together.
 """
 
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.contents import INTERNAL, Cell, Search, kind_of, restore_cells
-from shardwright.opaque import Kind, are_unchanged
+from shardwright.opaque import Kind, are_unchanged, holds_the_very_same
 from shardwright.partition.tree import ModelTree
 from shardwright.partition.variables import Variable, is_own, variables_of
 from shardwright.patches import replaced
@@ -102,8 +101,7 @@ class Change:
 class _Reached(NamedTuple):
     """What some modules and their code reach: lists and dicts with what was in them, and the rest."""
 
-    lists: list[tuple[list[Any], list[Any], _Cell]]
-    dicts: list[tuple[dict[Any, Any], dict[Any, Any], _Cell]]
+    containers: list[tuple[Any, Any, _Cell]]
     others: list[_Cell]
     objects: dict[int, _Cell]
     variables: list[str]
@@ -234,24 +232,16 @@ class SharedState:
         reached = self._reached.get(around)
         if reached is None:
             reached = self._reached[around] = self._reached_by({*around})
-        # Nearly all are lists and dicts, and this is asked at every call.
-        for value, before, cell in reached.lists:
-            if len(value) != len(before) or not all(map(operator.is_, value, before)):
-                cell.changed_meanwhile = True
-        for items, items_before, cell in reached.dicts:
-            if (
-                len(items) != len(items_before)
-                or not all(map(operator.is_, items, items_before))
-                or not all(map(operator.is_, items.values(), items_before.values()))
-            ):
+        for value, before, cell in reached.containers:
+            if not holds_the_very_same(value, before):
                 cell.changed_meanwhile = True
         for cell in reached.others:
             cell.look()
         for number in self._set_objects & reached.objects.keys():
             reached.objects[number].look()
         for full_name in reached.variables:
-            variable, before_it = self._variables[full_name]
-            if variable.read() is not before_it:
+            variable, value_before = self._variables[full_name]
+            if variable.read() is not value_before:
                 self._variables_meanwhile.add(full_name)
 
     def _reached_by(self, paths: set[str]) -> _Reached:
@@ -271,14 +261,12 @@ class SharedState:
             cells |= {id(cell.value): cell for cell in own[:_MOST_OF_MODULE]}
         for name in variables:
             cells |= {id(cell.value): cell for cell in self._cells_of.get(name, [])[:_MOST_OF_VARIABLE]}
-        reached = _Reached([], [], [], {}, variables)
+        reached = _Reached([], [], {}, variables)
         for number, cell in cells.items():
             if cell.kind.has_names and not type(cell.value).__flags__ & _IMMUTABLE:
                 reached.objects[number] = cell  # of which it is noted when an attribute is set
-            elif type(cell.value) is list:
-                reached.lists.append((cell.value, cell.before, cell))
-            elif type(cell.value) is dict:
-                reached.dicts.append((cell.value, cell.before, cell))
+            elif type(cell.value) in (list, dict):
+                reached.containers.append((cell.value, cell.before, cell))
             else:
                 reached.others.append(cell)
         return reached

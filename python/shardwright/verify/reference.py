@@ -199,8 +199,7 @@ class Reference:
             given = [tensor.detach().clone() for tensor in tensors_in(tensors)]
             expected.losses.setdefault(running[0], []).extend(given)
             number = weights.give(running[0], weight, tensors)
-            gradients = grad_tensors if number is None else weighted(tensors, grad_tensors, number)
-            torch.autograd.backward(tensors, gradients)
+            torch.autograd.backward(tensors, weighted(tensors, grad_tensors, number))
 
         recorder = WatchedFlow(self.paths, lambda: running[0], self.flow)
         recording = recorder.recording() if recorded else nullcontext()
