@@ -17,9 +17,8 @@ job = job_fixture(2)
 class GivesBack(nn.Module):
     """Returns its arguments, through a hook that changes their gradients."""
 
-    def __init__(self, *, sliced: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.sliced = sliced
         self.register_full_backward_hook(_scaled)
 
     def forward(self, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -38,11 +37,12 @@ class Around(nn.Module):
     def __init__(self, *, sliced: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(8))
-        self.inner = GivesBack(sliced=sliced)
+        self.inner = GivesBack()
+        self.sliced = sliced
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _, result, _ = self.inner(x * self.weight, x)
-        return result[:2] if self.inner.sliced else result
+        return result[:2] if self.sliced else result
 
 
 class Whole(nn.Module):

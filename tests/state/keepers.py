@@ -228,6 +228,18 @@ class Normalised(Keeper):
         return self.norm(self.scaled(x))
 
 
+class Counter(nn.Module):
+    """Counts its calls, and keeps nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
 KEEPERS: list[Callable[[int], nn.Module]] = [
     AverageInTwoOperations,
     AverageAssigned,

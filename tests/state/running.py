@@ -19,6 +19,7 @@ MICROBATCHES = 4
 STEPS = 4
 #: Rows of a microbatch, and width: a few numbers, and more than stay in a message.
 SIZES = {"small": (2, 3), "large": (40, 160)}
+SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
 MODES: dict[str, dict[str, Any]] = {
     "dynamic": {},
     "static": {"static_mode": True, "static_steps": 1},

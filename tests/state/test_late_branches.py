@@ -12,24 +12,12 @@ from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
-from tests.state.running import SIZES, check
+from tests.state.keepers import Counter
+from tests.state.running import SCHEDULES, SIZES, check
 
-SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
 WIDTH = SIZES["small"][1]
 
 job = job_fixture(2)
-
-
-class Counter(nn.Module):
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self) -> int:
-        self.calls += 1
-        return self.calls
 
 
 class Late(nn.Module):

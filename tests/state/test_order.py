@@ -11,10 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.frames.job import Job, job_fixture
 from tests.state.keepers import AverageInTwoOperations, Keeper, PythonAverage, PythonCounter
-from tests.state.running import MODES, SIZES, STEPS, check
-
-SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
-
+from tests.state.running import MODES, SCHEDULES, SIZES, STEPS, check
 
 job = job_fixture(3)
 

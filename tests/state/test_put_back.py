@@ -17,9 +17,9 @@ from torch import nn
 
 from tests.frames.job import Job, job_fixture
 from tests.state import running
-from tests.state.running import MODES, SIZES, check
+from tests.state.keepers import Counter
+from tests.state.running import MODES, SCHEDULES, SIZES, check
 
-SCHEDULES = ["simple", "interleaved", "looped", "zero_bubble"]
 SCALE = 1.0
 SETTINGS = {"scale": 1.0}
 CONFIGURATION = types.SimpleNamespace(scale=1.0)
@@ -242,18 +242,6 @@ class FillsLater(nn.Module):
             self.values.append(x)
             return self.child(x.tanh()) + self.values.pop()
         return self.child(x)
-
-
-class Counter(nn.Module):
-    """Counts its calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self) -> int:
-        self.calls += 1
-        return self.calls
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
