@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
-from shardwright.values import decode_from, encode
+from shardwright.job.exchange import receive_object, send_object
+from shardwright.job.received import decode_from
+from shardwright.job.usage import usage
+from shardwright.values import encode
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: Training steps that run before the choice; those that divide a model, fail, or run nothing backward do not count.
 TRIAL_STEPS = 3
@@ -138,13 +141,13 @@ class Scheduling:
         """
         if not self._on_trial:
             return
-        root, *peers = runtime.pp_ranks
-        if runtime.is_root:
+        root, *peers = runtime.place.pp_ranks
+        if runtime.place.is_root:
             ranks = [self._own]
             for rank in peers:
                 ranks.append([StepTimes(*times) for times in _receive(runtime, rank)])
             decision = decide(
-                runtime.step,
+                runtime.step.number,
                 ranks,
                 microbatches=self.cfg.microbatches,
                 active_microbatches=self.cfg.active_microbatches,
@@ -161,19 +164,19 @@ class Scheduling:
             self._on_trial = False
             self._own = []
             self._set(decision.schedule)
-            if runtime.is_root:
+            if runtime.place.is_root:
                 logs.logger.info("%s", _announcement(runtime, decision))
 
     def end_step(self, runtime: Runtime) -> None:
         """After a step that ended well."""
-        if not self._on_trial or runtime.num_microbatches != self.cfg.microbatches:
+        if not self._on_trial or runtime.step.num_microbatches != self.cfg.microbatches:
             return
-        total, newest = (usage.figures() for usage in runtime.usage())
+        total, newest = (usage.figures() for usage in usage(runtime))
         if total["steps"] == self._counted:  # it divided a model
             return
         self._counted = total["steps"]
         times = StepTimes(
-            runtime.step,
+            runtime.step.number,
             round(newest["forward_seconds"] * 1e9),
             round((newest["backward_seconds"] + newest["weight_seconds"]) * 1e9),
             newest["seconds"],
@@ -183,22 +186,22 @@ class Scheduling:
 
 
 def _send(runtime: Runtime, rank: int, said: Any) -> None:
-    runtime.send_object(rank, _CHANNEL, *encode((runtime.step, said)))
+    send_object(runtime, rank, _CHANNEL, *encode((runtime.step.number, said)))
 
 
 def _receive(runtime: Runtime, rank: int) -> Any:
     """What a rank has to say about the step that begins."""
     while True:
-        step, said = decode_from(runtime, rank, *runtime.receive_object(rank, _CHANNEL))
-        if step == runtime.step:
+        step, said = decode_from(runtime, rank, *receive_object(runtime, rank, _CHANNEL))
+        if step == runtime.step.number:
             return said
 
 
 def _announcement(runtime: Runtime, decision: Decision) -> str:
-    first = runtime.cfg.core.schedule()
+    first = runtime.place.cfg.core.schedule()
     simulated = decision.simulated_seconds
     return (
-        f"rank {runtime.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from steps "
-        f"{decision.measured_steps}, a step's tasks take {1e3 * simulated[decision.schedule]:.1f} ms under it and "
-        f"{1e3 * simulated.get(first, max(simulated.values())):.1f} ms under {first}"
+        f"rank {runtime.place.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from "
+        f"steps {decision.measured_steps}, a step's tasks take {1e3 * simulated[decision.schedule]:.1f} ms under it "
+        f"and {1e3 * simulated.get(first, max(simulated.values())):.1f} ms under {first}"
     )

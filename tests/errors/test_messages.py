@@ -17,13 +17,14 @@ from shardwright import _core, errors
 from shardwright.config import load_config
 from shardwright.frames import Frame, Leaves, in_frame
 from shardwright.frames.watch import Watched
+from shardwright.job.received import build
 from shardwright.model.ownership import apply_ownership
+from shardwright.model.updates import Said, Updates
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.rendezvous import given_secret
 from shardwright.step.split import Splitter
-from shardwright.updates import Said, Updates
-from shardwright.values import ValueRegistry, build, registry
+from shardwright.values import ValueRegistry, registry
 from shardwright.verify.report import Departure, Report, Row
 from torch import nn
 

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardwright.tensor_parallel.group import TensorGroup
+
 CASE = json.loads(sys.argv[1])
 #: How often a place is passed before the fault: others are then in the middle of something.
 VISITS = {"forward": 2, "backward": 2, "optimizer": 2}
@@ -202,7 +204,7 @@ class Rank:
 
     def watch_waits(self) -> None:
         """Make waits for other ranks at the end of a step, and within tensor parallelism, a place."""
-        from shardwright.runtime import Runtime
+        from shardwright.job.runtime import Runtime
 
         for name in ("wait_collective", "receive_object"):
             setattr(Runtime, name, self.visiting(getattr(Runtime, name)))
@@ -218,8 +220,10 @@ class Rank:
 
     def visiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def visiting(runtime: Any, *args: Any, **kwargs: Any) -> Any:
-            alone = runtime.launch.world_size == runtime.pp_size
-            if runtime.in_step and (runtime.voted if alone else runtime.committing or runtime.tensor_group is not None):
+            alone = runtime.place.launch.world_size == runtime.place.pp_size
+            if runtime.step.running and (
+                runtime.step.voted if alone else runtime.step.committing or runtime.find(TensorGroup) is not None
+            ):
                 self.place.visit_("reduction")
             return method(runtime, *args, **kwargs)
 

@@ -11,7 +11,7 @@ import shardwright as smp
 import torch
 from shardwright.execution import process
 from shardwright.frames.watch import Memory
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.comparing import data

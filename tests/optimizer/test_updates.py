@@ -10,7 +10,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright import runtime
-from shardwright.updates import Said, Updates
+from shardwright.model.updates import Said, Updates
 from torch import nn
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -38,19 +39,16 @@ def run_node(node: Node, gradients: dict[int, torch.Tensor], retain_graph: bool)
 
     handle = hook_on(node, "register_hook", stop)  # the last one: it sees what the others have made of its results
     try:
-        with EngineCall():
-            try:
-                _engine_run_backward(
-                    tuple(GradientEdge(node, number) for number in gradients),
-                    tuple(gradients.values()),
-                    retain_graph,
-                    False,
-                    tuple(GradientEdge(behind, number) for behind, number in edges if behind is not None),
-                    allow_unreachable=True,
-                    accumulate_grad=False,
-                )
-            except _HasRun:
-                pass
+        with EngineCall(), contextlib.suppress(_HasRun):
+            _engine_run_backward(
+                tuple(GradientEdge(node, number) for number in gradients),
+                tuple(gradients.values()),
+                retain_graph,
+                False,
+                tuple(GradientEdge(behind, number) for behind, number in edges if behind is not None),
+                allow_unreachable=True,
+                accumulate_grad=False,
+            )
     finally:
         handle.remove()
     return [

@@ -42,12 +42,12 @@ def to_first_tensor_rank(value: Any, operation: str = _PARTS) -> list[Any]:
 
 def _over(group: str, value: Any, operation: str, *, to_first: bool = False) -> list[Any]:
     # Imported late: the runtime needs the model.
-    from shardwright.objects import gathered
-    from shardwright.ranks import CommGroup
-    from shardwright.runtime import find_runtime
+    from shardwright.job.objects import gathered
+    from shardwright.job.ranks import CommGroup
+    from shardwright.job.runtime import find_runtime
 
     runtime = find_runtime()
-    if runtime is None or len(runtime.topology.group(group, runtime.rank)) == 1:
+    if runtime is None or len(runtime.place.topology.group(group, runtime.place.rank)) == 1:
         return [value]
     return gathered(operation, value, CommGroup(group), to_first=to_first)
 

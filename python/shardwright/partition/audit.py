@@ -19,10 +19,11 @@ from torch import nn
 
 from shardwright.contents import INTERNAL
 from shardwright.delayed.materialise import is_delayed
+from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow, scope_of
-from shardwright.partition.kept import KeptState, merged
+from shardwright.partition.kept import merged
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins

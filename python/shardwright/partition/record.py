@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shardwright.execution.placed import KeptState
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import Flow
-from shardwright.partition.kept import KeptState, merged
+from shardwright.partition.kept import merged
 from shardwright.partition.measure import Measurement
 
 

@@ -19,7 +19,7 @@ from shardwright.step.attributes import ModuleAttributes
 from shardwright.step.ordered import OrderedGradients
 
 if TYPE_CHECKING:
-    from shardwright.execution.worker import WorkerPool
+    from shardwright.execution.turn import Turn
     from shardwright.model.placement import Placement
 
 
@@ -31,7 +31,7 @@ class StepTransaction:
     """
 
     def __init__(
-        self, placements: Sequence[Placement], ordered_by: WorkerPool | None = None, *, attributes: bool = False
+        self, placements: Sequence[Placement], ordered_by: Turn | None = None, *, attributes: bool = False
     ) -> None:
         """Change nothing yet.
 

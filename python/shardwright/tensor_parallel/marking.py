@@ -14,7 +14,8 @@ from torch import nn
 from shardwright.creation import watch_creation
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import ConfigError
-from shardwright.runtime import find_runtime
+from shardwright.job.runtime import find_runtime
+from shardwright.job.wrapped import WrappedModels
 
 #: Kept in the module itself, so that a mark goes with copies of it and away with it.
 _MARK = "_smp_tensor_parallelism"
@@ -89,7 +90,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
     if not isinstance(module, nn.Module):
         raise ConfigError(f"smp.set_tensor_parallelism was given a {type(module).__name__}; allowed is an nn.Module")
     runtime = find_runtime()
-    for model in runtime.models if runtime is not None else ():
+    for model in runtime[WrappedModels].alive if runtime is not None else ():
         if any(part is module for part in model.modules()):
             raise ConfigError(
                 f"smp.set_tensor_parallelism came too late for this {type(module).__name__}: modules are replaced when "
@@ -120,7 +121,7 @@ def model_creation(
         raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed are None and torch's floating-point dtypes")
     before = torch.get_default_dtype()
     runtime = find_runtime()
-    delayed = runtime is not None and runtime.cfg.delayed_parameter_initialization
+    delayed = runtime is not None and runtime.place.cfg.delayed_parameter_initialization
     delaying = delay_param_initialization() if delayed else contextlib.nullcontext()
     with _context(tensor_parallelism, **tp_config), delaying:
         if dtype is not None:

@@ -143,7 +143,7 @@ class Reference:
         """Draw random numbers as the ranks do."""
         for model, module in zip(self.models, self.modules, strict=True):
             ownership = model.placement.ownership
-            if self._runtime.cfg.reproducible_rng:
+            if self._runtime.place.cfg.reproducible_rng:
                 reproducible.install(self._runtime, module.modules())
             elif ownership is not None:
                 KeyedCalls().install(dict(module.named_modules()), ownership.decision)
@@ -151,11 +151,11 @@ class Reference:
     @contextmanager
     def _in_step(self) -> Iterator[None]:
         """Module calls have seeds of their own inside a step only."""
-        self._runtime.in_step = True
+        self._runtime.step.running = True
         try:
             yield
         finally:
-            self._runtime.in_step = False
+            self._runtime.step.running = False
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter under each of its full names."""
@@ -193,7 +193,7 @@ class Reference:
         expected = Expected()
         running = [0]
 
-        weights = StepWeights(self._runtime.rank, len(parts))
+        weights = StepWeights(self._runtime.place.rank, len(parts))
 
         def backward(tensors: Any, grad_tensors: Any = None, *, weight: float | torch.Tensor | None = None) -> None:
             given = [tensor.detach().clone() for tensor in tensors_in(tensors)]

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardwright.data_parallel.collectives import ReplicaCollectives
+
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: After how long without progress ranks begin to compare their waits.
 QUIET_SECONDS = 1.0
@@ -158,13 +160,13 @@ def standing_of(runtime: Runtime) -> Standing:
     """
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         return Standing(None)
-    begun = [(collectives.ranks, collectives.begun) for collectives in runtime.all_collectives]
+    begun = [(collectives.ranks, collectives.begun) for collectives in runtime[ReplicaCollectives].all]
     if runtime.waits:  # of a task, too: it has its rank's turn, so no other one runs
         wait = runtime.waits[-1]
         if not wait.is_for_ever and wait.collective is None:
             return Standing(None)
         return Standing(("wait", wait.number), wait.collective, begun, wait.looked, wait.seconds)
-    idle = runtime.server.idle_in_step() if runtime.in_step else None
+    idle = runtime.server.idle_in_step() if runtime.step.running else None
     if idle is None:
         return Standing(None)
     progress, seconds = idle
