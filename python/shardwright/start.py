@@ -24,9 +24,9 @@ from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import forward_mode, process
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import Sites
-from shardwright.execution.serve import FrameTable
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
@@ -204,7 +204,8 @@ def shutdown() -> None:
     if runtime is not None and os.getpid() == runtime.pid and (runtime.step.running or running_task() is not None):
         raise ShardwrightError(
             f"smp.shutdown was called on rank {runtime.place.rank} inside step {runtime.step.number}, whose other "
-            "ranks and worker threads still need this one; call it after the step, and end a step early by raising an error in it"
+            "ranks and worker threads still need this one; call it after the step, and end a step early by raising an "
+            "error in it"
         )
     _end()
 

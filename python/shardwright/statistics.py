@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import Sites
-from shardwright.execution.serve import FrameTable
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import current_runtime

@@ -21,9 +21,9 @@ from shardwright import _core
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
 from shardwright.execution import forward_mode
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import Sites
-from shardwright.execution.serve import FrameTable
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import guards
 from shardwright.job.place import Place

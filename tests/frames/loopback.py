@@ -21,10 +21,11 @@ from shardwright.execution.backward import ServerBackward
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.context import StepState
 from shardwright.execution.encoder import pad_with_zeros
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.intercept import group_sequential, make_remote
 from shardwright.execution.placed import placed_model
 from shardwright.execution.results import finish, let_go
-from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
+from shardwright.execution.serve import root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames import close_calls, guards, in_frame

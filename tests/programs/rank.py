@@ -11,7 +11,7 @@ from pathlib import Path
 
 import shardwright as smp
 import torch
-from shardwright.execution.serve import FrameTable
+from shardwright.execution.frame_table import FrameTable
 from shardwright.job.runtime import current_runtime
 
 from tests.programs.log import Log, log_of_run

@@ -7,7 +7,7 @@ from typing import Any
 
 import shardwright as smp
 import torch
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from shardwright.job.runtime import current_runtime
 from torch import nn
 from torch.utils.checkpoint import checkpoint

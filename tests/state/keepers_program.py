@@ -10,7 +10,7 @@ import sys
 
 import shardwright as smp
 import torch
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from shardwright.job.runtime import current_runtime
 
 from tests.state.keepers import KEEPERS

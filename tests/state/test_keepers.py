@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from torch import nn
 
 from tests.frames.job import Job, job_fixture

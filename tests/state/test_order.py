@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import FrameError, RemoteError
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -12,7 +12,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import FrameError, PartitionError, RemoteError
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
 from shardwright.job.runtime import Runtime
 from torch import nn
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardwright.errors import ShardwrightError
 from shardwright.execution.placed import placed_models
-from shardwright.execution.stays import all_kept, state_write
+from shardwright.execution.state_order import all_kept
+from shardwright.execution.stays import state_write
 from shardwright.execution.task import RunningTask
 from shardwright.failure_text import FailureText
 

@@ -180,7 +180,8 @@ class Saving(nn.Module):
         if self._is_sharded:
             raise ConfigError(
                 f"model.cpu() with tensor_parallel_degree {len(self.placement.runtime.place.tp_ranks)}: "
-                "distributed modules compute only with all their ranks; load model.state_dict(), which is whole, into a module of one"
+                "distributed modules compute only with all their ranks; load model.state_dict(), which is "
+                "whole, into a module of one"
             )
         make_whole_on_cpu(self.module)
         return self

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from shardwright import failure_text
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import PartialUpdateError, RemoteError, StepAborted
-from shardwright.execution import stays
-from shardwright.execution.serve import FrameTable
+from shardwright.execution.frame_table import FrameTable
+from shardwright.execution.state_order import rollback
 from shardwright.execution.worker import WorkerPool
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
@@ -60,7 +60,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
 
 def _put_back_state(runtime: Runtime) -> None:
     """Put back what modules keep."""
-    if (lost := stays.rollback(runtime)) is not None:
+    if (lost := rollback(runtime)) is not None:
         runtime.logger.warning("%s", lost)
         runtime[Updates].refuse(
             lost, "give it the values that it had, and call smp.resume_after_failure(error) on every rank"

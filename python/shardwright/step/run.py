@@ -16,10 +16,11 @@ from shardwright.errors import DepartureError, RemoteError, ShardwrightError, St
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import Sites, finish
-from shardwright.execution.serve import FrameTable, root_frame
-from shardwright.execution.stays import StateOrder, all_kept, one_at_a_time
+from shardwright.execution.serve import root_frame
+from shardwright.execution.state_order import StateOrder, all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
