@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-Observer = Callable[[nn.Module], None]
+CreationObserver = Callable[[nn.Module], None]
 
 
 class _Watch:
@@ -18,10 +18,10 @@ class _Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[Observer, int] = {}
+        self._open: dict[CreationObserver, int] = {}
         self._original: Any = None
 
-    def enter(self, observer: Observer) -> None:
+    def enter(self, observer: CreationObserver) -> None:
         with self._lock:
             first = not self._open
             self._open = {**self._open, observer: self._open.get(observer, 0) + 1}
@@ -37,7 +37,7 @@ class _Watch:
 
             setattr(nn.Module, "__init__", __init__)  # noqa: B010
 
-    def leave(self, observer: Observer) -> None:
+    def leave(self, observer: CreationObserver) -> None:
         with self._lock:
             counts = {**self._open, observer: self._open[observer] - 1}
             self._open = {each: count for each, count in counts.items() if count}
@@ -49,7 +49,7 @@ _WATCH = _Watch()
 
 
 @contextlib.contextmanager
-def watch_creation(observer: Observer) -> Iterator[None]:
+def watch_creation(observer: CreationObserver) -> Iterator[None]:
     """Show every module to a function at the end of its ``nn.Module.__init__``, on all threads while this is open.
 
     Subclasses of any kind get there, before their own attributes are set. Copies made by ``copy.deepcopy`` do not: what

@@ -57,7 +57,7 @@ def _say_what_no_trace_finds() -> None:
         )
 
 
-class Hooks:
+class PostPartitionHooks:
     """Hooks that run once, as ``hook(model, optimizer)``."""
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class Placement:
         self.options = model._options
         self.module = module
         self.ownership: Ownership | None = None
-        self.post_partition_hooks = Hooks()
-        self.post_step_hooks = Hooks()
+        self.post_partition_hooks = PostPartitionHooks()
+        self.post_step_hooks = PostPartitionHooks()
         self._modules: list[nn.Module] = []
         self._names: list[str] = []
         self._placed = False

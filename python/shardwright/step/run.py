@@ -42,7 +42,7 @@ from shardwright.step.batches import (
 from shardwright.step.deferred import deferring_large
 from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
-from shardwright.step.split import Arguments
+from shardwright.step.split import MicrobatchArguments
 from shardwright.step.transaction import StepTransaction
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline.trace import begin_step
@@ -70,7 +70,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
     predicts = not runtime[StateOrder].one_at_a_time
-    with interrupts.Step():
+    with interrupts.InterruptibleStep():
         for _ in range(_MOST_RUNS - 1):
             try:
                 return _run_once(runtime, step, args, kwargs, predicts=predicts)
@@ -221,7 +221,7 @@ def _finished(step: StepFunction[..., Any], result: Any) -> Any:
 
 def _split(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Arguments]:
+) -> list[MicrobatchArguments]:
     """The arguments of each microbatch; notes how much each of them counts."""
     parts, runtime[StepWeights].counts = step.splitter.split(args, kwargs, runtime.step.num_microbatches)
     if is_compared(step.calls) and not step.warned_of_labels and torch.is_grad_enabled():
@@ -258,7 +258,7 @@ class _Pipeline:
     def __init__(self, runtime: Runtime, step: StepFunction[..., Any]) -> None:
         self.runtime = runtime
         self.step = step
-        self.parts: list[Arguments | None] = []
+        self.parts: list[MicrobatchArguments | None] = []
         self.results: list[Any] = []
         #: Of the batch that this rank was given, in steps in which ranks compare batches.
         self.batch: Fingerprints | None = None
