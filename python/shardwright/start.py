@@ -136,7 +136,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
     runtime.add(ReplicaCollectives())
     runtime.add(Leaves())
-    runtime.add(Turn())
+    runtime.installed.callback(runtime.add(Turn()).attributes.close)
     runtime.add(FrameTable())
     runtime.add(Sites(place.cfg))
     runtime.add(StateOrder())

@@ -210,6 +210,7 @@ class Job:
         for runtime in self.runtimes:
             runtime[WorkerPool].join(10.0)
             runtime.node.close()
+            runtime.installed.close()
 
 
 @contextmanager

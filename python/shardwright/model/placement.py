@@ -260,8 +260,9 @@ class Placement:
         self.ownership = apply_ownership(self.module, decision, runtime.place.pp_rank, runtime.place.rank)
         self._intercept(decision)
         self._keep(decision)
+        kept = {name for state in decision.kept for name in state.names}  # in order of microbatches already
         for name in decision.temporaries:
-            if runtime.place.pp_rank in decision.attributes[name]:
+            if name not in kept and runtime.place.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
                 runtime[Turn].attributes.add(self.module.get_submodule(path), attribute)
         if self.one_at_a_time:

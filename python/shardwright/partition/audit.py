@@ -359,10 +359,26 @@ class Audit:
             self._joins.update(shared_buffer_joins(self._tree.buffers[index]))
             entry = self._tree.buffers[index]
             self.keep(entry.names, self._users.get(index) or entry.holders)
-        for module, name in carried:
-            full_name = join_path(self._tree.path_of.get(module, "?"), name)
-            self.keep([full_name], readers.get((module, name), set()) | self._writes[module, name])
+        self._keep_attributes(carried)
+        self._keep_attributes(self._set_beside_state())
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+    def _keep_attributes(self, keys: Iterable[tuple[int, str]]) -> None:
+        for key in keys:
+            full_name = join_path(self._tree.path_of.get(key[0], "?"), key[1])
+            self.keep([full_name], self._readers.get(key, set()) | self._writes[key])
+
+    def _set_beside_state(self) -> set[tuple[int, str]]:
+        """Attributes that were set before they were read, of modules that keep something else.
+
+        What they keep may decide whether they set it, as where the first microbatch alone makes a value for all.
+        """
+        keeping = {user for _, users in self._kept for user in users if self._executions.get(user)}
+        return {
+            key
+            for key, writers in self._writes.items()
+            if key not in self._read_first and {*writers, *self._readers.get(key, ())} <= keeping
+        }
 
     def _names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
         paths = self._tree.path_of

@@ -20,7 +20,7 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import Sites, finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.state_order import StateOrder, all_kept, one_at_a_time
+from shardwright.execution.state_order import StateOrder, all_kept, check_attributes, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
@@ -275,6 +275,8 @@ class _Pipeline:
                     warn_of_assigned(runtime, self.step.name, self.step.function)
                 self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
+            in_order = one_at_a_time(runtime)
+            runtime[Turn].begin_step(in_order=in_order)
             runtime[WorkerPool].begin_step(state, self.run_root)
             runtime.server.begin_step(
                 step=runtime.step.number,
@@ -282,10 +284,11 @@ class _Pipeline:
                 num_microbatches=runtime.step.num_microbatches,
                 pipeline=runtime[Scheduling].text,
                 active_microbatches=runtime.place.cfg.active_microbatches,
-                one_at_a_time=one_at_a_time(runtime),
+                one_at_a_time=in_order,
             )
             runtime.step.entered = True
             results = self.supervise()
+            check_attributes(runtime)
             runtime[FrameTable].end_step()
             runtime[WorkerPool].end_step()
             return results
