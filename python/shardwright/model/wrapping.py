@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardwright.errors import ConfigError, FrameError
-from shardwright.patches import Patches
+from shardwright.patches import original_of
 from shardwright.runtime import find_runtime
 
 
@@ -48,43 +47,23 @@ def _distributed_in(module: Any) -> bool:
     return isinstance(module, nn.Module) and any(isinstance(part, DistributedModel) for part in module.modules())
 
 
-def _refuse_around(kind: type[nn.Module], module: Any) -> None:
+def refuse_around(wrapper: str) -> NoReturn:
+    """Raise :class:`ConfigError`: this wrapper of torch has been put around a model."""
+    raise ConfigError(
+        f"{wrapper} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
+        'itself: leave the wrapper out, and have "ddp": True in the configuration'
+    )
+
+
+def make_parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
+    """``DistributedDataParallel.__init__``, which would average what tensor parallelism divides."""
     if _distributed_in(module):
-        raise ConfigError(
-            f"{kind.__name__} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
-            'itself: leave the wrapper out, and have "ddp": True in the configuration'
-        )
+        refuse_around(type(wrapper).__name__)
+    original_of(make_parallel)(wrapper, module, *args, **kwargs)
 
 
-def _parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
-    _refuse_around(type(wrapper), module)
-    _parallels.original["__init__"](wrapper, module, *args, **kwargs)
-
-
-def _data_parallel(wrapper: DataParallel[Any], module: Any, *args: Any, **kwargs: Any) -> None:
-    _refuse_around(type(wrapper), module)
-    _data_parallels.original["__init__"](wrapper, module, *args, **kwargs)
-
-
-def _compile(model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+def compile_callable(model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+    """``torch.compile``."""
     if isinstance(model, nn.Module):
         refuse_compiling(model)
-    return _compilers.original["compile"](model, *args, **kwargs)
-
-
-_parallels = Patches(((DistributedDataParallel, "__init__", _parallel),))
-_data_parallels = Patches(((DataParallel, "__init__", _data_parallel),))
-_compilers = Patches(((torch, "compile", _compile),))
-_all = (_parallels, _data_parallels, _compilers)
-
-
-def install() -> None:
-    """Put the guards in place; counted, so that several runtimes can share them."""
-    for patches in _all:
-        patches.install()
-
-
-def uninstall() -> None:
-    """Take the guards away once nobody needs them."""
-    for patches in _all:
-        patches.uninstall()
+    return original_of(compile_callable)(model, *args, **kwargs)
