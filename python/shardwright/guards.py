@@ -237,14 +237,6 @@ TABLE: tuple[Guard, ...] = (
         _WRAPPER,
     ),
     Guard(
-        torch,
-        "compile",
-        wrapping.compile_callable,
-        When.PIPELINED,
-        "the compiled graph would go past the modules on other ranks",
-        _WRAPPER,
-    ),
-    Guard(
         GradScaler,
         "_unscale_grads_",
         loss_scaling.unscale_grads_,
@@ -288,13 +280,8 @@ TABLE: tuple[Guard, ...] = (
         How.MADE,
     ),
     *(
-        Guard(nn.Module, name, Audit.watching_attributes, When.TRACED, _READERS, test, How.MADE)
-        for name, test in (
-            ("__getattribute__", _ATTRIBUTES),
-            ("__setattr__", _ATTRIBUTES),
-            ("__delattr__", "tests/state/test_late_branches.py::test_a_later_branch_computes_as_in_one_process"),
-            ("_apply", "tests/partition/test_carried.py::test_who_converts_weights_is_joined_with_their_holder"),
-        )
+        Guard(nn.Module, name, Audit.watching_attributes, When.TRACED, _READERS, _ATTRIBUTES, How.MADE)
+        for name in ("__getattribute__", "__setattr__", "__delattr__")
     ),
     *(
         Guard(ANY_CLASS, name, SharedState.watching, When.TRACED, _READERS, _OBJECTS, How.MADE)

@@ -237,14 +237,15 @@ def other_parallel_wrappers_are_refused_where_they_would_do_something() -> None:
     same(model, plain)
 
 
-def compiling_the_whole_is_refused_at_once() -> None:
+def compiling_the_whole_is_refused() -> None:
     if DEGREE == 1:
         return
     model, plain = wrapped()
+    inputs = inputs_of(plain)
     for call in (
-        lambda: torch.compile(model),
-        lambda: torch.compile(nn.Sequential(model), backend="eager"),
-        lambda: torch.compile(backend="eager")(model),
+        lambda: train(torch.compile(model), inputs),
+        lambda: train(torch.compile(nn.Sequential(model), backend="eager"), inputs),
+        lambda: train(inputs=inputs, model=torch.compile(backend="eager")(model)),
         model.compile,
     ):
         refused(call, smp.FrameError, "torch.compile of a smp.DistributedModel", "module.compile()")
@@ -337,7 +338,7 @@ SCENARIOS = [
     a_setting_in_the_step_function_is_refused,
     a_module_around_it_saves_and_loads,
     other_parallel_wrappers_are_refused_where_they_would_do_something,
-    compiling_the_whole_is_refused_at_once,
+    compiling_the_whole_is_refused,
     pickling_and_merging_are_refused_with_advice_that_fits,
     an_optimizer_that_is_not_wrapped_does_not_save_a_part,
     the_norm_of_all_gradients_is_had_without_clipping,

@@ -1,9 +1,9 @@
-"""Wrappers of torch that cannot be inside or around a ``smp.DistributedModel``: refused where a script makes them."""
+"""Wrappers of torch that cannot be inside or around a ``smp.DistributedModel``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from torch import nn
@@ -40,6 +40,16 @@ def refuse_compiling(module: nn.Module) -> None:
         )
 
 
+def refuse_compiled(values: Iterable[object]) -> None:
+    """Raise :class:`FrameError` if one of the values is what ``torch.compile`` has made of such a module."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this
+    if dynamo is None:
+        return
+    for value in values:
+        if isinstance(value, dynamo.OptimizedModule):
+            refuse_compiling(value)
+
+
 def _distributed_in(module: Any) -> bool:
     # Imported late: the model refuses what it is given by this module.
     from shardwright.model.distributed import DistributedModel
@@ -60,10 +70,3 @@ def make_parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **k
     if _distributed_in(module):
         refuse_around(type(wrapper).__name__)
     original_of(make_parallel)(wrapper, module, *args, **kwargs)
-
-
-def compile_callable(model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-    """``torch.compile``."""
-    if isinstance(model, nn.Module):
-        refuse_compiling(model)
-    return original_of(compile_callable)(model, *args, **kwargs)

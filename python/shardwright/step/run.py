@@ -20,6 +20,7 @@ from shardwright.execution.serve import root_frame
 from shardwright.execution.stays import all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import close_calls, in_frame
+from shardwright.model.wrapping import refuse_compiled
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
     Fingerprints,
@@ -54,6 +55,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
     runtime.check_process(step.name)
+    refuse_compiled((*args, *kwargs.values()))
     runtime.num_microbatches = step.num_microbatches(runtime)
     runtime.scheduling.check(step.name, runtime.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
