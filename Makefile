@@ -104,6 +104,7 @@ lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary
+	@said=$$($(VENV)/bin/lint-imports --cache-dir .cache/import-linter 2>&1) || { echo "$$said" >&2; exit 1; }
 	tools/stub.sh --check
 	$(TOOLS)/cargo-deny --log-level error check bans licenses sources
 	$(PYTHON) tools/file_lengths.py

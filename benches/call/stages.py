@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardwright.execution import call, serve
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 
 #: By rank, what is timed: where it is, its name, and what it is called in the table. A part comes after what it is in.
 REQUESTER = (

@@ -6,7 +6,6 @@ too slow for one device.
 
 from shardwright import model, nn
 from shardwright._core import __version__
-from shardwright.communication import comm_stats
 from shardwright.data_parallel.sampler import DistributedSampler
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import (
@@ -25,11 +24,8 @@ from shardwright.errors import (
     UnsupportedValueError,
     VerificationError,
 )
-from shardwright.model import AveragedModel, DistributedModel
-from shardwright.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
-from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
-from shardwright.partition import is_tracing, partition, set_partition
-from shardwright.ranks import (
+from shardwright.job.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
+from shardwright.job.ranks import (
     DP_GROUP,
     MP_GROUP,
     PP_GROUP,
@@ -64,14 +60,17 @@ from shardwright.ranks import (
     tp_rank,
     tp_size,
 )
+from shardwright.model import AveragedModel, DistributedModel
+from shardwright.model.updates import resume_after_failure
+from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
+from shardwright.partition import is_tracing, partition, set_partition
 from shardwright.start import init, is_initialized, shutdown
 from shardwright.state import state
-from shardwright.statistics import report, stats
+from shardwright.statistics import comm_stats, report, stats
 from shardwright.step import StepOutput, step
 from shardwright.tensor_parallel.marking import model_creation, set_tensor_parallelism, tensor_parallelism
 from shardwright.tensor_parallel.registry import tp_register, tp_register_with_module
 from shardwright.timeline import trace
-from shardwright.updates import resume_after_failure
 from shardwright.values import register_type
 from shardwright.verify import verify
 

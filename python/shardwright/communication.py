@@ -11,7 +11,6 @@ from typing import Any
 
 from shardwright import _core
 from shardwright.errors import ConfigError
-from shardwright.runtime import current_runtime
 
 #: Switches copies from device to device off.
 DISABLE_VARIABLE = "SMP_DISABLE_D2D"
@@ -92,18 +91,3 @@ def ucx_packages() -> list[str]:
     found = importlib.util.find_spec("libucx")
     places = (found.submodule_search_locations or []) if found is not None else []
     return [os.path.join(place, "lib") for place in places]
-
-
-def comm_stats() -> dict[str, Any]:
-    """How this rank's tensors have travelled since ``smp.init``; sizes are in bytes.
-
-    Returns:
-        ``transport``: what the configuration asked for. ``messages_sent``, ``messages_received``, ``bytes_sent``,
-        ``bytes_received``: all that went over the network, heartbeats included (in the bytes). ``strangers_dropped``:
-        connections that did not prove the job's secret. ``routes``: for each route ``tensors_sent``,
-        ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason for which tensors
-        took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in words. ``peers``: for
-        each other rank its ``host``, what it is ``reached_by``, and how its ``devices`` stand to this rank's.
-    """
-    stats: dict[str, Any] = current_runtime().node.comm_stats()
-    return stats

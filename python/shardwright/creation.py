@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.patches import original_of, replaced
 
-Observer = Callable[[nn.Module], None]
+CreationObserver = Callable[[nn.Module], None]
 
 
 @functools.wraps(nn.Module.__init__)
@@ -32,15 +32,15 @@ class _Watch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replaced = contextlib.ExitStack()
-        self.observers: dict[Observer, int] = {}
+        self.observers: dict[CreationObserver, int] = {}
 
-    def enter(self, observer: Observer) -> None:
+    def enter(self, observer: CreationObserver) -> None:
         with self._lock:
             if not self.observers:
                 self._replaced.enter_context(replaced(nn.Module, {"__init__": _init}))
             self.observers = {**self.observers, observer: self.observers.get(observer, 0) + 1}
 
-    def leave(self, observer: Observer) -> None:
+    def leave(self, observer: CreationObserver) -> None:
         with self._lock:
             counts = {**self.observers, observer: self.observers[observer] - 1}
             self.observers = {each: count for each, count in counts.items() if count}
@@ -52,7 +52,7 @@ _WATCH = _Watch()
 
 
 @contextlib.contextmanager
-def watch_creation(observer: Observer) -> Iterator[None]:
+def watch_creation(observer: CreationObserver) -> Iterator[None]:
     """Show every module to a function at the end of its ``nn.Module.__init__``, on all threads while this is open.
 
     Subclasses of any kind get there, before their own attributes are set. Copies made by ``copy.deepcopy`` do not: what

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
-from shardwright.values import decode_from, encode
+from shardwright.job.exchange import receive_object, send_object
+from shardwright.job.received import decode_from
+from shardwright.job.usage import usage
+from shardwright.values import encode
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: Training steps that run before the choice; those that divide a model, fail, or run nothing backward do not count.
 TRIAL_STEPS = 3
@@ -39,7 +42,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ScheduleDecision:
     """A schedule that was chosen, and why.
 
     Attributes:
@@ -61,7 +64,9 @@ class Decision:
         return dict(vars(self))
 
 
-def decide(step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int) -> Decision | None:
+def decide(
+    step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int
+) -> ScheduleDecision | None:
     """The choice before a step, from what every rank of the pipeline measured; None while that is not enough.
 
     Args:
@@ -90,7 +95,7 @@ def decide(step: int, ranks: list[list[StepTimes]], *, microbatches: int, active
         active_microbatches=active_microbatches,
     )
     seconds = sum(by_step[0][number].seconds for number in measured) / len(measured)
-    return Decision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
+    return ScheduleDecision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
 
 
 class Scheduling:
@@ -106,7 +111,7 @@ class Scheduling:
     def __init__(self, cfg: Any, pp_size: int) -> None:
         """Start with what the configuration asks for."""
         self.cfg = cfg
-        self.decision: Decision | None = None
+        self.decision: ScheduleDecision | None = None
         self._on_trial = cfg.pipeline == "auto" and pp_size > 1
         self._own: list[StepTimes] = []
         self._counted = 0
@@ -138,13 +143,13 @@ class Scheduling:
         """
         if not self._on_trial:
             return
-        root, *peers = runtime.pp_ranks
-        if runtime.is_root:
+        root, *peers = runtime.place.pp_ranks
+        if runtime.place.is_root:
             ranks = [self._own]
             for rank in peers:
                 ranks.append([StepTimes(*times) for times in _receive(runtime, rank)])
             decision = decide(
-                runtime.step,
+                runtime.step.number,
                 ranks,
                 microbatches=self.cfg.microbatches,
                 active_microbatches=self.cfg.active_microbatches,
@@ -155,25 +160,25 @@ class Scheduling:
         else:
             _send(runtime, root, [tuple(vars(times).values()) for times in self._own])
             told = _receive(runtime, root)
-            decision = None if told is None else Decision(**told)
+            decision = None if told is None else ScheduleDecision(**told)
         if decision is not None:
             self.decision = decision
             self._on_trial = False
             self._own = []
             self._set(decision.schedule)
-            if runtime.is_root:
+            if runtime.place.is_root:
                 logs.logger.info("%s", _announcement(runtime, decision))
 
     def end_step(self, runtime: Runtime) -> None:
         """After a step that ended well."""
-        if not self._on_trial or runtime.num_microbatches != self.cfg.microbatches:
+        if not self._on_trial or runtime.step.num_microbatches != self.cfg.microbatches:
             return
-        total, newest = (usage.figures() for usage in runtime.usage())
+        total, newest = (usage.figures() for usage in usage(runtime))
         if total["steps"] == self._counted:  # it divided a model
             return
         self._counted = total["steps"]
         times = StepTimes(
-            runtime.step,
+            runtime.step.number,
             round(newest["forward_seconds"] * 1e9),
             round((newest["backward_seconds"] + newest["weight_seconds"]) * 1e9),
             newest["seconds"],
@@ -183,22 +188,22 @@ class Scheduling:
 
 
 def _send(runtime: Runtime, rank: int, said: Any) -> None:
-    runtime.send_object(rank, _CHANNEL, *encode((runtime.step, said)))
+    send_object(runtime, rank, _CHANNEL, *encode((runtime.step.number, said)))
 
 
 def _receive(runtime: Runtime, rank: int) -> Any:
     """What a rank has to say about the step that begins."""
     while True:
-        step, said = decode_from(runtime, rank, *runtime.receive_object(rank, _CHANNEL))
-        if step == runtime.step:
+        step, said = decode_from(runtime, rank, *receive_object(runtime, rank, _CHANNEL))
+        if step == runtime.step.number:
             return said
 
 
-def _announcement(runtime: Runtime, decision: Decision) -> str:
-    first = runtime.cfg.core.schedule()
+def _announcement(runtime: Runtime, decision: ScheduleDecision) -> str:
+    first = runtime.place.cfg.core.schedule()
     simulated = decision.simulated_seconds
     return (
-        f"rank {runtime.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from steps "
-        f"{decision.measured_steps}, a step's tasks take {1e3 * simulated[decision.schedule]:.1f} ms under it and "
-        f"{1e3 * simulated.get(first, max(simulated.values())):.1f} ms under {first}"
+        f"rank {runtime.place.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from "
+        f"steps {decision.measured_steps}, a step's tasks take {1e3 * simulated[decision.schedule]:.1f} ms under it "
+        f"and {1e3 * simulated.get(first, max(simulated.values())):.1f} ms under {first}"
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardwright.failure_text import FailureText
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 
 class ScriptEnd:
@@ -44,7 +44,7 @@ class ScriptEnd:
         """Tell the others why this rank leaves; one line instead of a traceback for Ctrl-C."""
         runtime = self._runtime
         if runtime is not None and issubclass(kind, KeyboardInterrupt):
-            sys.stderr.write(f"shardwright: rank {runtime.rank} was interrupted\n")
+            sys.stderr.write(f"shardwright: rank {runtime.place.rank} was interrupted\n")
             return
         if runtime is not None:
             runtime.farewell = FailureText.of(error)._asdict()
@@ -52,5 +52,5 @@ class ScriptEnd:
 
     def _on_termination(self, number: int, _frame: FrameType | None) -> None:
         if self._runtime is not None:
-            sys.stderr.write(f"shardwright: rank {self._runtime.rank} was terminated\n")
+            sys.stderr.write(f"shardwright: rank {self._runtime.place.rank} was terminated\n")
         sys.exit(128 + number)

@@ -20,19 +20,34 @@ from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import Config, check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
+from shardwright.data_parallel.collectives import ReplicaCollectives
+from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
+from shardwright.execution.frame_table import FrameTable
+from shardwright.execution.results import Sites
+from shardwright.execution.state_order import StateOrder
 from shardwright.execution.task import running_task
+from shardwright.execution.turn import Turn
+from shardwright.execution.worker import WorkerPool
+from shardwright.frames import Leaves
+from shardwright.job.exchange import Gathers, wait_collective
+from shardwright.job.place import Place
+from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
+from shardwright.job.usage import usage
+from shardwright.job.waiting import Wait
+from shardwright.job.wrapped import WrappedModels
 from shardwright.launch import LaunchInfo, detect
-from shardwright.picture import Photographer
+from shardwright.model.models import Models
+from shardwright.model.updates import Updates
 from shardwright.progress import PATIENCE_SECONDS, Progress
-from shardwright.runtime import Runtime, find_runtime, set_default_runtime
+from shardwright.scheduling import Scheduling
 from shardwright.script_end import ScriptEnd
+from shardwright.stalls.picture import Photographer
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import TensorGroup
-from shardwright.waiting import Wait
 
 _TRACE_CAPACITY = 1 << 16
 #: How often a rank that is about to leave looks whether others still need it.
@@ -104,7 +119,27 @@ def _take_part(launch: LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtim
         stall_timeout_seconds=cfg.stall_timeout_seconds,
         trace_capacity=_TRACE_CAPACITY,
     )
-    return Runtime(cfg=cfg, topology=topology, launch=launch, node=node, server=server)
+    runtime = Runtime(Place(cfg, topology, launch), node, server)
+    add_parts(runtime)
+    return runtime
+
+
+def add_parts(runtime: Runtime) -> None:
+    """Add what the layers keep for a rank, the lowest first."""
+    place = runtime.place
+    runtime.add(_core.AloneRecorder())
+    runtime.add(Gathers())
+    runtime.add(Scheduling(place.cfg, place.pp_size))
+    runtime.add(StepWeights(place.rank, place.cfg.microbatches))
+    runtime.add(ReplicaCollectives())
+    runtime.add(Leaves())
+    runtime.add(Turn())
+    runtime.add(FrameTable())
+    runtime.add(Sites(place.cfg))
+    runtime.add(StateOrder())
+    runtime.add(WorkerPool(runtime))
+    runtime.add(Models(runtime.add(WrappedModels(place.rank))))
+    runtime.add(Updates(runtime))
 
 
 def _install(runtime: Runtime) -> None:
@@ -114,17 +149,17 @@ def _install(runtime: Runtime) -> None:
     installed = runtime.installed
     installed.enter_context(
         guards.installed(
-            num_ranks=runtime.launch.world_size,
-            pipelined=runtime.pp_size > 1,
-            divided=runtime.pp_size * len(runtime.tp_ranks) > 1,
+            num_ranks=runtime.place.launch.world_size,
+            pipelined=runtime.place.pp_size > 1,
+            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1,
         )
     )
-    if runtime.launch.world_size > 1:
+    if runtime.place.launch.world_size > 1:
         photographer = Photographer(runtime)
         photographer.start()  # where no thread can be started, there is none to stop
-        runtime.photographer = photographer
+        runtime.observer = photographer
         installed.callback(ScriptEnd(runtime).restore)
-        interrupts.install(runtime.updates.interrupted)
+        interrupts.install(runtime[Updates].interrupted)
 
 
 def _check_same_start(running: Runtime, cfg: Config) -> None:
@@ -134,7 +169,7 @@ def _check_same_start(running: Runtime, cfg: Config) -> None:
             f"smp.init was called already, in process {running.pid}, of which this one is a fork: it is no rank of "
             "the job"
         )
-    before, after = running.cfg.to_dict(), cfg.to_dict()
+    before, after = running.place.cfg.to_dict(), cfg.to_dict()
     differing = [f"{key} is {after[key]!r} and was {before[key]!r}" for key in after if after[key] != before[key]]
     if differing:
         raise ShardwrightError(
@@ -158,10 +193,11 @@ def shutdown() -> None:
         ShardwrightError: A step runs on this rank, as where a signal handler calls this.
     """
     runtime = find_runtime()
-    if runtime is not None and os.getpid() == runtime.pid and (runtime.in_step or running_task() is not None):
+    if runtime is not None and os.getpid() == runtime.pid and (runtime.step.running or running_task() is not None):
         raise ShardwrightError(
-            f"smp.shutdown was called on rank {runtime.rank} inside step {runtime.step}, whose other ranks and worker "
-            "threads still need this one; call it after the step, and end a step early by raising an error in it"
+            f"smp.shutdown was called on rank {runtime.place.rank} inside step {runtime.step.number}, whose other "
+            "ranks and worker threads still need this one; call it after the step, and end a step early by raising an "
+            "error in it"
         )
     _end()
 
@@ -187,7 +223,7 @@ def _await_readers(runtime: Runtime) -> None:
 
     if not is_kept():
         return
-    readers, began, said = runtime.pp_ranks[1:], time.monotonic(), False
+    readers, began, said = runtime.place.pp_ranks[1:], time.monotonic(), False
     what = f"ranks {readers}, which may still read what the last steps returned"
     with contextlib.suppress(ShardwrightError), Wait(runtime, what, readers, is_for_ever=True) as wait:
         while is_kept():
@@ -195,19 +231,19 @@ def _await_readers(runtime: Runtime) -> None:
             time.sleep(_LOOK_SECONDS)
             if not said and time.monotonic() > began + PATIENCE_SECONDS:
                 said = True
-                logs.logger.warning("rank %d has come to its end and waits for %s", runtime.rank, what)
+                logs.logger.warning("rank %d has come to its end and waits for %s", runtime.place.rank, what)
 
 
 def _leave(runtime: Runtime) -> None:
     """Give back whatever of the rank's part is there, after a job or a start that failed."""
-    if runtime.photographer is not None:
-        runtime.photographer.stop()
-    if runtime.step:
-        usage, _ = runtime.usage()
-        logs.logger.info("rank %d: %s", runtime.rank, usage)
+    if runtime.observer is not None:
+        runtime.observer.stop()
+    if runtime.step.number:
+        total, _ = usage(runtime)
+        logs.logger.info("rank %d: %s", runtime.place.rank, total)
     interrupts.uninstall()
     runtime.server.close()
-    runtime.workers.join(5.0)
+    runtime[WorkerPool].join(5.0)
     runtime.installed.close()
     runtime.node.close(runtime.farewell)
     rendezvous.leave()
@@ -216,9 +252,10 @@ def _leave(runtime: Runtime) -> None:
 
 
 def _leave_process_groups(runtime: Runtime) -> None:
-    unfinished = [] if runtime.tensor_group is None else runtime.tensor_group.unfinished
-    if unfinished or any(collectives.has_unfinished for collectives in runtime.all_collectives):
-        works = [work for collectives in runtime.all_collectives for work in collectives.works]
+    group = runtime.find(TensorGroup)
+    unfinished = [] if group is None else group.unfinished
+    if unfinished or any(collectives.has_unfinished for collectives in runtime[ReplicaCollectives].all):
+        works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works]
         groups = [one for one in unfinished if isinstance(one, dist.ProcessGroup)]
         _keep_for_ever([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():
@@ -243,46 +280,53 @@ def _keep_for_ever(groups: Iterable[Any], works: Iterable[Any]) -> None:
 
 
 def _make_process_groups(runtime: Runtime, store: Store) -> None:
-    if runtime.launch.single_host:
+    if runtime.place.launch.single_host:
         # Else torch's back ends listen where other hosts can call, by the name of this one.
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, "lo")
     if not dist.is_initialized():
-        if runtime.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
+        if runtime.place.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
             raise ConfigError('the configuration key "ddp_dist_backend" is "nccl", but no GPU is here; allowed: "auto"')
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
-            backend, store=PrefixStore("groups", store), rank=runtime.rank, world_size=runtime.launch.world_size
+            backend,
+            store=PrefixStore("groups", store),
+            rank=runtime.place.rank,
+            world_size=runtime.place.launch.world_size,
         )
         runtime.owns_process_group = True
     for kind in ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP"):
-        groups = sorted({tuple(runtime.topology.group(kind, rank)) for rank in range(runtime.launch.world_size)})
+        groups = sorted(
+            {tuple(runtime.place.topology.group(kind, rank)) for rank in range(runtime.place.launch.world_size)}
+        )
         for ranks in groups:  # every rank makes every group, in one order
             group = dist.new_group(list(ranks))
-            if runtime.rank in ranks:
+            if runtime.place.rank in ranks:
                 runtime.process_groups[kind] = group
-    if len(runtime.dp_ranks) > 1:
-        runtime.collectives = Collectives(runtime)
-    if len(runtime.tp_ranks) > 1:
-        if len(runtime.rdp_ranks) > 1:
-            runtime.rdp_collectives = Collectives(runtime, "RDP_GROUP")
-        group, messages = runtime.process_groups["TP_GROUP"], ByMessages(runtime, runtime.tp_ranks)
-        runtime.tensor_group = TensorGroup(
-            group,
-            optimize=runtime.cfg.optimize,
-            prescaled_batch=runtime.cfg.prescaled_batch,
-            back_end=_tensor_back_end(runtime, group, messages),
-            host=messages,
-            enter=functools.partial(_enter_collective, runtime.server),
+    if len(runtime.place.dp_ranks) > 1:
+        runtime[ReplicaCollectives].dp = Collectives(runtime)
+    if len(runtime.place.tp_ranks) > 1:
+        if len(runtime.place.rdp_ranks) > 1:
+            runtime[ReplicaCollectives].rdp = Collectives(runtime, "RDP_GROUP")
+        group, messages = runtime.process_groups["TP_GROUP"], ByMessages(runtime, runtime.place.tp_ranks)
+        runtime.add(
+            TensorGroup(
+                group,
+                optimize=runtime.place.cfg.optimize,
+                prescaled_batch=runtime.place.cfg.prescaled_batch,
+                back_end=_tensor_back_end(runtime, group, messages),
+                host=messages,
+                enter=functools.partial(_enter_collective, runtime.server),
+            )
         )
 
 
 def _tensor_back_end(runtime: Runtime, group: dist.ProcessGroup, messages: ByMessages) -> BackEnd:
     """The library's own messages where they are fastest, between processors of one host."""
-    one_host = len({runtime.node.host(rank) for rank in runtime.tp_ranks}) == 1
-    if one_host and runtime.device.type == "cpu":
+    one_host = len({runtime.node.host(rank) for rank in runtime.place.tp_ranks}) == 1
+    if one_host and runtime.place.device.type == "cpu":
         return messages
-    return ByProcessGroup(group, functools.partial(runtime.wait_collective, ranks=runtime.tp_ranks))
+    return ByProcessGroup(group, functools.partial(wait_collective, runtime, ranks=runtime.place.tp_ranks))
 
 
 def _enter_collective(server: _core.Server, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 
 
 class State:
@@ -13,12 +13,12 @@ class State:
     @property
     def cfg(self) -> Any:
         """The effective configuration, one attribute for each key."""
-        return current_runtime().cfg
+        return current_runtime().place.cfg
 
     @property
     def step(self) -> int:
         """The number of the current or last step, counted from 1."""
-        return current_runtime().training_step
+        return current_runtime().step.of_training
 
 
 state = State()

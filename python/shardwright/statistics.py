@@ -1,12 +1,17 @@
-"""``smp.stats`` and ``smp.report``: what a rank and the whole job have done so far, in numbers."""
+"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: what a rank and the whole job have done so far, in numbers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardwright.objects import gathered
-from shardwright.ranks import WORLD
-from shardwright.runtime import current_runtime
+from shardwright.execution.frame_table import FrameTable
+from shardwright.execution.results import Sites
+from shardwright.job.objects import gathered
+from shardwright.job.ranks import WORLD
+from shardwright.job.runtime import current_runtime
+from shardwright.job.usage import usage
+from shardwright.model.models import Models
+from shardwright.scheduling import Scheduling
 
 
 def stats() -> dict[str, Any]:
@@ -25,22 +30,22 @@ def stats() -> dict[str, Any]:
         counts the steps that static mode ran again because a module gave something else than before.
     """
     runtime = current_runtime()
-    total, newest = runtime.usage()
-    parameters = [p for placement in runtime.placements for p in placement.owned_parameters()]
-    buffers = [m._buffers[name] for placement in runtime.placements for m, name in placement.owned_buffers()]
-    decision = runtime.scheduling.decision
+    total, newest = usage(runtime)
+    parameters = [p for placement in runtime[Models].placements for p in placement.owned_parameters()]
+    buffers = [m._buffers[name] for placement in runtime[Models].placements for m, name in placement.owned_buffers()]
+    decision = runtime[Scheduling].decision
     return {
-        "steps": runtime.step,
-        "rank": runtime.rank,
-        "pipeline_parallel_degree": runtime.pp_size,
+        "steps": runtime.step.number,
+        "rank": runtime.place.rank,
+        "pipeline_parallel_degree": runtime.place.pp_size,
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "buffer_bytes": sum(b.numel() * b.element_size() for b in buffers if b is not None),
         "gradient_bytes": sum(p.grad.numel() * p.grad.element_size() for p in parameters if p.grad is not None),
-        "live_frames": len(runtime.frames),
-        "unclosed_frames": runtime.unclosed_frames,
-        "schedule": runtime.scheduling.text,
+        "live_frames": len(runtime[FrameTable]),
+        "unclosed_frames": runtime[FrameTable].unclosed,
+        "schedule": runtime[Scheduling].text,
         "schedule_decision": None if decision is None else decision.to_dict(),
-        "departures": runtime.departures,
+        "departures": runtime[Sites].departures,
         "server": runtime.server.stats(),
         "efficiency": {"total": total.figures(), "step": newest.figures()},
         "communication": runtime.node.stats(),
@@ -72,7 +77,7 @@ def report() -> dict[str, Any]:
     )
     return {
         "ranks": len(ranks),
-        "pipeline_parallel_degree": runtime.pp_size,
+        "pipeline_parallel_degree": runtime.place.pp_size,
         "parameter_bytes_per_rank": [parameter_bytes for parameter_bytes, _, _, _, _ in ranks],
         "remote_requests": sum(requests for _, requests, _, _, _ in ranks),
         "busy_per_rank": [round(busy, 4) for _, _, busy, _, _ in ranks],
@@ -80,3 +85,18 @@ def report() -> dict[str, Any]:
         "ideal_bubble": None if efficiency["ideal_bubble"] is None else round(efficiency["ideal_bubble"], 4),
         "schedules": sorted({schedule for _, _, _, _, schedule in ranks}),
     }
+
+
+def comm_stats() -> dict[str, Any]:
+    """How this rank's tensors have travelled since ``smp.init``; sizes are in bytes.
+
+    Returns:
+        ``transport``: what the configuration asked for. ``messages_sent``, ``messages_received``, ``bytes_sent``,
+        ``bytes_received``: all that went over the network, heartbeats included (in the bytes). ``strangers_dropped``:
+        connections that did not prove the job's secret. ``routes``: for each route ``tensors_sent``,
+        ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason for which tensors
+        took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in words. ``peers``: for
+        each other rank its ``host``, what it is ``reached_by``, and how its ``devices`` stand to this rank's.
+    """
+    stats: dict[str, Any] = current_runtime().node.comm_stats()
+    return stats

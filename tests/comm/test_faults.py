@@ -14,8 +14,8 @@ import shardwright as smp
 import torch
 from shardwright import _core
 from shardwright.errors import PeerLostError, RemoteError
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks

@@ -12,7 +12,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import ConfigError
-from shardwright.ranks import global_rank
+from shardwright.job.ranks import global_rank
 
 from tests.jobs.job import Job
 from tests.jobs.ranks import outputs_of_ranks

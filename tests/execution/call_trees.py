@@ -15,8 +15,8 @@ import sys
 import shardwright as smp
 import torch
 from shardwright.errors import StallError
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks

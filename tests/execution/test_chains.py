@@ -11,8 +11,8 @@ import shardwright as smp
 import torch
 from shardwright.errors import FrameError, RemoteError
 from shardwright.execution import serve
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks

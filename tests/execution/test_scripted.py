@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

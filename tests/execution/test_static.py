@@ -8,8 +8,9 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import DepartureError
+from shardwright.execution.results import Sites
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -110,7 +111,7 @@ def divided(
             model.backward(loss)
             return loss
 
-        found, before = [], runtime.departures
+        found, before = [], runtime[Sites].departures
         for step in range(steps):
             STEP = max(step, STEP) if step else 0
             model.zero_grad()

@@ -8,7 +8,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import FrameError, RemoteError
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from shardwright.deadlock import QUIET_SECONDS, Deadlock, Standing
+from shardwright.stalls.deadlock import QUIET_SECONDS, Deadlock, Standing
 
 LOOKS = 400
 GROUP = [0, 1]

@@ -17,7 +17,7 @@ import pytest
 import shardwright as smp
 from shardwright import _core, rendezvous
 from shardwright.errors import ConfigError, JobStartError
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from torch.distributed import TCPStore
 
 from tests.jobs.job import END_SECONDS, Job, torchrun_environment

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardwright.tensor_parallel.group import TensorGroup
+
 CASE = json.loads(sys.argv[1])
 #: How often a place is passed before the fault: others are then in the middle of something.
 VISITS = {"forward": 2, "backward": 2, "optimizer": 2}
@@ -41,6 +43,15 @@ def hear() -> Any:
     if not line:
         os._exit(0)
     return json.loads(line)
+
+
+def replace_everywhere(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Replace a function of the library in every module that has imported it."""
+    name = function.__name__
+    holders = [module for module in list(sys.modules.values()) if vars(module).get(name) is function]
+    assert len(holders) > 1, "where it is defined, and where it is used"
+    for module in holders:
+        setattr(module, name, other)
 
 
 class Trouble(Exception):
@@ -202,24 +213,26 @@ class Rank:
 
     def watch_waits(self) -> None:
         """Make waits for other ranks at the end of a step, and within tensor parallelism, a place."""
-        from shardwright.runtime import Runtime
+        from shardwright.job.exchange import receive_object, wait_collective
+        from shardwright.timeline.trace import begin_step
 
-        for name in ("wait_collective", "receive_object"):
-            setattr(Runtime, name, self.visiting(getattr(Runtime, name)))
-        next_step = Runtime.next_step
+        for function in (wait_collective, receive_object):
+            replace_everywhere(function, self.visiting(function))
 
         def timed(runtime: Any) -> None:
             # Before a step begins, an interrupt is the script's own, and the others wait for a step that never comes.
             if self.timer is not None and self.timer.ident is None:
                 self.timer.start()
-            next_step(runtime)
+            begin_step(runtime)
 
-        Runtime.next_step = timed  # type: ignore[method-assign]
+        replace_everywhere(begin_step, timed)
 
     def visiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def visiting(runtime: Any, *args: Any, **kwargs: Any) -> Any:
-            alone = runtime.launch.world_size == runtime.pp_size
-            if runtime.in_step and (runtime.voted if alone else runtime.committing or runtime.tensor_group is not None):
+            alone = runtime.place.launch.world_size == runtime.place.pp_size
+            if runtime.step.running and (
+                runtime.step.voted if alone else runtime.step.committing or runtime.find(TensorGroup) is not None
+            ):
                 self.place.visit_("reduction")
             return method(runtime, *args, **kwargs)
 

@@ -7,6 +7,7 @@ process: a thread gives its turn away while it waits in its execution server.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import threading
 import time
@@ -19,10 +20,15 @@ import shardwright.model.placement
 from shardwright import _core, guards
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import Sites
-from shardwright.execution.stays import StateOrder
+from shardwright.execution.state_order import StateOrder
+from shardwright.execution.worker import WorkerPool
+from shardwright.job.place import Place
+from shardwright.job.runtime import Runtime, set_current_runtime
 from shardwright.launch import LaunchInfo
-from shardwright.runtime import Runtime, set_current_runtime
+from shardwright.scheduling import Scheduling
+from shardwright.start import add_parts
 
 T = TypeVar("T")
 
@@ -119,8 +125,10 @@ class Job:
                 single_host=True,
                 job_id="programs",
             )
-            taking_turns = {"server": _TakingTurns(server, self.turn), "node": _TakingTurns(node, self.turn)}
-            self.runtimes.append(Runtime(cfg=cfg, topology=topology, launch=launch, **taking_turns))
+            place = Place(cfg, topology, launch)
+            runtime = Runtime(place, _TakingTurns(node, self.turn), _TakingTurns(server, self.turn))
+            add_parts(runtime)
+            self.runtimes.append(runtime)
 
     def run(
         self, main: Callable[[Runtime], T], settings: dict[str, Any], seconds: float = HANG_SECONDS
@@ -143,8 +151,10 @@ class Job:
         results: dict[int, T | BaseException] = {}
         threads = []
         for rank, runtime in enumerate(self.runtimes):
-            runtime.cfg, runtime.num_microbatches, runtime.sites = cfg, cfg.microbatches, Sites(cfg)
-            runtime.state_order = StateOrder()
+            place = runtime.place = dataclasses.replace(runtime.place, cfg=cfg)
+            runtime.step.num_microbatches = cfg.microbatches
+            for part in (Sites(cfg), StateOrder(), Scheduling(cfg, place.pp_size)):
+                runtime.add(part)
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us
             threads[-1].start()
@@ -155,7 +165,7 @@ class Job:
         if hanging:
             raised = [f"rank {rank}: {result!r}" for rank, result in results.items() if isinstance(result, Exception)]
             raise TimeoutError(f"ranks {hanging} did not come to an end within {seconds:.0f} seconds; {raised}")
-        steps = [runtime.step for runtime in self.runtimes]
+        steps = [runtime.step.number for runtime in self.runtimes]
         # Of a rank that is lost by a planted fault some hear before their next step, others in it.
         is_lost = self.has_faults and any(isinstance(result, PeerLostError) for result in results.values())
         if len(set(steps)) > 1 and not is_lost:
@@ -166,9 +176,9 @@ class Job:
         self.turn.take()
         try:
             set_current_runtime(runtime)
-            results[runtime.rank] = main(runtime)
+            results[runtime.place.rank] = main(runtime)
         except BaseException as error:
-            results[runtime.rank] = error
+            results[runtime.place.rank] = error
         finally:
             self.turn.give()
 
@@ -176,7 +186,9 @@ class Job:
     def rests(self) -> bool:
         """Whether nothing is left of the last step on any rank: no frame, no request."""
         return all(
-            not len(runtime.frames) and not runtime.unclosed_frames and not runtime.server.stats()["live_requests"]
+            not len(runtime[FrameTable])
+            and not runtime[FrameTable].unclosed
+            and not runtime.server.stats()["live_requests"]
             for runtime in self.runtimes
         )
 
@@ -193,7 +205,7 @@ class Job:
         for runtime in self.runtimes:
             runtime.server.close()
         for runtime in self.runtimes:
-            runtime.workers.join(10.0)
+            runtime[WorkerPool].join(10.0)
             runtime.node.close()
 
 

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,19 +21,24 @@ from shardwright.execution.backward import ServerBackward
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.context import StepState
 from shardwright.execution.encoder import pad_with_zeros
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.intercept import group_sequential, make_remote
-from shardwright.execution.reproducible import root_seed
-from shardwright.execution.results import Sites, finish, let_go
-from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
+from shardwright.execution.placed import placed_model
+from shardwright.execution.results import finish, let_go
+from shardwright.execution.serve import root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
-from shardwright.execution.worker import WorkerPool
-from shardwright.frames import Leaves, close_calls, guards, in_frame
+from shardwright.execution.turn import Turn
+from shardwright.frames import close_calls, guards, in_frame
 from shardwright.frames.remote import bring
+from shardwright.job.runtime import Runtime
+from shardwright.job.wrapped import WrappedModels
 from shardwright.model.backward import _roots, run_backward
 from shardwright.step.output import map_tensors
 from shardwright.values import pack, unpack
 from shardwright.values.tensors import unpack_one
 from torch import nn
+
+from tests.jobs.unconnected import unconnected_runtime
 
 _threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
 _SECONDS = 120.0
@@ -175,28 +179,24 @@ class LoopbackPlacement:
         return module in guards.divided_modules
 
 
-class LoopbackRuntime:
-    """One simulated rank."""
+class LoopbackModels(WrappedModels):
+    """The only model of a simulated rank."""
 
-    def __init__(self, rank: int, server: LoopbackServer, placement: LoopbackPlacement, workers: WorkerPool) -> None:
-        self.server = server
-        self.workers = workers
-        self.rank = rank
-        self.sites = Sites(SimpleNamespace(tensor_handles=True, fast_mode=False, static_mode=False, static_steps=5))
+    def __init__(self, rank: int, placement: LoopbackPlacement) -> None:
+        super().__init__(rank)
         self._placement = placement
-        self.frames = FrameTable()
-        self.leaves = Leaves()
-        self.step = 1
-        self.watch_requests = None
-        self.splits_backward = False
 
-    def placement(self, model: int) -> LoopbackPlacement:
-        """The placement of the only model."""
+    def placement_of(self, model_id: int) -> LoopbackPlacement:
         return self._placement
 
-    def microbatch_seed(self, script_seed: int, microbatch: int) -> int:
-        """What the random numbers of a microbatch start from."""
-        return root_seed(script_seed, self.step, microbatch)
+
+def loopback_runtime(rank: int, server: LoopbackServer, placement: LoopbackPlacement, turn: Turn) -> Runtime:
+    """One simulated rank."""
+    runtime = unconnected_runtime(rank, rank + 1, server=server)
+    runtime.add(turn)
+    runtime.add(LoopbackModels(rank, placement), WrappedModels)
+    runtime.step.number = 1
+    return runtime
 
 
 class LoopbackJob:
@@ -213,11 +213,11 @@ class LoopbackJob:
         for _ in range(max(self.owners.values())):
             self.copies.append(copy.deepcopy(model, {id(tensor): tensor for tensor in shared}))
         self.runtimes = []
-        workers = WorkerPool(None)  # type: ignore[arg-type]  # all ranks are one process, whose threads are this job's
+        turn = Turn()  # all ranks are one process
         for rank, copied in enumerate(self.copies):
             placement = LoopbackPlacement(names, list(copied.modules()))
             self._divide(rank, placement)
-            self.runtimes.append(LoopbackRuntime(rank, self.server, placement, workers))
+            self.runtimes.append(loopback_runtime(rank, self.server, placement, turn))
         self._state: StepState | None = None
 
     def _divide(self, rank: int, placement: LoopbackPlacement) -> None:
@@ -252,10 +252,10 @@ class LoopbackJob:
         assert self._state is not None
         runtime: Any = self.runtimes[rank]
         phase = "forward" if request.kind == "forward" else "backward"
-        name = runtime.placement(0).name_of(request.module)
+        name = placed_model(runtime, 0).name_of(request.module)
         task = RunningTask(runtime, rank, name, request.microbatch, phase, self._state)
         set_running_task(task)
-        runtime.workers.resume(task)
+        runtime[Turn].take(task)
         try:
             with self._state.applied():
                 (run_forward if request.kind == "forward" else run_request_backward)(runtime, request, task)
@@ -268,7 +268,7 @@ class LoopbackJob:
     @property
     def live_frames(self) -> int:
         """How many frames wait on all ranks."""
-        return sum(len(runtime.frames) for runtime in self.runtimes)
+        return sum(len(runtime[FrameTable]) for runtime in self.runtimes)
 
     def run(self, function: Callable[[Callable[..., None]], Any], microbatch: int = 0) -> Any:
         """Run a step function for one microbatch; it gets the function to call for backward.
@@ -280,7 +280,7 @@ class LoopbackJob:
             return _threads.submit(self._state.variables.copy().run, self._root, function, microbatch).result(_SECONDS)
         except BaseException:
             for runtime in self.runtimes:
-                runtime.frames.clear()
+                runtime[FrameTable].clear()
             raise
 
     def _root(self, function: Callable[[Callable[..., None]], Any], microbatch: int) -> Any:
@@ -298,7 +298,7 @@ class LoopbackJob:
             frame.forget_watched()
 
         set_running_task(task)
-        runtime.workers.resume(task)
+        runtime[Turn].take(task)
         try:
             with self._state.applied(), self._state.task.applied():
                 with in_frame(frame):
@@ -317,7 +317,7 @@ class LoopbackJob:
     def end_step(self) -> None:
         """Forget what lasts for a step."""
         for runtime in self.runtimes:
-            runtime.frames.clear()
+            runtime[FrameTable].clear()
 
     def owned_buffers(self) -> dict[str, torch.Tensor]:
         """The buffers, as each owner has them."""

@@ -5,8 +5,8 @@ import copy
 import pytest
 import shardwright as smp
 import torch
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.comparing import Part, assert_exact

@@ -10,7 +10,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import FrameError, RemoteError
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

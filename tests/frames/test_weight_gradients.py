@@ -8,8 +8,8 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.frames.weights import RUN_AGAIN
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 from torch.autograd.graph import Node
 from torch.nn import functional

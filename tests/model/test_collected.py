@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import shardwright as smp
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
+from shardwright.model.models import Models
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks
@@ -27,12 +28,12 @@ def test_a_place_is_given_by_hand_while_earlier_models_are_collected() -> None:
         unused = smp.DistributedModel(nn.Linear(2, 2))
         unused.itself = [unused]
         del unused
-        assert len(runtime.models) == 2, "a cycle is kept until a collection"
+        assert len(runtime[Models].models) == 2, "a cycle is kept until a collection"
         used.placement._placed = True  # as after the first step, when set_partition looks through the model
         smp.set_partition(nn.Linear(2, 2), 1)
         used.placement._placed = False
         gc.collect()
-        return [model is used for model in runtime.models]
+        return [model is used for model in runtime[Models].models]
 
     with in_process_ranks():
         job = Job(2)

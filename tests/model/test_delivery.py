@@ -10,7 +10,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import RemoteError
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, in_process_ranks
@@ -49,7 +49,7 @@ def test_a_rank_that_was_late_for_a_failed_first_step_gets_its_part_in_the_next(
             model.backward(loss)
             return loss.detach()
 
-        if runtime.rank == 2:  # enters the step when it has failed elsewhere
+        if runtime.place.rank == 2:  # enters the step when it has failed elsewhere
             job.turn.give()
             assert failed.wait(SECONDS)
             job.turn.take()

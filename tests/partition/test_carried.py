@@ -7,9 +7,9 @@ import functools
 import pytest
 import torch
 from shardwright.config import load_config
+from shardwright.execution.placed import KeptState
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
-from shardwright.partition.kept import KeptState
 from shardwright.partition.trace import trace_forward
 from torch import nn
 

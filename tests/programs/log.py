@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from shardwright.runtime import find_runtime
+from shardwright.job.runtime import find_runtime
 from torch import nn
 
 #: What every program may make use of, in the order of the table.
@@ -119,7 +119,7 @@ class Log:
 
     def _step(self) -> int:
         runtime = None if self._plain else find_runtime()
-        return 0 if runtime is None else runtime.step
+        return 0 if runtime is None else runtime.step.number
 
     def seen(self) -> dict[str, list[torch.Tensor | None]]:
         """Gradients of hooks and kept ones by name, in an order that depends on neither engine nor schedule."""

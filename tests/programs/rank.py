@@ -11,7 +11,8 @@ from pathlib import Path
 
 import shardwright as smp
 import torch
-from shardwright.runtime import current_runtime
+from shardwright.execution.frame_table import FrameTable
+from shardwright.job.runtime import current_runtime
 
 from tests.programs.log import Log, log_of_run
 from tests.programs.program import Program
@@ -27,13 +28,13 @@ def main(given: Path) -> None:
     limits = {"stall_report_seconds": 10, "stall_timeout_seconds": 30}
     smp.init({"pipeline_parallel_degree": program.ranks, "ddp": False, **program.settings(), **limits})
     runtime = current_runtime()
-    file = given.with_name(f"rank{runtime.rank}.pt")
+    file = given.with_name(f"rank{runtime.place.rank}.pt")
     log = log_of_run[0] = Log(plain=False)
     try:
         left = run_on_rank(program, runtime)
         left.add_log(log)
-        assert not len(runtime.frames), "frames are left"
-        assert not runtime.unclosed_frames, "frames are left"
+        assert not len(runtime[FrameTable]), "frames are left"
+        assert not runtime[FrameTable].unclosed, "frames are left"
     except Exception as error:
         kind = error.kind if isinstance(error, smp.RemoteError) else type(error).__name__
         text = {"type": type(error).__name__, "kind": kind, "text": str(error), "traceback": traceback.format_exc()}

@@ -8,11 +8,12 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.execution.results import Sites
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.structure import structural_joins
 from shardwright.partition.trace import trace_forward
 from shardwright.partition.tree import ModelTree
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job
@@ -134,11 +135,11 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
 
     def note(outputs: list[torch.Tensor]) -> None:
         left.losses += outputs
-        left.steps.add(runtime.step)
+        left.steps.add(runtime.step.number)
         sent.update(runtime.server.stats()["step"]["sent"])
 
     if program.static:
-        runtime.sites._static_steps = program.static_steps
+        runtime[Sites]._static_steps = program.static_steps
     numbers = torch.arange(program.microbatches).repeat_interleave(program.rows)
     for step in range(program.steps):
         batch = whole_batch.roll(step, 0) if program.updates else whole_batch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from shardwright.execution import exchange
-from shardwright.execution.serve import FrameTable
+from shardwright.execution.frame_table import FrameTable
 from shardwright.frames import Frame, backward
 
 from tests.programs.summary import Summary

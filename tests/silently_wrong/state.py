@@ -7,8 +7,8 @@ from typing import Any
 
 import shardwright as smp
 import torch
-from shardwright.execution.stays import StateOrder
-from shardwright.runtime import current_runtime
+from shardwright.execution.state_order import StateOrder
+from shardwright.job.runtime import current_runtime
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -260,7 +260,7 @@ def train_checkpointing(*, computes: bool) -> Any:
     try:
         return train(Checkpointing(computes=computes), square)
     finally:  # other scenarios' microbatches need not run one after another
-        current_runtime().state_order = StateOrder()
+        current_runtime().add(StateOrder())
 
 
 @scenario

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from shardwright.config import load_config
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from torch import nn
 
 from tests.silently_wrong.scenario import Exact, scenario, square, train
@@ -15,12 +16,13 @@ from tests.silently_wrong.stages import WIDTH, Layer, Noting, TwoStages
 
 def _untraced(module: nn.Module) -> Exact:
     runtime = current_runtime()
-    before = runtime.cfg
-    runtime.cfg = load_config({**before.to_dict(), "skip_tracing": True}, {}, {})
+    before = runtime.place
+    cfg = load_config({**before.cfg.to_dict(), "skip_tracing": True}, {}, {})
+    runtime.place = dataclasses.replace(before, cfg=cfg)
     try:
         return train(module, square)
     finally:
-        runtime.cfg = before
+        runtime.place = before
 
 
 @scenario

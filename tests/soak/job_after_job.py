@@ -14,7 +14,7 @@ import shardwright as smp
 import torch
 import torch.distributed as dist
 from shardwright.errors import JobStartError
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from torch import nn
 
 from tests.soak.held import Held, give_large_memory_back

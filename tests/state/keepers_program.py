@@ -10,8 +10,8 @@ import sys
 
 import shardwright as smp
 import torch
-from shardwright.execution.stays import StateOrder
-from shardwright.runtime import current_runtime
+from shardwright.execution.state_order import StateOrder
+from shardwright.job.runtime import current_runtime
 
 from tests.state.keepers import KEEPERS
 from tests.state.running import MICROBATCHES, MODES, SIZES, STEPS, alone, compare, owners, places_of, stepped
@@ -37,14 +37,14 @@ def main(mode: str) -> None:
             for parameter in model.parameters():
                 torch.nn.init.normal_(parameter, std=0.5 / width**0.5)
             batches = [torch.randn(rows * MICROBATCHES, width, dtype=torch.float64) for _ in range(STEPS)]
-            runtime.state_order = StateOrder()
+            runtime.add(StateOrder())
             found, _ = stepped(model, batches, places_of(model, ranks))
             expected = alone(model, batches)
             owner = owners(model, ranks)
-            mine = [{key: step[key] for key in step if owned(key, owner) == runtime.rank} for step in expected]
+            mine = [{key: step[key] for key in step if owned(key, owner) == runtime.place.rank} for step in expected]
             checked += 1
             try:
-                compare(mine, [found] * runtime.pp_size, owner)
+                compare(mine, [found] * runtime.place.pp_size, owner)
             except AssertionError as error:
                 wrong.append(f"{name}, {size}, {ranks}: {error}"[:300])
     print(json.dumps({"checked": checked, "wrong": wrong}))

@@ -8,8 +8,8 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime, current_runtime
 from torch import nn
 
 from tests.frames.job import Job
@@ -80,7 +80,7 @@ def stepped(
             if not is_sentinel(p) and p.grad is not None
         }
         found.append({"outputs": outputs, **gradients, **kept(module)})
-    return found, {"steps": current_runtime().step}
+    return found, {"steps": current_runtime().step.number}
 
 
 def places_of(original: nn.Module, ranks: dict[str, int]) -> Callable[[nn.Module], None]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
+from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
-from shardwright.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -117,7 +117,7 @@ def check_model(
     models = [make() for _ in range(2)]
 
     def main(runtime: Runtime) -> list[dict[str, Any]]:
-        return divided(models[runtime.rank], rank, data, fails)
+        return divided(models[runtime.place.rank], rank, data, fails)
 
     given = {"auto_partition": False, "default_partition": 0, "microbatches": microbatches}
     for result in job.run(main, given):
@@ -199,7 +199,7 @@ def test_a_large_tensor_that_cannot_be_put_back_is_named(job: Job, microbatches:
     wanted = [float(torch.cat([whole(p) for p in data[n].chunk(microbatches)]).detach()[0, 0]) for n in (3, 5)]
     models = [large_model() for _ in range(2)]
     given = {"auto_partition": False, "default_partition": 0, "microbatches": microbatches}
-    for result in job.run(lambda runtime: large_steps(models[runtime.rank], data), given):
+    for result in job.run(lambda runtime: large_steps(models[runtime.place.rank], data), given):
         if isinstance(result, BaseException):
             raise result
         kinds = [one for one, _ in result]
@@ -260,6 +260,6 @@ def test_a_module_that_keeps_an_object_and_tensors(job: Job, writes: bool, again
         torch.manual_seed(0)
         return nn.Sequential(Several(writes=writes), nn.Linear(4, 4)).double()
 
-    before = job.runtimes[0].step
+    before = job.runtimes[0].step.number
     check_model(job, model, data, microbatches=2)
-    assert job.runtimes[0].step - before == len(data) + again
+    assert job.runtimes[0].step.number - before == len(data) + again

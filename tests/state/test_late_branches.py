@@ -8,7 +8,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import FrameError, RemoteError
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -157,12 +157,12 @@ def test_an_error_that_comes_in_every_order_is_the_scripts_own(job: Job) -> None
             model.backward(model(part).square().mean())
 
         train(torch.ones(8, WIDTH))
-        first = runtime.step
+        first = runtime.step.number
         model.on = True
-        with pytest.raises(KeyError if runtime.rank == 0 else RemoteError, match="the script's own"):
+        with pytest.raises(KeyError if runtime.place.rank == 0 else RemoteError, match="the script's own"):
             train(torch.ones(8, WIDTH))
         assert module.current is None
-        return runtime.step - first
+        return runtime.step.number - first
 
     settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
     assert job.run(main, settings) == [2, 2]  # the second time, one microbatch after another
@@ -198,14 +198,14 @@ def test_the_mode_of_a_model_is_free_between_steps_and_what_the_trace_saw_change
         def run(part: torch.Tensor) -> torch.Tensor:
             return divided(part)
 
-        first = runtime.step
+        first = runtime.step.number
         with torch.no_grad():
             for mode in (True, False, True, True):
                 module.train(mode)
                 kept = divided.placement.kept
                 assert kept is None or not kept._watch.is_stale
                 run(torch.ones(8, WIDTH))
-        return runtime.step - first
+        return runtime.step.number - first
 
     settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
     assert job.run(main, settings) == [4, 4]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import FrameError, RemoteError
+from shardwright.execution.state_order import StateOrder
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -116,11 +117,11 @@ def test_a_step_function_that_calls_its_model_twice_is_run_again_once(job: Job, 
     torch.manual_seed(3)
     settings = {**MODES[mode], "pipeline": schedule}
     model = Chain(SIZES["large"][1], AverageInTwoOperations)
-    before = job.runtimes[0].step
+    before = job.runtimes[0].step.number
     check(job, model, {"first": 1, "keeper": 0, "last": 2}, settings, "large", calls=2)
     # The first step shows how often microbatches come; no later one is run again for that.
-    assert job.runtimes[0].step - before == STEPS + 1
-    assert not job.runtimes[0].state_order.one_at_a_time
+    assert job.runtimes[0].step.number - before == STEPS + 1
+    assert not job.runtimes[0][StateOrder].one_at_a_time
 
 
 class Around(nn.Module):
@@ -298,7 +299,7 @@ def test_a_buffer_that_is_returned_and_looked_at_later(job: Job, schedule: str, 
     torch.manual_seed(5)
     settings = {**MODES[mode], "pipeline": schedule}
     check(job, LooksLate(SIZES[size][1]), {"first": 1, "keeper": 0, "last": 1}, settings, size)
-    assert all(runtime.state_order.one_at_a_time for runtime in job.runtimes)
+    assert all(runtime[StateOrder].one_at_a_time for runtime in job.runtimes)
 
 
 class LateWeight(Late):

@@ -12,7 +12,8 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import FrameError, PartitionError, RemoteError
-from shardwright.runtime import Runtime
+from shardwright.execution.state_order import StateOrder
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -368,7 +369,7 @@ def test_an_evaluation_first_leaves_training_parallel(job: Job, caplog: pytest.L
         with torch.no_grad():
             evaluate(batch)
         model.train()
-        return train(batch).stack(), runtime.state_order.one_at_a_time
+        return train(batch).stack(), runtime[StateOrder].one_at_a_time
 
     results = job.run(main, {"auto_partition": False, "default_partition": 0, "microbatches": 4})
     expected = torch.stack([copied.square().mean() for copied in map(original, batch.chunk(4))])

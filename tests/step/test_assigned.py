@@ -5,7 +5,7 @@ import logging
 import pytest
 import shardwright as smp
 import torch
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from shardwright.step.assigned import assigned_outside
 from torch import nn
 

@@ -9,7 +9,7 @@ import pytest
 import shardwright as smp
 import torch
 import transformers
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -116,10 +116,10 @@ def test_a_batch_of_one_sample_runs_once_where_the_configuration_has_more_microb
 
         with torch.no_grad():
             predict(sample)  # the first step may trace
-            own[runtime.rank].ran.clear()
+            own[runtime.place.rank].ran.clear()
             (found,) = predict(sample).outputs
         torch.testing.assert_close(found, module(sample).detach())
-        return own[runtime.rank].ran
+        return own[runtime.place.rank].ran
 
     assert job.run(main, {"microbatches": 4, **settings}) == [[1], [1]]
 

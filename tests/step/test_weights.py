@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -192,7 +192,7 @@ def test_sums_over_microbatches_are_not_divided_by_weights_and_the_mean_of_losse
             return loss
 
         torch.testing.assert_close(train(inputs).reduce_mean(), (total / 8).detach())
-        if runtime.rank == 0:
+        if runtime.place.rank == 0:
             torch.testing.assert_close(module.weight.grad, gradient / 8 if average else gradient)
 
     succeed(job, main, {"microbatches": 2})
@@ -215,7 +215,7 @@ def test_an_evaluation_takes_a_batch_that_does_not_divide_evenly(job: Job, rows:
         plain.load_state_dict(model.state_dict())
         for _ in range(4):
             with torch.no_grad():
-                logits, loss = evaluate(model, labels if runtime.rank == 0 else None)
+                logits, loss = evaluate(model, labels if runtime.place.rank == 0 else None)
                 expected = plain(labels)
             assert torch.equal(logits.concat(), expected)
             wanted = nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten())

@@ -13,7 +13,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import FrameError, PartitionError, RemoteError, UnsupportedValueError
-from shardwright.runtime import Runtime
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -35,10 +35,10 @@ job = job_fixture(2)
 @pytest.mark.parametrize("group", GROUPS)
 def test_values_cross_both_ways_exactly(job: Job, group: str, mode: str, size: str) -> None:
     torch.manual_seed(5)
-    before = job.runtimes[0].step
+    before = job.runtimes[0].step.number
     model = Crossing(GROUPS[group], SIZES[size][1])
     check(job, model, {"first": 1, "here": 0, "away": 1}, {"active_microbatches": 4, **MODES[mode]}, size, steps=3)
-    assert job.runtimes[0].step - before == 3, "no step was run again"
+    assert job.runtimes[0].step.number - before == 3, "no step was run again"
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -13,7 +13,7 @@ from typing import Any
 
 import shardwright as smp
 import torch
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -210,7 +210,7 @@ def left_alone(name: str) -> Callable[[], Any]:
         for verifies in (False, True):
             training = Training(CASES[name])
             random.seed(5)
-            current_runtime().steps_apart = current_runtime().step  # random numbers depend on the step's number
+            current_runtime().step.apart = current_runtime().step.number  # random numbers depend on the step's number
             before = smp.state.step
             draws = []
             reports = []

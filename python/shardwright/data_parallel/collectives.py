@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from shardwright.interrupts import HeldBack
-from shardwright.objects import receive_on, send_on
+from shardwright.job.exchange import wait_collective
+from shardwright.job.objects import receive_on, send_on
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: How long a failed step waits for the other ranks to have failed too; what is left is done before the next step.
 _PATIENCE_SECONDS = 2.0
@@ -21,6 +22,25 @@ _PATIENCE_SECONDS = 2.0
 
 #: A collective: its kind, its number of elements, and the name of their dtype.
 _Issued = tuple[str, int, str]
+
+
+class ReplicaCollectives:
+    """The collectives of a rank over its replicas.
+
+    Attributes:
+        dp: Over DP_GROUP, where it has several ranks.
+        rdp: Over RDP_GROUP, where it has several ranks and is not DP_GROUP.
+    """
+
+    def __init__(self) -> None:
+        """There are none before process groups are made."""
+        self.dp: Collectives | None = None
+        self.rdp: Collectives | None = None
+
+    @property
+    def all(self) -> list[Collectives]:
+        """Those of all groups."""
+        return [one for one in (self.dp, self.rdp) if one is not None]
 
 
 class Collectives:
@@ -40,7 +60,7 @@ class Collectives:
         """
         self._runtime = runtime
         self._group = group
-        self.ranks: list[int] = runtime.topology.group(group, runtime.rank)
+        self.ranks: list[int] = runtime.place.topology.group(group, runtime.place.rank)
         self._issued: list[_Issued] = []
         #: The step in which they were issued.
         self._step: int | None = None
@@ -55,7 +75,7 @@ class Collectives:
     @property
     def own_place(self) -> int:
         """The calling rank's place in the group."""
-        return self.ranks.index(self._runtime.rank)
+        return self.ranks.index(self._runtime.place.rank)
 
     def sum(self, tensor: torch.Tensor) -> Any:
         """Sum a tensor over the group, in place; returns the work."""
@@ -80,7 +100,7 @@ class Collectives:
     def wait(self, work: Any) -> None:
         """Wait for a collective, watching for a failure elsewhere."""
         number = self.begun - len(self._works) + 1 + next(n for n, other in enumerate(self._works) if other is work)
-        self._runtime.wait_collective(work, self.ranks, number)
+        wait_collective(self._runtime, work, self.ranks, number)
 
     def begin_step(self) -> None:
         """Bring earlier failed steps' collectives to an end, and forget them.
@@ -89,7 +109,7 @@ class Collectives:
             RemoteError: The step that begins has failed elsewhere, or a rank of the group is gone.
         """
         self._settle(None)
-        self._step = self._runtime.step
+        self._step = self._runtime.step.number
         self._issued.clear()
         self._works.clear()
         self._hooks.clear()
@@ -115,11 +135,13 @@ class Collectives:
             waits: Whether to wait for what they issued; else that is left to the next step, if there is one.
         """
         runtime = self._runtime
-        issued = list(self._issued) if self._step == runtime.step else []  # it may have failed before it began here
-        self._unsettled[runtime.step] = issued
+        issued = (
+            list(self._issued) if self._step == runtime.step.number else []
+        )  # it may have failed before it began here
+        self._unsettled[runtime.step.number] = issued
         for rank in self._others():
             try:
-                send_on(runtime, rank, self._channel(runtime.step), issued)
+                send_on(runtime, rank, self._channel(runtime.step.number), issued)
             except Exception:  # it is gone, which the next step will see
                 runtime.logger.debug("rank %d is not told of collectives", rank, exc_info=True)
         if not waits:
@@ -162,12 +184,12 @@ class Collectives:
                 longest = max(longest, theirs, key=len)
             with HeldBack():
                 for kind, count, dtype in longest[len(issued) :]:
-                    self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.device))
+                    self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.place.device))
                 del self._unsettled[step]
         self._heard.clear()
 
     def _others(self) -> list[int]:
-        return [rank for rank in self.ranks if rank != self._runtime.rank]
+        return [rank for rank in self.ranks if rank != self._runtime.place.rank]
 
     def _channel(self, step: int) -> str:
         return f"collectives of {self._group} in step {step}"

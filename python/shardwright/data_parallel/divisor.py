@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from shardwright.data_parallel.collectives import ReplicaCollectives
+from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
-from shardwright.objects import receive_on, send_on
+from shardwright.job.objects import receive_on, send_on
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: What a data-parallel rank says of its step.
 _ABSENT, _UNWEIGHTED, _WEIGHTED = 0, 1, 2
@@ -36,19 +38,19 @@ def agreed_divisor(runtime: Runtime) -> Divisor:
     Raises:
         ShardwrightError: Some of the replicas gave weights, and others did not.
     """
-    own = runtime.weights.total
-    if runtime.collectives is None or not torch.is_grad_enabled():
-        return Divisor(runtime.num_microbatches, False) if own is None else Divisor(own or 1.0, True)
+    own = runtime[StepWeights].total
+    if runtime[ReplicaCollectives].dp is None or not torch.is_grad_enabled():
+        return Divisor(runtime.step.num_microbatches, False) if own is None else Divisor(own or 1.0, True)
     said = exchange(runtime, _UNWEIGHTED if own is None else _WEIGHTED, own or 0.0)
-    present = {rank: note for rank, note in zip(runtime.dp_ranks, said, strict=True) if note[0] != _ABSENT}
+    present = {rank: note for rank, note in zip(runtime.place.dp_ranks, said, strict=True) if note[0] != _ABSENT}
     without = [rank for rank, note in present.items() if note[0] == _UNWEIGHTED]
     if 0 < len(without) < len(present):
         raise ShardwrightError(
-            f"step {runtime.step}: of the data-parallel ranks {list(present)}, {without} called model.backward without "
-            "a weight and the others with one; give weights on all of them or on none"
+            f"step {runtime.step.number}: of the data-parallel ranks {list(present)}, {without} called model.backward "
+            "without a weight and the others with one; give weights on all of them or on none"
         )
     if without:
-        return Divisor(runtime.num_microbatches, False)
+        return Divisor(runtime.step.num_microbatches, False)
     # Where nothing counts, as where no sample has a label, the sum of gradients is zero, and so is the mean.
     return Divisor(math.fsum(total for _, total in said) / len(said) or 1.0, True)
 
@@ -58,13 +60,13 @@ def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[
 
     By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
     """
-    for rank in runtime.other_roots():
-        send_on(runtime, rank, _CHANNEL, (runtime.step, kind, total))
-    return [(kind, total) if rank == runtime.rank else _said_by(runtime, rank) for rank in runtime.dp_ranks]
+    for rank in runtime.place.other_roots():
+        send_on(runtime, rank, _CHANNEL, (runtime.step.number, kind, total))
+    return [(kind, total) if rank == runtime.place.rank else _said_by(runtime, rank) for rank in runtime.place.dp_ranks]
 
 
 def _said_by(runtime: Runtime, rank: int) -> tuple[int, float]:
     while True:
         step, kind, total = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step:  # and not of one that failed
+        if step == runtime.step.number:  # and not of one that failed
             return kind, total

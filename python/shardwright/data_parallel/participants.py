@@ -3,36 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import ShardwrightError
-from shardwright.objects import receive_on, send_on
+from shardwright.job.objects import receive_on, send_on
 
 if TYPE_CHECKING:
-    from shardwright.model.placement import Placement
-    from shardwright.runtime import Runtime
+    from torch import nn
+
+    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "models"
 
 
-def participants(runtime: Runtime, placements: Sequence[Placement]) -> list[Placement]:
+class ModelPart(Protocol):
+    """This rank's part of a model, as data parallelism sees it."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """The rank."""
+
+    @property
+    def model_id(self) -> int:
+        """The model's id, the same on all ranks."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole model, of which other ranks may own parts."""
+
+    @property
+    def over_rdp(self) -> set[int]:
+        """The ``id`` of the parameters and buffers that are divided over tensor-parallel ranks."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether modules are divided over several tensor-parallel ranks."""
+
+    def owned_parameters(self) -> list[nn.Parameter]:
+        """The parameters of this rank."""
+
+    def owned_buffers(self) -> list[tuple[nn.Module, str]]:
+        """The buffers of this rank, as their modules and names."""
+
+
+Part = TypeVar("Part", bound=ModelPart)
+
+
+def participants(runtime: Runtime, placements: Sequence[Part], num_models: int) -> list[Part]:
     """Those of some models that all data-parallel ranks have; they all call this.
 
     A model lives as long as somebody holds it, which each rank's garbage collection ends at a time of its own. Where
     there was never more than one, nothing is exchanged.
     """
-    if runtime.collectives is None or runtime.num_models < 2:
+    if runtime[ReplicaCollectives].dp is None or num_models < 2:
         return list(placements)
-    others = [rank for rank in runtime.dp_ranks if rank != runtime.rank]
+    others = [rank for rank in runtime.place.dp_ranks if rank != runtime.place.rank]
     common = {placement.model_id for placement in placements}
     for rank in others:
-        send_on(runtime, rank, _CHANNEL, (runtime.step, sorted(common)))
+        send_on(runtime, rank, _CHANNEL, (runtime.step.number, sorted(common)))
     for rank in others:
         common.intersection_update(_said_by(runtime, rank))
     return [placement for placement in placements if placement.model_id in common]
 
 
-def check_left_out(runtime: Runtime, placements: Sequence[Placement], taking_part: Sequence[Placement]) -> None:
+def check_left_out(runtime: Runtime, placements: Sequence[ModelPart], taking_part: Sequence[ModelPart]) -> None:
     """Raise if a model that does not take part has gradients in this step.
 
     Raises:
@@ -41,13 +76,13 @@ def check_left_out(runtime: Runtime, placements: Sequence[Placement], taking_par
     for placement in placements:
         if placement not in taking_part and any(one.grad is not None for one in placement.owned_parameters()):
             raise ShardwrightError(
-                f"model {placement.model_id} was trained on rank {runtime.rank}, but not all data-parallel ranks "
-                f"{runtime.dp_ranks} have it any more; every rank must keep a model as long as the others do"
+                f"model {placement.model_id} was trained on rank {runtime.place.rank}, but not all data-parallel ranks "
+                f"{runtime.place.dp_ranks} have it any more; every rank must keep a model as long as the others do"
             )
 
 
 def _said_by(runtime: Runtime, rank: int) -> list[int]:
     while True:
         step, models = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step:  # and not of one that failed
+        if step == runtime.step.number:  # and not of one that failed
             return list(models)

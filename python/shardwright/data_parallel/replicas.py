@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from shardwright.data_parallel.collectives import Collectives
+from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.divisor import Divisor, exchange
 from shardwright.data_parallel.reducer import Reducer
 from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
 
 if TYPE_CHECKING:
+    from shardwright.data_parallel.participants import ModelPart
     from shardwright.data_parallel.uneven import Attendance
-    from shardwright.model.placement import Placement
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=torch.Tensor)
 class Replicas:
     """Keeps this rank's part of a model equal to that of the other data-parallel ranks."""
 
-    def __init__(self, placement: Placement, options: dict[str, Any]) -> None:
+    def __init__(self, placement: ModelPart, options: dict[str, Any]) -> None:
         """Nothing is exchanged before :meth:`join_group`."""
         self._placement = placement
         self._options = options
@@ -47,13 +47,13 @@ class Replicas:
     def join_group(self) -> None:
         """Take the first data-parallel rank's parameters and buffers over; gradients are reduced from now on."""
         runtime = self._placement.runtime
-        if len(runtime.dp_ranks) == 1:
+        if len(runtime.place.dp_ranks) == 1:
             return
         parameters = self._placement.owned_parameters()
         self._equalise([*parameters, *self._buffers()])
         self._reducer = self._make_reducer(self._collectives, "")
-        if self._placement.is_sharded and runtime.rdp_collectives is not None:
-            self._rdp_reducer = self._make_reducer(runtime.rdp_collectives, ", distributed")
+        if self._placement.is_sharded and (over_rdp := runtime[ReplicaCollectives].rdp) is not None:
+            self._rdp_reducer = self._make_reducer(over_rdp, ", distributed")
         self._begin_reducers(parameters, False)
 
     def _make_reducer(self, collectives: Collectives, which: str) -> Reducer:
@@ -73,7 +73,7 @@ class Replicas:
 
     @property
     def _collectives(self) -> Collectives:
-        collectives = self._placement.runtime.collectives
+        collectives = self._placement.runtime[ReplicaCollectives].dp
         assert collectives is not None, "there is a data-parallel group"
         return collectives
 
@@ -81,8 +81,8 @@ class Replicas:
         """Those of some parameters or buffers that are divided over tp ranks; none where there is only one."""
         if not self._placement.is_sharded:
             return []
-        shardings = self._placement.sharded.by_id()
-        return [tensor for tensor in tensors if id(tensor) in shardings and shardings[id(tensor)].over_rdp]
+        divided = self._placement.over_rdp
+        return [tensor for tensor in tensors if id(tensor) in divided]
 
     def _divided(self, tensors: Sequence[T]) -> tuple[list[T], list[T]]:
         """Those of which DP_GROUP holds the same, and those of which RDP_GROUP does."""
@@ -98,13 +98,13 @@ class Replicas:
         """Take tensors over from one data-parallel rank, by default the first, or from the one of its place here."""
         runtime = self._placement.runtime
         over_dp, over_rdp = self._divided(tensors)
-        first = runtime.dp_ranks[0] if source is None else source
+        first = runtime.place.dp_ranks[0] if source is None else source
         self._broadcast(over_dp, first, self._collectives)
-        if over_rdp and runtime.rdp_collectives is not None:
-            topology = runtime.topology
+        if over_rdp and (collectives := runtime[ReplicaCollectives].rdp) is not None:
+            topology = runtime.place.topology
             replica = set(topology.group("TP_GROUP", first))
-            same = next((rank for rank in runtime.rdp_ranks if rank in replica), runtime.rdp_ranks[0])
-            self._broadcast(over_rdp, same, runtime.rdp_collectives)
+            same = next((rank for rank in runtime.place.rdp_ranks if rank in replica), runtime.place.rdp_ranks[0])
+            self._broadcast(over_rdp, same, collectives)
 
     @staticmethod
     def _broadcast(tensors: list[torch.Tensor], source: int, collectives: Collectives) -> None:
@@ -189,16 +189,17 @@ class Replicas:
             runtime = self._placement.runtime
             # Who is gone has weight 0, if there are weights.
             everyone = self.attendance is None or self.divides_by_group or divisor.weighted
-            present = runtime.dp_ranks if everyone or self.attendance is None else self.attendance.present
+            present = runtime.place.dp_ranks if everyone or self.attendance is None else self.attendance.present
             as_views = bool(self._options["gradient_as_bucket_view"])
             sent_divisor = divisor.value if self.averages_microbatches else 1
             self._reducer.reduce(len(present), sent_divisor, as_views)
             reduce_sparse(self._sparse[0], self._collectives, len(present))
             if self._rdp_reducer is not None:
-                present = [rank for rank in present if rank in runtime.rdp_ranks]
-                self._rdp_reducer.reduce(max(1, len(present)), sent_divisor * runtime.tensor_divisor, as_views)
-                assert runtime.rdp_collectives is not None, "there is a reducer over it"
-                reduce_sparse(self._sparse[1], runtime.rdp_collectives, max(1, len(present)))
+                present = [rank for rank in present if rank in runtime.place.rdp_ranks]
+                self._rdp_reducer.reduce(max(1, len(present)), sent_divisor * runtime.place.tensor_divisor, as_views)
+                collectives = runtime[ReplicaCollectives].rdp
+                assert collectives is not None, "there is a reducer over it"
+                reduce_sparse(self._sparse[1], collectives, max(1, len(present)))
 
     def end_step(self) -> None:
         """The step has succeeded; one that failed on any rank counts on none."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler as TorchSampler
 
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 
 
 class DistributedSampler(TorchSampler[Any]):
@@ -39,11 +39,11 @@ class DistributedSampler(TorchSampler[Any]):
             drop_last: Leave out samples that do not fill all ranks, instead of repeating some.
         """
         runtime = current_runtime()
-        ranks = runtime.rdp_ranks if runtime.cfg.prescaled_batch else runtime.dp_ranks
+        ranks = runtime.place.rdp_ranks if runtime.place.cfg.prescaled_batch else runtime.place.dp_ranks
         super().__init__(
             dataset,
             num_replicas=len(ranks),
-            rank=ranks.index(runtime.rank),
+            rank=ranks.index(runtime.place.rank),
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 
 from shardwright.errors import ShardwrightError
 
-if TYPE_CHECKING:
-    from shardwright.step.batches import LabelCounts
-
 #: Between these, and at 0, weights of any number of microbatches and ranks have a sum that float32 holds.
 _LEAST, _MOST = 1e-30, 1e30
+
+
+class LabelCounts(NamedTuple):
+    """Labels of which microbatches have different numbers.
+
+    Attributes:
+        name: The argument, as written in the step function.
+        counts: How many labels each microbatch has.
+    """
+
+    name: str
+    counts: list[int]
 
 
 class StepWeights:

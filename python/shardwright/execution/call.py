@@ -17,13 +17,15 @@ from shardwright.execution import forward_mode, reproducible
 from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.hooked_views import hooked_views
-from shardwright.execution.results import Response, let_go, origins_of
+from shardwright.execution.placed import placed_model
+from shardwright.execution.results import Response, Sites, let_go, origins_of
 from shardwright.execution.sparse import Described, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import refuse_cache
-from shardwright.values import build, pack, registry
+from shardwright.job.received import build
+from shardwright.values import pack, registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
         The result of the last part that ran, and how many ran.
     """
     task = running_task()
-    if task is not None and (task.runtime.watch_requests is not None or collector.outgoing() is not None):
+    if task is not None and (task.runtime[Sites].watcher is not None or collector.outgoing() is not None):
         links = links[:1]  # someone wants to see every call's arguments, or what it collects
     return _call(links, (value,), {})
 
@@ -106,11 +108,11 @@ def _call(
     assert frame is not None
     runtime = task.runtime
     let_go(task)
-    if (kept := runtime.placement(target.model_id).kept) is not None:
+    if (kept := placed_model(runtime, target.model_id).kept) is not None:
         kept.check_call(task, target.name)
     number = frame.next_call_number()
-    if runtime.watch_requests is not None:
-        runtime.watch_requests(target, args, children)
+    if (watcher := runtime[Sites].watcher) is not None:
+        watcher(target, args, children)
     spec, original = _arguments(target, args, kwargs)
     given, sparse = take_apart(original, f"an argument of module {target.name!r}")
     needs = [tensor.requires_grad for tensor in given]
@@ -131,11 +133,11 @@ def _call(
     state = TaskState.capture()
     asked = tuple((link.module_id, range) for link, range in links)
     under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0, hooks)
-    site = runtime.sites.of((task.module, number, target.model_id, asked, under))
-    observed = state.inference_mode or wanted is not None or runtime.watch_requests is not None
-    description = _core.Description(spec, parts) if runtime.sites.learns and not observed else None
-    predicted = None if description is None else runtime.sites.prediction(site, description)
-    held = runtime.sites.holds(site, predicted is not None) and not observed
+    site = runtime[Sites].of((task.module, number, target.model_id, asked, under))
+    observed = state.inference_mode or wanted is not None or runtime[Sites].watcher is not None
+    description = _core.Description(spec, parts) if runtime[Sites].learns and not observed else None
+    predicted = None if description is None else runtime[Sites].prediction(site, description)
+    held = runtime[Sites].holds(site, predicted is not None) and not observed
     then: list[Then] = []
     if following:
         then = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
@@ -172,7 +174,7 @@ def _call(
         with suspended():
             answers = runtime.server.wait(task.worker, requests, "forward")
         if description is not None:
-            runtime.sites.learn(site, description, [_core.Description(*answer) for answer in answers])
+            runtime[Sites].learn(site, description, [_core.Description(*answer) for answer in answers])
     else:
         answers = [(one.spec, one) for one in predicted]
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
@@ -285,10 +287,10 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
                 f"{owned} was called during backward (a reentrant checkpoint or a reversible block around it): place "
                 "the whole block on one rank with smp.set_partition"
             )
-        from shardwright.runtime import find_runtime  # which imports this
+        from shardwright.job.runtime import find_runtime  # which imports this
 
         runtime = find_runtime()
-        if task is None and runtime is not None and runtime.in_step:
+        if task is None and runtime is not None and runtime.step.running:
             raise FrameError(
                 f"{owned} was called in thread {threading.current_thread().name!r}, and not in the thread that runs "
                 "the microbatch: call modules in the thread in which the step function or the forward itself runs"

@@ -17,6 +17,7 @@ from shardwright.errors import FrameError
 from shardwright.execution import process
 from shardwright.execution.forward_mode import check_wait
 from shardwright.execution.task import running_task
+from shardwright.execution.turn import Turn
 from shardwright.frames.grad_mode import GradMode
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -184,7 +185,7 @@ class Suspended:
         if task is None:
             self.keep()
         else:
-            task.runtime.workers.waiting = self
+            task.runtime[Turn].waiting = self
         for device in _AUTOCAST_DEVICES:
             if torch.is_autocast_enabled(device):
                 torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
@@ -196,11 +197,11 @@ class Suspended:
     def __exit__(self, *_: object) -> None:
         """The task has the turn again."""
         if self._task is not None:
-            workers = self._task.runtime.workers
-            if workers.waiting is self:
-                workers.waiting = None
+            turn = self._task.runtime[Turn]
+            if turn.waiting is self:
+                turn.waiting = None
                 return
-            workers.resume(self._task)
+            turn.take(self._task)
         process.restore_settings(self._settings)
         process.restore_random_state(self._random)
 

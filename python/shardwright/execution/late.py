@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from shardwright.errors import ShardwrightError
-from shardwright.execution.stays import all_kept, state_write
+from shardwright.execution.placed import placed_models
+from shardwright.execution.state_order import all_kept
+from shardwright.execution.stays import state_write
 from shardwright.execution.task import RunningTask
 from shardwright.failure_text import FailureText
 
@@ -17,9 +19,9 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     """
     runtime = task.runtime
     is_own = isinstance(error, ShardwrightError) or not isinstance(error, Exception)
-    if is_own or runtime.num_microbatches == 1 or runtime.server.runs_one_at_a_time():
+    if is_own or runtime.step.num_microbatches == 1 or runtime.server.runs_one_at_a_time():
         return error
-    every = all_kept(runtime.placements)
+    every = all_kept(placed_models(runtime))
     is_late_write = type(error) is RuntimeError and "modified by an inplace operation" in str(error)
     if is_late_write and any(kept.gated for kept in every):
         return state_write(

@@ -20,7 +20,7 @@ from shardwright import _core
 from shardwright.execution import process
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: Modules of torch that draw no random numbers live here, but for those below.
 _QUIET_HOMES = frozenset(
@@ -37,6 +37,22 @@ _INTO, _PAST = 0, 1
 def root_seed(seed: int, step: int, microbatch: int) -> int:
     """Where the step function of a microbatch begins."""
     return _core.derive_seed(_core.derive_seed(seed, step), microbatch)
+
+
+def microbatch_seed(runtime: Runtime, script_seed: int, microbatch: int, dp_rank: int | None = None) -> int:
+    """What the random numbers of a microbatch of the current step start from.
+
+    Args:
+        runtime: This rank.
+        script_seed: What the script last seeded the default generator with; not used with ``reproducible_rng``.
+        microbatch: The microbatch of this rank; with ``reproducible_rng`` it counts over data-parallel ranks.
+        dp_rank: Another data-parallel rank, whose microbatch it is.
+    """
+    place, step = runtime.place, runtime.step
+    if not place.cfg.reproducible_rng:
+        return root_seed(script_seed, step.of_training, microbatch)
+    replica = place.dp_ranks.index(place.rank) if dp_rank is None else dp_rank
+    return root_seed(place.cfg.seed, step.of_training, replica * step.num_microbatches + microbatch)
 
 
 def place() -> int:
@@ -89,7 +105,7 @@ def install(runtime: Runtime, modules: Iterable[nn.Module]) -> None:
 def _seeded(runtime: Runtime, forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def seeded(*args: Any, **kwargs: Any) -> Any:
-        if not runtime.in_step or torch.compiler.is_compiling():
+        if not runtime.step.running or torch.compiler.is_compiling():
             return forward(*args, **kwargs)
         seed = place()
         process.seed(within(seed))

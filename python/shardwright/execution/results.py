@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import Node
@@ -15,6 +16,9 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame
 from shardwright.frames.remote import RemoteTensor, bring, is_remote, remote_tensor
 from shardwright.values.tensors import Origin, dtype_of, unpack_one
+
+if TYPE_CHECKING:
+    from shardwright.execution.call import RemoteModule
 
 #: A call: from which step function and module (None: the step function itself), its number there, what it asks for, and
 #: under which torch state.
@@ -72,6 +76,10 @@ class Sites:
         self._step = 0
         self._function = ""
         self._predicts = True
+        #: Steps that were run again because a module had departed from what it did before.
+        self.departures = 0
+        #: Told of every call to another rank: the module, its positional arguments, and which children of a sequential.
+        self.watcher: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
 
     def begin_step(self, step: int, function: str, *, predicts: bool) -> None:
         """A step begins; in one that is run again after a departure nothing is predicted."""
@@ -189,7 +197,7 @@ class Response:
         self.verify()
         if self._parts.is_here(index):
             return unpack_one(self._parts, index)
-        self.runtime.sites.want(self.site)
+        self.runtime[Sites].want(self.site)
         task = self._task()
         fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
         with suspended():
@@ -256,7 +264,7 @@ def origins_of(tensors: list[torch.Tensor]) -> dict[int, Origin]:
             response = source.response
             if response.held:
                 request = response.requests[response.last]
-                origins[index] = source.meta, response.holder, response.runtime.rank, request, source.index
+                origins[index] = source.meta, response.holder, response.runtime.place.rank, request, source.index
     return origins
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,83 +19,24 @@ from shardwright.execution.call import Then
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import TaskState, as_carried
 from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
+from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.hooked_views import refuse_other_uses
 from shardwright.execution.layout import restride
+from shardwright.execution.placed import placed_model
+from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import finish
 from shardwright.execution.sparse import received_arguments, take_apart, watched_in
+from shardwright.execution.state_order import splits_backward
 from shardwright.execution.task import RunningTask
-from shardwright.frames import Frame, WeightGradients, cut, edge_of, in_frame, run_backward
+from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.remote import bring_all
-from shardwright.frames.watch import Memory, Watched
+from shardwright.frames.watch import TensorMemory, Watched
 from shardwright.huggingface import collector
-from shardwright.values import build, decode, encode, pack, registry, unpack
+from shardwright.job.received import build
+from shardwright.values import decode, encode, pack, registry, unpack
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
-
-#: A frame's key: who asked, and the id of the forward request.
-FrameKey = tuple[int, int]
-
-
-class FrameTable:
-    """The frames of the requests that this rank has run forward and that still wait for their backward."""
-
-    def __init__(self) -> None:
-        """Start empty; it is empty again after every step."""
-        self._frames: dict[FrameKey, Frame] = {}
-        self._visits: Counter[tuple[nn.Module, int]] = Counter()
-        self._watched: dict[int, list[Watched]] = {}
-        self._left: dict[int, tuple[WeightGradients, int]] = {}
-        self._num_left = 0
-
-    def __len__(self) -> int:
-        """How many frames wait."""
-        return len(self._frames)
-
-    def visited_again(self, frame: Frame) -> bool:
-        """Whether one of its modules ran in other frames of its microbatch too; state may then be carried between."""
-        return any(self._visits[module, frame.microbatch] > 1 for module in frame.executed)
-
-    def keep(self, key: FrameKey, frame: Frame) -> None:
-        """Keep a frame until its backward or close."""
-        self._frames[key] = frame
-        for module in frame.executed:
-            self._visits[module, frame.microbatch] += 1
-
-    def take(self, key: FrameKey) -> Frame:
-        """Give a frame away."""
-        return self._frames.pop(key)
-
-    def leave(self, left: WeightGradients, place: int) -> int:
-        """Keep what a backward has left for later, and where in the microbatch that was; the token to ask for it."""
-        self._num_left += 1
-        self._left[self._num_left] = left, place
-        return self._num_left
-
-    def take_left(self, token: int) -> tuple[WeightGradients, int]:
-        """Give away what a backward has left, and where in the microbatch that was."""
-        return self._left.pop(token)
-
-    def watch(self, microbatch: int, watched: Watched) -> None:
-        """Refuse writes to a tensor of which the requester has a copy, until the microbatch's backward."""
-        self._watched.setdefault(microbatch, []).append(watched)
-
-    def settle(self, microbatch: int) -> None:
-        """Raise :class:`FrameError` if a watched tensor of the microbatch was written to."""
-        for watched in self._watched.get(microbatch, ()):
-            watched.check(microbatch)
-
-    def forget_watched(self, microbatch: int) -> None:
-        """Stop watching: the microbatch's backward has begun."""
-        self._watched.pop(microbatch, None)
-
-    def clear(self) -> None:
-        """Forget everything, at the end of a step."""
-        self._frames.clear()
-        self._visits.clear()
-        self._watched.clear()
-        self._left.clear()
-        self._num_left = 0
+    from shardwright.job.runtime import Runtime
 
 
 @dataclass(slots=True)
@@ -105,28 +45,28 @@ class _Sent:
 
     name: str
     number: int
-    memory: Memory
+    memory: TensorMemory
     watched: Watched | None
 
     @staticmethod
     def of(name: str, number: int, tensor: torch.Tensor, module: str) -> _Sent:
         why = f"module {module!r} kept a tensor that it was given or returned"
-        return _Sent(name, number, Memory(tensor), None if tensor.is_inference() else Watched(tensor, why))
+        return _Sent(name, number, TensorMemory(tensor), None if tensor.is_inference() else Watched(tensor, why))
 
 
 def root_frame(task: RunningTask) -> Frame:
     """The frame of the step function for the task's microbatch; its random numbers start here."""
-    process.seed(task.runtime.microbatch_seed(task.state.seed, task.microbatch))
-    return Frame(task.microbatch, leaves=task.runtime.leaves)
+    process.seed(microbatch_seed(task.runtime, task.state.seed, task.microbatch))
+    return Frame(task.microbatch, leaves=task.runtime[Leaves])
 
 
 def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
     """Run a module forward for another rank, answer, and keep the frame if a gradient may come back."""
-    placement = runtime.placement(request.model)
+    placement = placed_model(runtime, request.model)
     placement.wait_until_placed(task)
     module = placement.module_of(request.module)
     name = placement.name_of(request.module)
-    frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime.leaves)
+    frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime[Leaves])
     frame.spanning = placement.is_divided(module)
     frame.executed = _executed(module, request)
     tree_spec, extras_spec = request.spec.split()
@@ -148,13 +88,13 @@ def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
         if one.memory.lives or frame.elsewhere.keeps(one.memory.id):
             returned.setdefault(one.name, []).append(one.number)
             if one.watched is not None:
-                runtime.frames.watch(request.microbatch, one.watched)
+                runtime[FrameTable].watch(request.microbatch, one.watched)
     if "private" in extras:
         returned.pop("kept_arguments", None)  # nobody else has them
-    runtime.frames.settle(request.microbatch)
+    runtime[FrameTable].settle(request.microbatch)
     if frame.answers or frame.calls or frame.inputs_live():
         returned["open"] = True
-        runtime.frames.keep((request.requester, request.id), frame)
+        runtime[FrameTable].keep((request.requester, request.id), frame)
     else:
         runtime.server.ends_with_forward(task.worker)
     if frame.hooked:
@@ -243,7 +183,7 @@ def _forward(
         if sparse:
             watched += watched_in(returned_whole, f"module {name!r} returned a sparse or nested tensor to another rank")
         for one in watched:
-            runtime.frames.watch(request.microbatch, one)
+            runtime[FrameTable].watch(request.microbatch, one)
         returned = describe_results(frame, results, arguments)
         lone = None
         if "then" in extras and added is None and not sparse and returned.is_plain(len(results)):
@@ -337,12 +277,12 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     A request to close, which no gradient reached, is one without gradients: a later call of the module may still have
     brought some to this one, through state that the module carried from the one to the other.
     """
-    frame = runtime.frames.take((request.requester, request.forward))
+    frame = runtime[FrameTable].take((request.requester, request.forward))
     task.place = frame.place
-    runtime.frames.settle(request.microbatch)
-    runtime.frames.forget_watched(request.microbatch)
+    runtime[FrameTable].settle(request.microbatch)
+    runtime[FrameTable].forget_watched(request.microbatch)
     # State that modules hand on past arguments and results may lead from one frame's graph into another's.
-    frame.retain_graph = runtime.placement(request.model).one_at_a_time or runtime.frames.visited_again(frame)
+    frame.retain_graph = placed_model(runtime, request.model).one_at_a_time or runtime[FrameTable].visited_again(frame)
     received, then = decode(request.spec, request.parts)
     gradients = dict(received)
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
@@ -350,7 +290,7 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     run_backward(frame, roots, ServerBackward(task, frame), close=True, defer=deferring(task))
     answer = [(index, gradient) for slot, index in frame.inputs if (gradient := slot.take()) is not None]
     frame.inputs = []
-    placement = runtime.placement(request.model)
+    placement = placed_model(runtime, request.model)
     if placement.kept is not None:
         placement.kept.check(task, placement.module_of(request.module))
     if not then:
@@ -379,16 +319,16 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
 def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:
     """Takes weights' gradients that a task's backward leaves for later; None where the schedule has none left."""
     runtime = task.runtime
-    if not runtime.splits_backward:
+    if not splits_backward(runtime):
         return None
 
     def defer(left: WeightGradients) -> None:
-        runtime.server.defer_weight_gradient(task.worker, runtime.frames.leave(left, task.place))
+        runtime.server.defer_weight_gradient(task.worker, runtime[FrameTable].leave(left, task.place))
 
     return defer
 
 
 def run_weight_gradients(runtime: Runtime, token: int, task: RunningTask) -> None:
     """Compute weights' gradients that a backward has left."""
-    left, task.place = runtime.frames.take_left(token)
+    left, task.place = runtime[FrameTable].take_left(token)
     left.run()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import reached
-from shardwright.errors import FrameError, StateOrderError, StateWriteError
+from shardwright.errors import FrameError, StateWriteError
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import suspended
 from shardwright.execution.intercept import entered
@@ -25,59 +25,24 @@ from shardwright.execution.kept import (
     value_of,
     variable_of,
 )
+from shardwright.execution.placed import Decided, KeptState
+from shardwright.execution.results import Sites
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.shared import HeldElsewhere
 from shardwright.execution.snapshot import Snapshot
 from shardwright.execution.task import RunningTask, running_task
+from shardwright.execution.turn import Turn
 from shardwright.frames.cut import engine_watchers
 from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
-    from shardwright.model.placement import Placement
-    from shardwright.partition.decision import Decision
-    from shardwright.partition.kept import KeptState
-    from shardwright.runtime import Runtime
-
-
-class StateOrder:
-    """How strictly microbatches are kept in order: as strictly as the steps so far have shown to be needed.
-
-    First a microbatch is past a module once it has been there as often as in the trace. If one comes back after that,
-    the step is run again, and a microbatch is past once all its forwards are over; that step shows how often they come,
-    which is counted on again. If that is wrong once more, it is not counted on any more. And where no order of forwards
-    helps, microbatches run one after another.
-    """
-
-    def __init__(self) -> None:
-        """Rely on the trace."""
-        self.one_at_a_time = False
-        self._learns = self._has_learnt = self._by_forwards = False
-
-    def tighten(self, runtime: Runtime, error: StateOrderError) -> None:
-        """A step broke the law, and is about to be run again."""
-        follows_program = runtime.scheduling.is_program
-        if isinstance(error, StateWriteError) or self._by_forwards or follows_program:
-            self.one_at_a_time = True
-            return
-        self._by_forwards = True
-        self._learns = not self._has_learnt
-        for kept in all_kept(runtime.placements):
-            kept.count_on(None)
-
-    def end_step(self, runtime: Runtime) -> None:
-        """A step has succeeded: how often its microbatches came is what will be expected of the next ones."""
-        if not self._learns:
-            return
-        self._learns, self._has_learnt, self._by_forwards = False, True, False
-        counts = {(model, state): count for model, state, count in runtime.server.stays()}
-        for kept in all_kept(runtime.placements):
-            kept.count_on(counts)
+    from shardwright.job.runtime import Runtime
 
 
 class KeptHere:
     """What modules of a model keep that run on this rank."""
 
-    def __init__(self, runtime: Runtime, model_id: int, modules: Mapping[str, nn.Module], decision: Decision) -> None:
+    def __init__(self, runtime: Runtime, model_id: int, modules: Mapping[str, nn.Module], decision: Decided) -> None:
         """Let microbatches in one after another from now on.
 
         Args:
@@ -91,12 +56,12 @@ class KeptHere:
         self._states: dict[int, KeptState] = {}
         #: The modules in which microbatches must not meet.
         self.gated: set[nn.Module] = set()
-        here = {path for path in modules if runtime.pp_rank in _ranks_of(decision, path)}
+        here = {path for path in modules if runtime.place.pp_rank in _ranks_of(decision, path)}
         numbers: dict[nn.Module, list[int]] = {}
         uncounted: set[int] = set()
         for number, state in enumerate(decision.kept):
             users = [path for path in state.users if path in here]
-            if runtime.is_root and len(users) < len(state.users):
+            if runtime.place.is_root and len(users) < len(state.users):
                 runtime.server.tell_forwards()
             if not users:
                 continue
@@ -134,7 +99,7 @@ class KeptHere:
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
         self._held_elsewhere = HeldElsewhere(
             {path: module for path, module in modules.items() if path not in here},
-            {path: runtime.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
+            {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
         )
         self._snapshot: Snapshot | None = None
         #: By state, the microbatch that has entered last.
@@ -172,8 +137,8 @@ class KeptHere:
 
     def is_set(self, module: nn.Module, name: str) -> None:
         """An attribute of a module that runs here is about to be set."""
-        task = running_task() or self._runtime.workers.current
-        if task is None or not self._runtime.in_step:
+        task = running_task() or self._runtime[Turn].current
+        if task is None or not self._runtime.step.running:
             self._watch.is_stale = True
         elif (module, name) in self._places and in_backward():
             self._refuse(task, f"{self._watch.name_of(module, name)} was set in a backward")
@@ -182,8 +147,8 @@ class KeptHere:
 
     def is_switched(self, module: nn.Module, name: str) -> None:
         """What torch itself keeps in a module is about to change: whether it trains, or its hooks."""
-        task = running_task() or self._runtime.workers.current
-        if task is not None and self._runtime.in_step and self._watch.is_switched(module, name):
+        task = running_task() or self._runtime[Turn].current
+        if task is not None and self._runtime.step.running and self._watch.is_switched(module, name):
             self._refuse(task, f"{self._watch.name_of(module, name)} was changed, though no trace saw that")
 
     def check_call(self, task: RunningTask, name: str) -> None:
@@ -205,10 +170,14 @@ class KeptHere:
             self._held_elsewhere.refuse(self._watch.changed())
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
-            self._refuse(task, f"{written} was changed {when}", always=self._runtime.sites.predicts)
+            self._refuse(task, f"{written} was changed {when}", always=self._runtime[Sites].predicts)
         self._check_returned(task)
         weight = self._watch.written_weight(module)
-        if weight is not None and self._runtime.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
+        if (
+            weight is not None
+            and self._runtime.step.num_microbatches > 1
+            and not self._runtime.server.runs_one_at_a_time()
+        ):
             raise FrameError(
                 f"parameter {weight} was written to in a forward or backward, though the trace of the first step saw "
                 "no such write: microbatches may have used it in another order than in one process, and it cannot be "
@@ -223,7 +192,7 @@ class KeptHere:
 
     def seen(self) -> list[Seen] | None:
         """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
-        task = running_task() or self._runtime.workers.current
+        task = running_task() or self._runtime[Turn].current
         if task is None or task.runtime is not self._runtime:
             return None
         return [seen_of(place) for place in self._places]
@@ -232,7 +201,7 @@ class KeptHere:
         """Raise :class:`StateWriteError` if a backward has changed what forwards use."""
         for place, seen in zip(self._places, before, strict=True):
             if not seen.is_like(seen_of(place)):
-                task = running_task() or self._runtime.workers.current
+                task = running_task() or self._runtime[Turn].current
                 assert task is not None, "it was there before the call"
                 self._refuse(task, f"{self._watch.name_of(*place)} was changed in a backward")
 
@@ -253,7 +222,7 @@ class KeptHere:
         if self._runtime.server.runs_one_at_a_time() and not always:
             return
         if lost := self._watch.lost():
-            if self._runtime.num_microbatches == 1 and not always:
+            if self._runtime.step.num_microbatches == 1 and not always:
                 return
             raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
         raise state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
@@ -265,8 +234,8 @@ class KeptHere:
         runtime, model = self._runtime, self._model_id
         task = running_task()
         if in_backward():
-            current = task or runtime.workers.current
-            if current is not None and runtime.in_step:
+            current = task or runtime[Turn].current
+            if current is not None and runtime.step.running:
                 self._refuse(current, f"module {self._watch.path_of(module)!r} was computed again in a backward")
             return call(*args, **kwargs)
         if task is None or task.runtime is not runtime:
@@ -303,7 +272,7 @@ class KeptHere:
                     )
 
     def _note_returned(self, task: RunningTask, module: nn.Module, states: list[int], result: Any) -> None:
-        if self._runtime.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
+        if self._runtime.step.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
             places = [place for state in states for place in self._places_of[state]]
             note_returned(task, self._watch.path_of(module), places, result)
 
@@ -319,7 +288,7 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _ranks_of(decision: Decision, path: str) -> Iterable[int]:
+def _ranks_of(decision: Decided, path: str) -> Iterable[int]:
     return decision.follows.get(path) or (decision.modules[path],)
 
 
@@ -366,26 +335,5 @@ def _has_graph(tensor: torch.Tensor) -> bool:
 
 def state_write(task: RunningTask, message: str) -> StateWriteError:
     """What has the step of a task run again, one microbatch after another."""
-    place = (task.runtime.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
+    place = (task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
     return StateWriteError(*place, "StateWriteError", message)
-
-
-def all_kept(placements: Iterable[Placement]) -> list[KeptHere]:
-    """What modules of these models keep here."""
-    return [placement.kept for placement in placements if placement.kept is not None]
-
-
-def one_at_a_time(runtime: Runtime) -> bool:
-    """Whether microbatches have to run one after another, as far as is known."""
-    return runtime.state_order.one_at_a_time or any(one.one_at_a_time for one in runtime.placements)
-
-
-def rollback(runtime: Runtime) -> None:
-    """Put back what modules keep, as it was before the step."""
-    lost = [name for kept in all_kept(runtime.placements) for name in kept.rollback()]
-    if lost:
-        why = f"step {runtime.step} failed on rank {runtime.rank}. {no_copy_of(lost)}".rstrip(".")
-        runtime.logger.warning("%s", why)
-        runtime.updates.refuse(
-            why, "give it the values that it had, and call smp.resume_after_failure(error) on every rank"
-        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from shardwright.job.threads import thread
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from shardwright.execution.computed_once import ComputedOnce
     from shardwright.execution.context import StepState
     from shardwright.execution.results import Response
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 
 @dataclass(slots=True)
@@ -57,21 +58,18 @@ class RunningTask:
         """Where the task runs, for an exception raised in it."""
         what = "the step function" if self.module is None else f"module {self.module!r}"
         host = socket.gethostname()
-        return f"(rank {self.runtime.rank} on host {host!r}, {self.phase} of {what}, microbatch {self.microbatch})"
-
-
-class _Thread(threading.local):
-    task: RunningTask | None = None
-
-
-_thread = _Thread()
+        return (
+            f"(rank {self.runtime.place.rank} on host {host!r}, {self.phase} of {what}, microbatch {self.microbatch})"
+        )
 
 
 def running_task() -> RunningTask | None:
     """The calling thread's task, or None outside a step."""
-    return _thread.task
+    task: Any = thread.task
+    running: RunningTask | None = task
+    return running
 
 
 def set_running_task(task: RunningTask | None) -> None:
     """Set the calling thread's task."""
-    _thread.task = task
+    thread.task = task

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright import failure_text
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
-from shardwright.execution.attributes import Attributes
-from shardwright.execution.context import StepState, Suspended
+from shardwright.execution.context import StepState
 from shardwright.execution.late import as_state_write
+from shardwright.execution.placed import placed_model
 from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
 from shardwright.execution.task import RunningTask, set_running_task
+from shardwright.execution.turn import Turn
 from shardwright.frames.guards import close_checkpoints
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 RootFunction = Callable[[int], None]
 
@@ -31,12 +32,6 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
         self._state: StepState | None = None
         self._root: RootFunction | None = None
-        #: Attributes of modules that each microbatch has for itself.
-        self.attributes = Attributes()
-        #: The task that has the turn, or had it last.
-        self.current: RunningTask | None = None
-        #: What the current task, if it waits, has to find again once another one has had the turn.
-        self.waiting: Suspended | None = None
         #: The tasks that have begun and not ended, by thread.
         self.running: dict[int, RunningTask] = {}
         self._gone: set[int] = set()
@@ -49,21 +44,8 @@ class WorkerPool:
 
     def end_step(self) -> None:
         """Forget the step."""
-        self._leave_wait()
-        self._state = self._root = self.current = None
-        self.attributes.end_step()
-
-    def resume(self, task: RunningTask) -> None:
-        """A task has the turn: its microbatch finds in modules what it left there."""
-        self._leave_wait()
-        self.current = task
-        self.attributes.enter(task.microbatch)
-
-    def _leave_wait(self) -> None:
-        """The current task's wait, if it is in one, goes on while the process is another's."""
-        if self.waiting is not None:
-            self.waiting.keep()
-            self.waiting = None
+        self._runtime[Turn].end_step()
+        self._state = self._root = None
 
     def start(self, worker: int) -> None:
         """Start a worker's thread."""
@@ -118,7 +100,7 @@ class WorkerPool:
         self.running[threading.get_ident()] = running
         try:
             if task.request is not None:
-                running.module = self._runtime.placement(task.request.model).name_of(task.request.module)
+                running.module = placed_model(self._runtime, task.request.model).name_of(task.request.module)
             state.variables.copy().run(self._run, task, running, state)
         except StepAborted as error:
             close_checkpoints(error)
@@ -132,7 +114,7 @@ class WorkerPool:
 
     def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
-        self.resume(running)
+        runtime[Turn].take(running)
         with state.applied():
             if task.kind == "root":
                 assert self._root is not None, "only the root is granted root tasks"

@@ -309,7 +309,7 @@ class _LevelBackward:
             if not self.levels.edges_of(node):
                 self.finish([(node, gradients[0])])
                 continue
-            for (behind, number), gradient in run_node(node, gradients):
+            for (behind, number), gradient in run_node(node, gradients, self.frame.retain_graph):
                 if behind in inside:
                     numbers = gathered.setdefault(behind, {})
                     numbers[number] = gradient if number not in numbers else numbers[number] + gradient

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shardwright.errors import ConfigError, PartitionError
-from shardwright.objects import gathered
-from shardwright.ranks import WORLD
+from shardwright.job.objects import gathered
+from shardwright.job.ranks import WORLD
 from shardwright.tensor_parallel.module import named_shardings
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _OPERATION = "smp.DistributedModel"
 
@@ -45,7 +45,7 @@ def check_alike(module: nn.Module, runtime: Runtime) -> None:
         PartitionError: Ranks have built different models; all ranks raise it.
         ConfigError: A parameter is trained on some ranks and frozen on others that hold it too; all ranks raise it.
     """
-    world = runtime.launch.world_size
+    world = runtime.place.launch.world_size
     if world == 1:
         return
     divided = named_shardings(module)
@@ -59,10 +59,10 @@ def check_alike(module: nn.Module, runtime: Runtime) -> None:
     models = [{name: _Said(*each) for name, each in of_rank.items()} for of_rank in told]
     for rank in range(1, world):
         # What is divided differs between the tensor-parallel ranks of one replica.
-        same_place = runtime.topology.coordinates(rank)[1] == runtime.topology.coordinates(0)[1]
+        same_place = runtime.place.topology.coordinates(rank)[1] == runtime.place.topology.coordinates(0)[1]
         _compare_models(models, rank, same_place)
     for kind in ("TP_GROUP", "DP_GROUP"):
-        for group in runtime.topology.groups(kind):
+        for group in runtime.place.topology.groups(kind):
             _compare_flags(kind[:2].lower(), [models[rank] for rank in group])
 
 

@@ -8,52 +8,55 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from shardwright import _core
+from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import suspended
 from shardwright.execution.results import let_go
 from shardwright.execution.serve import deferring
 from shardwright.execution.task import running_task
-from shardwright.frames import current_frame, in_frame, owning_edge, run_backward
+from shardwright.frames import Leaves, current_frame, in_frame, owning_edge, run_backward
 from shardwright.frames.cut import slot_of
 from shardwright.frames.remote import is_remote
+from shardwright.tensor_parallel.group import TensorGroup
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
-Gradients = torch.Tensor | Sequence[torch.Tensor | None] | None
+RootGradients = torch.Tensor | Sequence[torch.Tensor | None] | None
 
 
 def backward(
     runtime: Runtime,
     tensors: torch.Tensor | Sequence[torch.Tensor],
-    grad_tensors: Gradients,
+    grad_tensors: RootGradients,
     weight: float | torch.Tensor | None,
 ) -> None:
     """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
-    if runtime.pp_size == 1:
-        if runtime.in_step:
-            number = runtime.weights.give(runtime.microbatch, weight, tensors)
+    if runtime.place.pp_size == 1:
+        if runtime.step.running:
+            number = runtime[StepWeights].give(runtime.step.microbatch, weight, tensors)
             grad_tensors = weighted(tensors, grad_tensors, number)
         elif weight is not None:
             raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
-        runtime.recorder.passed_forward()
-        if runtime.leaves.walks:
+        runtime[_core.AloneRecorder].passed_forward()
+        if runtime[Leaves].walks:
             listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
-            runtime.leaves.check_behind(nodes, "the step function", runtime.microbatch)
-        if runtime.tensor_group is not None:
+            runtime[Leaves].check_behind(nodes, "the step function", runtime.step.microbatch)
+        if (group := runtime.find(TensorGroup)) is not None:
             # Collectives of a forward must not meet those of a backward.
-            runtime.tensor_group.meet("model.backward")
+            group.meet("model.backward")
         torch.autograd.backward(tensors, grad_tensors)
-        runtime.recorder.passed_backward()
+        runtime[_core.AloneRecorder].passed_backward()
         return
     task, frame = running_task(), current_frame()
     if task is None or frame is None or frame.request is not None:
         raise ShardwrightError(
             "model.backward can be called only in the step function itself when pipeline_parallel_degree > 1"
         )
-    number = runtime.weights.give(task.microbatch, weight, tensors)
+    number = runtime[StepWeights].give(task.microbatch, weight, tensors)
     let_go(task)
     frame.settle()
     grad_tensors = weighted(tensors, grad_tensors, number)
@@ -70,8 +73,8 @@ def backward(
 
 
 def weighted(
-    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients, weight: float | None
-) -> Gradients:
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: RootGradients, weight: float | None
+) -> RootGradients:
     """The gradients from which a backward starts that counts by a weight."""
     if weight is None:
         return grad_tensors
@@ -87,7 +90,7 @@ def weighted(
 
 
 def _roots(
-    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: RootGradients
 ) -> list[tuple[GradientEdge, torch.Tensor]]:
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None:

@@ -11,20 +11,22 @@ import torch
 from torch import nn
 
 from shardwright._core import use_device
-from shardwright.data_parallel.uneven import joined
 from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
+from shardwright.job.runtime import current_runtime
 from shardwright.model.alike import check_alike
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
+from shardwright.model.join import joined
+from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.model.whole import CURES, MERGES
 from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_wrapped
-from shardwright.runtime import current_runtime
+from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import replace
 from shardwright.tensor_parallel.report import announce
 
@@ -93,15 +95,15 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         refuse_wrapped(module)
         runtime = current_runtime()
         check_alike(module, runtime)
-        divided = replace(module, runtime)
+        divided = replace(module, runtime, built_in)
         if any(each.substitute for each in divided.replacements):
-            prepare(divided.module, announce=runtime.rank == 0)
-        if runtime.rank == 0:
-            announce(divided, len(runtime.tp_ranks))
+            prepare(divided.module, announce=runtime.place.rank == 0)
+        if runtime.place.rank == 0:
+            announce(divided, len(runtime.place.tp_ranks))
         self.module = module = divided.module
-        self.model_id = runtime.add_model(self)
-        if runtime.device.type == "cuda":
-            use_device(runtime.device.index)
+        self.model_id = runtime[Models].add_model(self)
+        if runtime.place.device.type == "cuda":
+            use_device(runtime.place.device.index)
         self._replacements = divided.replacements
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._options = {
@@ -109,18 +111,18 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             "trace_device": trace_device,
             "trace_execution_times": trace_execution_times,
             "trace_memory_usage": trace_memory_usage,
-            "overlapping_allreduce": overlapping_allreduce and runtime.cfg.overlapping_allreduce is not False,
+            "overlapping_allreduce": overlapping_allreduce and runtime.place.cfg.overlapping_allreduce is not False,
             "backward_passes_per_step": backward_passes_per_step,
             "bucket_cap_mb": bucket_cap_mb,
             "broadcast_buffers": broadcast_buffers,
             "gradient_as_bucket_view": gradient_as_bucket_view,
         }
         self._runtime = runtime
-        self._passes_on = runtime.pp_size == 1 and type(self).forward is DistributedModel.forward
+        self._passes_on = runtime.place.pp_size == 1 and type(self).forward is DistributedModel.forward
         self.placement = Placement(runtime, self, module)
         self.register_load_state_dict_post_hook(DistributedModel._forget_children)  # type: ignore[no-untyped-call]
         self._keep_own()
-        if runtime.pp_size == 1:
+        if runtime.place.pp_size == 1:
             self.placement.place_whole()
 
     # --- running
@@ -145,7 +147,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """
         module = self._modules["module"]  # not through __getattr__, which every call would pay for
         assert module is not None, "set once and for all"
-        if self._runtime.pp_size > 1:
+        if self._runtime.place.pp_size > 1:
             self._enter(functools.partial(module, *args, **kwargs))
         return module(*args, **kwargs)
 
@@ -221,7 +223,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             value = getattr(super().__getattr__("module"), name)
         if name in MERGES and self.placement.ownership is not None:
             raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {CURES[name]}")
-        if self._runtime.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
+        if self._runtime.place.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
             return value
         if running_task() is None or not hasattr(type(self.module), name):
             return value
@@ -268,7 +270,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """
         if not enable:
             return nullcontext()
-        if len(self._runtime.dp_ranks) == 1:
+        if len(self._runtime.place.dp_ranks) == 1:
             raise ConfigError("model.join() is for data parallelism; this job has one data-parallel rank")
         return joined(self._runtime, self.placement.replicas, divide_by_initial_world_size, throw_on_early_termination)
 

@@ -22,22 +22,25 @@ from shardwright.execution.encoder import pad_with_zeros
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
 from shardwright.execution.stays import KeptHere
 from shardwright.execution.task import RunningTask, running_task
+from shardwright.execution.turn import Turn
 from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
+from shardwright.job.objects import receive_on, send_on
+from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import STAND_INS, is_sentinel
-from shardwright.objects import receive_on, send_on
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
+from shardwright.scheduling import Scheduling
 from shardwright.tensor_parallel.group import current_tensor_group
 from shardwright.tensor_parallel.module import ShardedTensors
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
+    from shardwright.job.runtime import Runtime
     from shardwright.model.distributed import DistributedModel
-    from shardwright.runtime import Runtime
 
 
 _said = False
@@ -54,7 +57,7 @@ def _say_what_no_trace_finds() -> None:
         )
 
 
-class Hooks:
+class PostPartitionHooks:
     """Hooks that run once, as ``hook(model, optimizer)``."""
 
     def __init__(self) -> None:
@@ -90,8 +93,8 @@ class Placement:
         self.options = model._options
         self.module = module
         self.ownership: Ownership | None = None
-        self.post_partition_hooks = Hooks()
-        self.post_step_hooks = Hooks()
+        self.post_partition_hooks = PostPartitionHooks()
+        self.post_step_hooks = PostPartitionHooks()
         self._modules: list[nn.Module] = []
         self._names: list[str] = []
         self._placed = False
@@ -104,8 +107,8 @@ class Placement:
         self._undelivered: tuple[str, int] | None = None
         #: What modules keep that run here; None before the model is placed over ranks.
         self.kept: KeptHere | None = None
-        if runtime.pp_size > 1:
-            sync_batch_norm.refuse_other_groups(module, runtime.dp_ranks, runtime.device)
+        if runtime.place.pp_size > 1:
+            sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
             for name, part in module.named_modules():
                 elsewhere.add(part, name)
 
@@ -124,7 +127,12 @@ class Placement:
     @property
     def is_sharded(self) -> bool:
         """Whether modules are divided over several tensor-parallel ranks."""
-        return len(self.runtime.tp_ranks) > 1 and bool(self.sharded)
+        return len(self.runtime.place.tp_ranks) > 1 and bool(self.sharded)
+
+    @property
+    def over_rdp(self) -> set[int]:
+        """The ``id`` of the parameters and buffers that are divided over tensor-parallel ranks."""
+        return {number for number, sharding in self.sharded.by_id().items() if sharding.over_rdp}
 
     @property
     def one_at_a_time(self) -> bool:
@@ -132,14 +140,14 @@ class Placement:
         if self.ownership is None:
             return False
         # Ranks that follow a program would wait for what it holds back.
-        waits = self._spans_state and self.runtime.scheduling.is_program
+        waits = self._spans_state and self.runtime[Scheduling].is_program
         return waits or self._synchronises or bool(self.ownership.decision.one_at_a_time)
 
     def place_whole(self) -> None:
         """Place the whole model on this rank."""
         self._list_modules()
-        materialise(self.module.parameters(), self.runtime.device)
-        self.module.to(self.runtime.device)
+        materialise(self.module.parameters(), self.runtime.place.device)
+        self.module.to(self.runtime.place.device)
         self._seed_calls(self._modules)
         self.replicas.join_group()
         self._finish()
@@ -151,27 +159,33 @@ class Placement:
         their modules; every other root gets the decision from it, every peer from its root.
         """
         runtime = self.runtime
-        if 0 in runtime.tp_ranks:
+        if 0 in runtime.place.tp_ranks:
             together = current_tensor_group().as_first
             with in_frame(None):
                 # Before the trace, which then sees what training will run.
-                prepare(self.module, announce=runtime.rank == 0)
+                prepare(self.module, announce=runtime.place.rank == 0)
             frame = current_frame()
             with in_frame(None if frame is None else frame.rehearsal()):
                 decision = decide(
-                    self.module, call, runtime.cfg, runtime.pp_size, self.options, together, runtime.progress
+                    self.module,
+                    call,
+                    runtime.place.cfg,
+                    runtime.place.pp_size,
+                    self.options,
+                    together,
+                    runtime.progress,
                 )
-        if runtime.rank == 0:
+        if runtime.place.rank == 0:
             text = decision.to_json()
-            for root in runtime.other_roots():
+            for root in runtime.place.other_roots():
                 send_on(runtime, root, self._channel(), text)
         else:
             text = receive_on(runtime, 0, self._channel())
         with runtime.progress.phase("delivering the partition"):
             self._send_to_peers(text)
-            if runtime.rank == 0:  # while the others take it over
+            if runtime.place.rank == 0:  # while the others take it over
                 announce(decision)
-                if runtime.cfg.skip_tracing:
+                if runtime.place.cfg.skip_tracing:
                     _say_what_no_trace_finds()
             with in_frame(None):  # the library's own doing, not the step function's
                 self.apply(text)
@@ -181,7 +195,7 @@ class Placement:
 
     def deliver_again(self) -> None:
         """Send the decision once more if the step in which it was sent failed before all peers had taken it over."""
-        if self._undelivered is not None and self._undelivered[1] != self.runtime.step:
+        if self._undelivered is not None and self._undelivered[1] != self.runtime.step.number:
             self._send_to_peers(self._undelivered[0])
 
     def delivered(self) -> None:
@@ -192,9 +206,9 @@ class Placement:
         """Send the decision on the way that requests will take too, so that it arrives before them."""
         task = running_task()
         assert task is not None, "a model is divided inside a step"
-        self._undelivered = text, self.runtime.step
-        for rank in self.runtime.pp_ranks[1:]:
-            self.runtime.pending_controls.append(self._send_control(task, rank, "partition", text))
+        self._undelivered = text, self.runtime.step.number
+        for rank in self.runtime.place.pp_ranks[1:]:
+            self.runtime[Models].pending_controls.append(self._send_control(task, rank, "partition", text))
 
     def _send_control(self, task: RunningTask, rank: int, control: str, value: Any) -> int:
         spec, parts = encode(value)
@@ -240,26 +254,26 @@ class Placement:
         runtime = self.runtime
         self._list_modules()
         decision = Decision.from_json(text)
-        sync_batch_norm.refuse_other_groups(self.module, runtime.dp_ranks, runtime.device)
-        self._synchronises = sync_batch_norm.synchronises(self.module, runtime.dp_ranks)
+        sync_batch_norm.refuse_other_groups(self.module, runtime.place.dp_ranks, runtime.place.device)
+        self._synchronises = sync_batch_norm.synchronises(self.module, runtime.place.dp_ranks)
         prepare(self.module, announce=False)  # rank 0 has said so before the trace
-        self.ownership = apply_ownership(self.module, decision, runtime.pp_rank, runtime.rank)
+        self.ownership = apply_ownership(self.module, decision, runtime.place.pp_rank, runtime.place.rank)
         self._intercept(decision)
         self._keep(decision)
         for name in decision.temporaries:
-            if runtime.pp_rank in decision.attributes[name]:
+            if runtime.place.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
-                runtime.workers.attributes.add(self.module.get_submodule(path), attribute)
+                runtime[Turn].attributes.add(self.module.get_submodule(path), attribute)
         if self.one_at_a_time:
             runtime.server.run_microbatches_one_at_a_time()
-        materialise(self.ownership.local_parameters(), runtime.device)
-        if runtime.device.type != "cpu":
-            self._move_to(runtime.device)
-        for optimizer in runtime.optimizers:
+        materialise(self.ownership.local_parameters(), runtime.place.device)
+        if runtime.place.device.type != "cpu":
+            self._move_to(runtime.place.device)
+        for optimizer in runtime[Models].optimizers:
             optimizer.localise(self.model)
         self.replicas.join_group()
         self._finish()
-        if runtime.in_step and self.kept is not None:
+        if runtime.step.running and self.kept is not None:
             self.kept.begin_step()  # parameters have their values now
 
     def _list_modules(self) -> None:
@@ -276,21 +290,21 @@ class Placement:
         targets: dict[int, RemoteModule] = {}
 
         def target(name: str, pp_rank: int, called: Iterable[nn.Module]) -> RemoteModule:
-            draws = sum(map(reproducible.may_draw, called)) if runtime.cfg.reproducible_rng else None
+            draws = sum(map(reproducible.may_draw, called)) if runtime.place.cfg.reproducible_rng else None
             shown = name or type(self.module).__name__
-            return RemoteModule(shown, ids[name], self.model_id, runtime.pp_ranks[pp_rank], draws)
+            return RemoteModule(shown, ids[name], self.model_id, runtime.place.pp_ranks[pp_rank], draws)
 
         for name, module in zip(self._names, self._modules, strict=True):
             owner = decision.modules[name]
-            if owner != runtime.pp_rank and name not in decision.follows:
+            if owner != runtime.place.pp_rank and name not in decision.follows:
                 targets[id(module)] = target(name, owner, [module])
         for module in self._modules:
             if any(id(part) in targets for part in module.modules()):
                 divided_modules.add(module)
         for name, module in zip(self._names, self._modules, strict=True):
             remote = targets.get(id(module))
-            ranks = tuple(runtime.pp_ranks[r] for r in decision.follows.get(name, (decision.modules[name],)))
-            elsewhere.add(module, name, ranks, here=remote is None, traced=not runtime.cfg.skip_tracing)
+            ranks = tuple(runtime.place.pp_ranks[r] for r in decision.follows.get(name, (decision.modules[name],)))
+            elsewhere.add(module, name, ranks, here=remote is None, traced=not runtime.place.cfg.skip_tracing)
             if remote is not None:
                 make_remote(module, remote, ownership.check)
                 continue
@@ -303,7 +317,7 @@ class Placement:
                     module,
                     lambda child: targets.get(id(child)),
                     lambda rank, children, name=name: target(  # type: ignore[misc]
-                        name, runtime.pp_ranks.index(rank), children
+                        name, runtime.place.pp_ranks.index(rank), children
                     ),
                 )
 
@@ -315,11 +329,11 @@ class Placement:
         self.kept = KeptHere(self.runtime, self.model_id, modules, decision)
         self._spans_state = any(decision.is_divided(path) for state in decision.kept for path in state.users)
         for name, module in modules.items():
-            if decision.modules[name] == self.runtime.pp_rank or name in decision.follows:
+            if decision.modules[name] == self.runtime.place.pp_rank or name in decision.follows:
                 elsewhere.watch(module, self.kept)
 
     def _seed_calls(self, modules: Iterable[nn.Module]) -> None:
-        if self.runtime.cfg.reproducible_rng:
+        if self.runtime.place.cfg.reproducible_rng:
             reproducible.install(self.runtime, modules)
 
     def _move_to(self, device: torch.device) -> None:
@@ -333,7 +347,7 @@ class Placement:
 
     def _finish(self) -> None:
         self._placed = True
-        self.post_partition_hooks.run(self.model, self.runtime.optimizer_of(self.model))
+        self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:
         """On a worker of a peer: see to it that the main thread has taken the decision over.
@@ -343,7 +357,9 @@ class Placement:
         """
         if not self._placed:
             self.runtime.server.wait(
-                task.worker, [self._send_control(task, self.runtime.pp_ranks[0], "sent partition", None)], "forward"
+                task.worker,
+                [self._send_control(task, self.runtime.place.pp_ranks[0], "sent partition", None)],
+                "forward",
             )
         if self._failed:
             raise StepAborted("the model could not be placed on this rank")
@@ -379,4 +395,4 @@ class Placement:
     def after_step(self) -> None:
         """Run the hooks that wait for the end of the first step."""
         if self.post_step_hooks:
-            self.post_step_hooks.run(self.model, self.runtime.optimizer_of(self.model))
+            self.post_step_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))

@@ -20,6 +20,7 @@ from shardwright.model.state_dict import (
     make_whole_on_cpu,
     state_dict,
 )
+from shardwright.model.updates import Updates
 
 if TYPE_CHECKING:
     from typing import Self
@@ -116,18 +117,18 @@ class Saving(nn.Module):
             )
             return IncompatibleKeys([], [])
         found = self._load(state_dict, strict, same_partition_load)
-        self.placement.runtime.updates.forget()
+        self.placement.runtime[Updates].forget()
         return found
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, same_partition_load: bool) -> IncompatibleKeys:
         ownership = self.placement.ownership
         if self._is_sharded and not same_partition_load and not state_dict.get(PARTIAL_KEY, False):
-            tp_ranks = self.placement.runtime.tp_ranks
+            tp_ranks = self.placement.runtime.place.tp_ranks
             return load_whole_state_dict(
                 self.module,
                 state_dict,
                 self.placement.sharded.by_name(),
-                tp_ranks.index(self.placement.runtime.rank),
+                tp_ranks.index(self.placement.runtime.place.rank),
                 len(tp_ranks),
                 lambda parts: load_state_dict(self.module, parts, strict, ownership=ownership),
                 strict,
@@ -178,8 +179,9 @@ class Saving(nn.Module):
         """
         if self._is_sharded:
             raise ConfigError(
-                f"model.cpu() with tensor_parallel_degree {len(self.placement.runtime.tp_ranks)}: distributed modules "
-                "compute only with all their ranks; load model.state_dict(), which is whole, into a module of one"
+                f"model.cpu() with tensor_parallel_degree {len(self.placement.runtime.place.tp_ranks)}: "
+                "distributed modules compute only with all their ranks; load model.state_dict(), which is "
+                "whole, into a module of one"
             )
         make_whole_on_cpu(self.module)
         return self

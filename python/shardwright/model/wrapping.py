@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardwright.errors import ConfigError, FrameError
+from shardwright.job.runtime import find_runtime
 from shardwright.patches import original_of
-from shardwright.runtime import find_runtime
 
 
 def refuse_wrapped(module: nn.Module) -> None:
@@ -32,11 +32,11 @@ def refuse_wrapped(module: nn.Module) -> None:
 def refuse_compiling(module: nn.Module) -> None:
     """Raise :class:`FrameError` if the module is, or has inside, a model of several pipeline ranks."""
     runtime = find_runtime()
-    if runtime is not None and runtime.pp_size > 1 and _distributed_in(module):
+    if runtime is not None and runtime.place.pp_size > 1 and _distributed_in(module):
         raise FrameError(
             "torch.compile of a smp.DistributedModel with pipeline_parallel_degree "
-            f"{runtime.pp_size}: its graph would go past the modules on other ranks. Compile modules that lie whole on "
-            "one rank instead, with module.compile(), before smp.DistributedModel wraps them"
+            f"{runtime.place.pp_size}: its graph would go past the modules on other ranks. Compile modules that lie "
+            "whole on one rank instead, with module.compile(), before smp.DistributedModel wraps them"
         )
 
 

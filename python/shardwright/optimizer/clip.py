@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import Gather, over_model
+from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 
 _GATHER = partial(over_model, operation="clip_grad_norm_")
@@ -107,19 +109,16 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
 
 def _counted_here(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
     """Those that no other tensor-parallel rank counts."""
-    # Imported late: the runtime needs the model.
-    from shardwright.runtime import find_runtime
-
     runtime = find_runtime()
-    if runtime is None or len(runtime.tp_ranks) == 1:
+    if runtime is None or len(runtime.place.tp_ranks) == 1:
         return parameters
-    sharded = [placement.sharded for placement in runtime.placements if placement.is_sharded]
+    sharded = [placement.sharded for placement in runtime[Models].placements if placement.is_sharded]
     if sharded and not norm_type > 0:
         raise ConfigError(
-            f"smp.clip_grad_norm_: norm_type is {norm_type}; with tensor_parallel_degree {len(runtime.tp_ranks)} it "
-            "has to be positive: other norms of a whole do not follow from those of its parts"
+            f"smp.clip_grad_norm_: norm_type is {norm_type}; with tensor_parallel_degree {len(runtime.place.tp_ranks)} "
+            "it has to be positive: other norms of a whole do not follow from those of its parts"
         )
-    if runtime.rank == runtime.tp_ranks[0]:
+    if runtime.place.rank == runtime.place.tp_ranks[0]:
         return parameters
     divided = {key for one in sharded for key, sharding in one.by_id().items() if sharding.is_divided}
     return [parameter for parameter in parameters if id(parameter) in divided]

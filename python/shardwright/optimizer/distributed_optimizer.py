@@ -10,13 +10,15 @@ import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import Gather, on_cpu, over_pipeline
+from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
+from shardwright.model.updates import Updates
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, to_global, to_local
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
-    from shardwright.runtime import Runtime
 
 _Inner = TypeVar("_Inner", bound=Optimizer)
 _CLASSES: dict[type[Optimizer], type[DistributedOptimizer]] = {}
@@ -83,9 +85,10 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     def _is_settled(self, dividing: DistributedModel | None) -> bool:
         """Whether every model that this optimizer trains is divided, or is just being so."""
-        runtime = _runtime()
+        runtime = find_runtime()
         return runtime is None or all(
-            model is dividing or model.placement.partitioned or not self.trains(model) for model in runtime.models
+            model is dividing or model.placement.partitioned or not self.trains(model)
+            for model in runtime[Models].models
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -96,8 +99,8 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         elif closure is not None:  # some optimizers cannot step without any parameter, which a stage may be
             with torch.enable_grad():
                 loss = closure()
-        if (runtime := _runtime()) is not None:
-            runtime.updates.has_updated()
+        if (runtime := find_runtime()) is not None:
+            runtime[Updates].has_updated()
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -164,17 +167,19 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     def _refuse_sharded(self, what: str) -> None:
         """Refuse what needs the state of all tensor-parallel ranks, which may have other parameters each."""
-        runtime = _runtime()
-        if runtime is not None and any(model.placement.is_sharded and self.trains(model) for model in runtime.models):
+        runtime = find_runtime()
+        if runtime is not None and any(
+            model.placement.is_sharded and self.trains(model) for model in runtime[Models].models
+        ):
             raise ConfigError(
-                f"{what} of an optimizer with tensor_parallel_degree {len(runtime.tp_ranks)}: its state is divided as "
-                "the parameters are; save optimizer.local_state_dict() on each rank, and load it on the same rank by "
-                "optimizer.load_state_dict()"
+                f"{what} of an optimizer with tensor_parallel_degree {len(runtime.place.tp_ranks)}: its state is "
+                "divided as the parameters are; save optimizer.local_state_dict() on each rank, and load it on the "
+                "same rank by optimizer.load_state_dict()"
             )
 
     def _divides(self) -> bool:
-        runtime = _runtime()
-        return runtime is not None and runtime.pp_size > 1
+        runtime = find_runtime()
+        return runtime is not None and runtime.place.pp_size > 1
 
 
 @overload
@@ -212,8 +217,8 @@ def _wrap(
             )
     if isinstance(optimizer, DistributedOptimizer):
         return optimizer
-    runtime = _runtime()
-    if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None and runtime.pp_size > 1:
+    runtime = find_runtime()
+    if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None and runtime.place.pp_size > 1:
         raise ConfigError(
             "torch.optim.LBFGS needs dot products over all parameters of the model, which several pipeline ranks hold; "
             "use pipeline_parallel_degree 1 or another optimizer"
@@ -221,7 +226,7 @@ def _wrap(
     optimizer.__class__ = _distributed_class(type(optimizer))
     assert isinstance(optimizer, DistributedOptimizer), "it was just made one"
     if runtime is not None:
-        runtime.optimizers.append(optimizer)
+        runtime[Models].optimizers.append(optimizer)
     if any(is_sentinel(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         optimizer.localise()
     return optimizer
@@ -238,10 +243,3 @@ def _distributed_class(original: type[Optimizer]) -> type[DistributedOptimizer]:
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.released_to if isinstance(parameter, ReleasedParameter) else parameter
-
-
-def _runtime() -> Runtime | None:
-    # Imported late: the runtime needs the model.
-    from shardwright.runtime import find_runtime
-
-    return find_runtime()

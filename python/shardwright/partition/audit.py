@@ -19,10 +19,11 @@ from torch import nn
 
 from shardwright.contents import INTERNAL
 from shardwright.delayed.materialise import is_delayed
+from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.flows import Flow, scope_of
-from shardwright.partition.kept import KeptState, merged
+from shardwright.partition.flows import CrossingFlow, scope_of
+from shardwright.partition.kept import merged
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins
@@ -69,7 +70,7 @@ class Audit:
         self._executions: Counter[str] = Counter()
         #: Who last wrote an attribute of a module without parameters: the executions around it.
         self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
-        self._flows: list[Flow] = []
+        self._flows: list[CrossingFlow] = []
         #: What forwards change and keep: its names, and who uses it.
         self._kept: list[tuple[set[str], set[str]]] = []
 
@@ -129,7 +130,7 @@ class Audit:
                 continue
             self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
             if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
-                self._flows.append(Flow(scope="", what=f"{entry.name} is written to past its version"))
+                self._flows.append(CrossingFlow(scope="", what=f"{entry.name} is written to past its version"))
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -146,9 +147,9 @@ class Audit:
     def _keep(self, users: Iterable[str], what: str) -> None:
         scope = scope_of(users, self._executions)
         if scope is not None:
-            self._flows.append(Flow(scope=scope, what=what))
+            self._flows.append(CrossingFlow(scope=scope, what=what))
 
-    def flows(self) -> tuple[Flow, ...]:
+    def flows(self) -> tuple[CrossingFlow, ...]:
         """State that executions hand on to others in shared objects, once `joins` has looked."""
         return tuple(self._flows)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import PartitionError
-from shardwright.partition.kept import KeptState
+from shardwright.execution.placed import KeptState
 from shardwright.partition.tree import ModelTree, TensorEntry, tensor_bytes
 from shardwright.tensor_parallel.module import named_shardings
 

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
+from shardwright.execution.placed import KeptState
 from shardwright.partition.tree import ModelTree
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptState:
-    """Something that modules keep, and that forwards change.
-
-    Microbatches come to its users in their order, and never two at once (EX-15).
-
-    Attributes:
-        names: Full names of the buffers and attributes that hold it, and ``module.variable`` of global variables.
-        users: The paths of the modules that read or write it, with how often each runs in a forward.
-    """
-
-    names: tuple[str, ...]
-    users: Mapping[str, int]
 
 
 def merged(

@@ -6,16 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
 from shardwright.creation import watch_creation
 from shardwright.errors import PartitionError
+from shardwright.job.runtime import find_runtime
+from shardwright.job.wrapped import WrappedModels
 from shardwright.partition.tree import ModelTree
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    pass
 
 # Kept in the module itself, so that a pin goes with copies of it and away with it.
 _CREATED_IN = "_smp_created_in_partition"
@@ -79,10 +81,10 @@ def set_partition(module: nn.Module, i: int) -> None:
         PartitionError: If there is no such rank, or the model is divided already.
     """
     _check_place(i, "smp.set_partition")
-    runtime = _runtime()
-    for model in runtime.models if runtime is not None and runtime.pp_size > 1 else ():
+    runtime = find_runtime()
+    for model in runtime[WrappedModels].alive if runtime is not None and runtime.place.pp_size > 1 else ():
         if module is model:
-            module = model.module
+            module = cast(nn.Module, model.module)
         if model.placement.partitioned and any(part is module for part in model.module.modules()):
             raise PartitionError("smp.set_partition came too late: the model was divided in its first step")
     module.__dict__[_SET_TO] = i
@@ -105,19 +107,12 @@ def places_by_hand(tree: ModelTree, *, auto: bool) -> list[PlacedByHand]:
     return placed
 
 
-def _runtime() -> Runtime | None:
-    # Imported late: the runtime needs the model, and the model needs this package.
-    from shardwright.runtime import find_runtime
-
-    return find_runtime()
-
-
 def _check_place(i: object, function: str) -> None:
-    runtime = _runtime()
+    runtime = find_runtime()
     if isinstance(i, bool) or not isinstance(i, int) or i < 0:
         raise PartitionError(f"{function} was given {i!r}; allowed are the pp_ranks, from 0")
-    if runtime is not None and i >= runtime.pp_size:
+    if runtime is not None and i >= runtime.place.pp_size:
         raise PartitionError(
-            f"{function} was given {i}, but pipeline_parallel_degree is {runtime.pp_size}; allowed are 0 to "
-            f"{runtime.pp_size - 1}"
+            f"{function} was given {i}, but pipeline_parallel_degree is {runtime.place.pp_size}; allowed are 0 to "
+            f"{runtime.place.pp_size - 1}"
         )

@@ -12,9 +12,9 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from shardwright.contents import INTERNAL
 from shardwright.execution.kept import Attribute, Seen, seen_of
+from shardwright.execution.placed import KeptState
 from shardwright.frames.guards import GENERATOR
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.kept import KeptState
 from shardwright.partition.observe import Stack
 from shardwright.partition.tree import ModelTree, join_path
 from shardwright.patches import replaced

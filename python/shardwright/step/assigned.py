@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 
 def assigned_outside(function: Callable[..., Any]) -> list[str]:

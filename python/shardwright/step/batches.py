@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from shardwright.step.split import Arguments, Splitter
+from shardwright.data_parallel.weights import LabelCounts
+from shardwright.step.split import MicrobatchArguments, Splitter
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
     from shardwright.step.decorator import StepFunction
 
 #: By the argument's name, a checksum of its tensors.
@@ -66,27 +67,15 @@ def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerp
         "step %d (%s): %s differs on rank %d from that on rank %d, the first of its pipeline, whose batch alone is "
         "trained on. Ranks of a pipeline have to be given the same batch, or None: divide data by smp.dp_rank() of "
         "smp.dp_size(), as smp.DistributedSampler does, and not by processes; seed every rank alike",
-        runtime.step,
+        runtime.step.number,
         step.name,
         " and ".join(others),
-        runtime.rank,
-        runtime.pp_ranks[0],
+        runtime.place.rank,
+        runtime.place.pp_ranks[0],
     )
 
 
-class LabelCounts(NamedTuple):
-    """Labels of which microbatches have different numbers.
-
-    Attributes:
-        name: The argument, as written in the step function.
-        counts: How many labels each microbatch has.
-    """
-
-    name: str
-    counts: list[int]
-
-
-def differing_labels(splitter: Splitter, parts: Sequence[Arguments]) -> LabelCounts | None:
+def differing_labels(splitter: Splitter, parts: Sequence[MicrobatchArguments]) -> LabelCounts | None:
     """The first tensor with labels that losses leave out, so that microbatches have different numbers of the rest."""
     counts: dict[str, list[int]] = {}
     for args, kwargs in parts:
@@ -106,7 +95,7 @@ def warn_of_labels(runtime: Runtime, step: StepFunction[..., Any], labels: Label
         "counts alike in the gradients: the mean of their means is not the mean over the batch. Write "
         "model.backward(loss, weight=(%s != %d).sum()), with the labels that the loss counts (a causal language "
         "model's leaves out the first of each sequence)",
-        runtime.step,
+        runtime.step.number,
         step.name,
         labels.name,
         _IGNORED,

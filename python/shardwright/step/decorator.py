@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from shardwright.errors import ConfigError
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from shardwright.step.run import run_step
 from shardwright.step.split import Splitter
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +53,7 @@ class StepFunction(Generic[P, R]):
 
     def num_microbatches(self, runtime: Runtime) -> int:
         """Into how many parts a batch is split in this job."""
-        return self.microbatches or runtime.cfg.microbatches
+        return self.microbatches or runtime.place.cfg.microbatches
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run one step; returns the function's result with every tensor replaced by a :class:`StepOutput`.

@@ -10,11 +10,12 @@ import torch
 
 from shardwright.errors import ShardwrightError
 from shardwright.execution.sparse import Described, has_parts, put_together, take_apart
-from shardwright.runtime import current_runtime
+from shardwright.job.exchange import receive_object
+from shardwright.job.runtime import current_runtime
 from shardwright.values import decode, encode, registry
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: Returned tensors of more bytes than this are sent only to ranks that use them.
 LARGEST_SENT_BYTES = 1 << 16
@@ -35,8 +36,8 @@ class DeferredTensor:
     @staticmethod
     def publish(runtime: Runtime, tensor: torch.Tensor) -> DeferredTensor:
         """On the root: keep a tensor for the other ranks of the pipeline."""
-        key = runtime.node.publish(*encode(tensor.detach()), runtime.pp_ranks[1:])
-        return DeferredTensor(runtime.rank, key)
+        key = runtime.node.publish(*encode(tensor.detach()), runtime.place.pp_ranks[1:])
+        return DeferredTensor(runtime.place.rank, key)
 
     @staticmethod
     def received(fields: tuple[int, int]) -> DeferredTensor:
@@ -61,7 +62,7 @@ class DeferredTensor:
         assert self._runtime is not None, "the root has the tensor itself"
         self._release.detach()
         channel = self._runtime.node.fetch(self._root, self._key)
-        tensor: torch.Tensor = decode(*self._runtime.receive_object(self._root, channel))
+        tensor: torch.Tensor = decode(*receive_object(self._runtime, self._root, channel))
         return tensor
 
 

@@ -8,11 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardwright import failure_text
+from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import PartialUpdateError, RemoteError, StepAborted
-from shardwright.execution import stays
+from shardwright.execution.frame_table import FrameTable
+from shardwright.execution.state_order import rollback
+from shardwright.execution.worker import WorkerPool
+from shardwright.model.models import Models
+from shardwright.model.updates import Updates
+from shardwright.tensor_parallel.group import TensorGroup
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
     from shardwright.step.transaction import StepTransaction
 
 #: How long a failed step waits for a task that still runs; it is left to itself after that.
@@ -24,30 +30,41 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
 
     Whatever goes wrong meanwhile, every rank is told, and all is undone that can be.
     """
-    here = f"rank {runtime.rank} on host {socket.gethostname()!r}"
-    updates = runtime.updates
-    if runtime.voted and not isinstance(error, (RemoteError, StepAborted, PartialUpdateError)):
-        updates.refuse(f"step {runtime.step} failed on {here} when other ranks knew already that it would succeed")
+    here = f"rank {runtime.place.rank} on host {socket.gethostname()!r}"
+    updates = runtime[Updates]
+    if runtime.step.voted and not isinstance(error, (RemoteError, StepAborted, PartialUpdateError)):
+        updates.refuse(
+            f"step {runtime.step.number} failed on {here} when other ranks knew already that it would succeed"
+        )
     attempt = functools.partial(_attempt, runtime)
     attempt(functools.partial(_report, runtime, error))
-    if runtime.launch.world_size > 1 and not attempt(functools.partial(runtime.server.unwind, _UNWIND_SECONDS)):
+    if runtime.place.launch.world_size > 1 and not attempt(functools.partial(runtime.server.unwind, _UNWIND_SECONDS)):
         # The script's thread may be the one that raised, at a signal for example, while a task runs.
         updates.refuse(
-            f"step {runtime.step} was taken back on {here} while a module still computed, whose gradients came too "
-            "late to be taken back"
+            f"step {runtime.step.number} was taken back on {here} while a module still computed, whose gradients came "
+            "too late to be taken back"
         )
-    runtime.voted = runtime.committing = False
-    runtime.frames.clear()
-    runtime.workers.end_step()
-    runtime.pending_controls.clear()
-    undone = [attempt(transaction.rollback), attempt(functools.partial(stays.rollback, runtime))]
-    undone += [attempt(placement.replicas.abandon_step) for placement in runtime.placements]
-    if runtime.tensor_group is not None:
-        runtime.tensor_group.abandon_step()
-    for collectives in runtime.all_collectives:
+    runtime.step.voted = runtime.step.committing = False
+    runtime[FrameTable].clear()
+    runtime[WorkerPool].end_step()
+    runtime[Models].pending_controls.clear()
+    undone = [attempt(transaction.rollback), attempt(functools.partial(_put_back_state, runtime))]
+    undone += [attempt(placement.replicas.abandon_step) for placement in runtime[Models].placements]
+    if (group := runtime.find(TensorGroup)) is not None:
+        group.abandon_step()
+    for collectives in runtime[ReplicaCollectives].all:
         collectives.abandon_step(waits=isinstance(error, (Exception, StepAborted)))
     if not all(undone):
-        updates.refuse(f"step {runtime.step} failed on {here}, and could not be taken back there")
+        updates.refuse(f"step {runtime.step.number} failed on {here}, and could not be taken back there")
+
+
+def _put_back_state(runtime: Runtime) -> None:
+    """Put back what modules keep."""
+    if (lost := rollback(runtime)) is not None:
+        runtime.logger.warning("%s", lost)
+        runtime[Updates].refuse(
+            lost, "give it the values that it had, and call smp.resume_after_failure(error) on every rank"
+        )
 
 
 def _attempt(runtime: Runtime, part: Callable[[], object]) -> bool:
@@ -55,15 +72,19 @@ def _attempt(runtime: Runtime, part: Callable[[], object]) -> bool:
     try:
         return part() is not False
     except BaseException:  # what comes after it has to be done, too
-        runtime.logger.warning("rank %d could not end step %d in good order", runtime.rank, runtime.step, exc_info=True)
+        runtime.logger.warning(
+            "rank %d could not end step %d in good order", runtime.place.rank, runtime.step.number, exc_info=True
+        )
         return False
 
 
 def _report(runtime: Runtime, error: BaseException) -> None:
-    if runtime.launch.world_size == 1:
+    if runtime.place.launch.world_size == 1:
         return
-    if error is runtime.workers.error:
+    if error is runtime[WorkerPool].error:
         return
     if not isinstance(error, RemoteError):  # which says where itself
-        failure_text.add_note(error, f"(rank {runtime.rank} on host {socket.gethostname()!r}, step {runtime.step})")
-    failure_text.report(runtime.server, error, step=runtime.step)
+        failure_text.add_note(
+            error, f"(rank {runtime.place.rank} on host {socket.gethostname()!r}, step {runtime.step.number})"
+        )
+    failure_text.report(runtime.server, error, step=runtime.step.number)

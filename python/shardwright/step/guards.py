@@ -14,18 +14,20 @@ from torch import nn
 
 from shardwright.errors import FrameError, NotOwnedError
 from shardwright.execution.elsewhere import elsewhere
-from shardwright.frames import current_frame
+from shardwright.frames import Leaves, current_frame
+from shardwright.job.runtime import find_runtime
+from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
+from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import original_of
-from shardwright.runtime import find_runtime
 
 
 def refuse_in_step(what: str, cure: str) -> None:
     """Raise :class:`FrameError` in the code of a step; a hook of a parameter, which runs at its end, is not meant."""
     frame = current_frame()
     runtime = find_runtime()
-    alone = runtime is not None and runtime.in_step and runtime.pp_size == 1 and not runtime.committing
+    alone = runtime is not None and runtime.step.running and runtime.place.pp_size == 1 and not runtime.step.committing
     if frame is not None or alone:
         name = "the step function" if frame is None else frame.name
         raise FrameError(
@@ -37,9 +39,9 @@ def refuse_in_step(what: str, cure: str) -> None:
 def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether parameters of a model of the running step are among these."""
     runtime = find_runtime()
-    if runtime is None or not runtime.in_step:
+    if runtime is None or not runtime.step.running:
         return False
-    return any(is_sentinel(parameter) or id(parameter) in runtime.leaves.known for parameter in parameters)
+    return any(is_sentinel(parameter) or id(parameter) in runtime[Leaves].known for parameter in parameters)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -123,20 +125,20 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         return
     if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.step", "step optimizers")
-        if len(runtime.dp_ranks) > 1:
+        if len(runtime.place.dp_ranks) > 1:
             raise FrameError(
                 f"{type(optimizer).__name__}.step was called in a hook of a parameter, whose gradient is not yet "
                 "reduced over data-parallel ranks, which would drift apart: step optimizers outside the step function"
             )
-    if runtime.launch.world_size > 1:
-        runtime.updates.begins(optimizer)
+    if runtime.place.launch.world_size > 1:
+        runtime[Updates].begins(optimizer)
 
 
 def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """An optimizer's step has ended on this rank."""
     runtime = find_runtime()
-    if runtime is not None and runtime.launch.world_size > 1:
-        runtime.updates.ends(optimizer)
+    if runtime is not None and runtime.place.launch.world_size > 1:
+        runtime[Updates].ends(optimizer)
 
 
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,13 +152,16 @@ def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
     runtime = find_runtime()
     if runtime is None:
         return
-    given, ranks = {id(gradient) for gradient in gradients}, runtime.topology.group("MP_GROUP", runtime.rank)
-    for placement in runtime.placements:
-        if not placement.partitioned or not (runtime.pp_size > 1 or placement.is_sharded):
+    given, ranks = (
+        {id(gradient) for gradient in gradients},
+        runtime.place.topology.group("MP_GROUP", runtime.place.rank),
+    )
+    for placement in runtime[Models].placements:
+        if not placement.partitioned or not (runtime.place.pp_size > 1 or placement.is_sharded):
             continue
         if any(id(one.grad) in given for one in placement.owned_parameters() if one.grad is not None):
             raise NotOwnedError(
                 "torch.nn.utils.clip_grad_norm_ (or get_total_norm) was given gradients of a model that is divided "
-                f"over ranks {ranks}: rank {runtime.rank} would clip by the norm of its own part. Use "
+                f"over ranks {ranks}: rank {runtime.place.rank} would clip by the norm of its own part. Use "
                 "smp.clip_grad_norm_(model.parameters(), max_norm) on every one of them"
             )

@@ -11,25 +11,26 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import over_pipeline
+from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import original_of
-from shardwright.runtime import find_runtime
 from shardwright.step.guards import parameters_of, refuse_in_step
 
 
 def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it trains a divided model, which every rank of the pipeline answers alike."""
     runtime = find_runtime()
-    if runtime is None or runtime.pp_size == 1:
+    if runtime is None or runtime.place.pp_size == 1:
         return False
     if isinstance(optimizer, DistributedOptimizer):
-        return any(optimizer.trains(model) for model in runtime.models)
+        return any(optimizer.trains(model) for model in runtime[Models].models)
     given = {id(parameter) for parameter in parameters_of(optimizer)}
     return any(map(is_sentinel, parameters_of(optimizer))) or any(
         id(parameter) in given
-        for placement in runtime.placements
+        for placement in runtime[Models].placements
         if placement.partitioned
         for parameter in placement.owned_parameters()
     )
@@ -58,8 +59,8 @@ def unscale_grads_(
 def check_scale_growth_tracker(scaler: GradScaler, function: str) -> Any:
     """``GradScaler._check_scale_growth_tracker``, on ranks that have scaled no loss."""
     runtime = find_runtime()
-    if runtime is not None and not runtime.is_root and scaler._scale is None:
-        scaler._lazy_init_scale_growth_tracker(runtime.device)  # the first loss was scaled on pp_rank 0
+    if runtime is not None and not runtime.place.is_root and scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(runtime.place.device)  # the first loss was scaled on pp_rank 0
     return original_of(check_scale_growth_tracker)(scaler, function)
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
-    from shardwright.execution.worker import WorkerPool
+    from shardwright.execution.turn import Turn
 
 #: A task's place in the step, which no timing changes: its microbatch, and where in it the module was called.
-Place = tuple[int, int]
+TaskPlace = tuple[int, int]
 
 
 class OrderedGradients:
@@ -23,10 +23,10 @@ class OrderedGradients:
     sums are made at the end, by microbatch and place. Until then there is a gradient for each microbatch.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], workers: WorkerPool) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], turn: Turn) -> None:
         """Begin to listen to the parameters that need a gradient."""
-        self._workers = workers
-        self._parts: dict[nn.Parameter, dict[Place, torch.Tensor]] = {}
+        self._turn = turn
+        self._parts: dict[nn.Parameter, dict[TaskPlace, torch.Tensor]] = {}
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self)  # type: ignore[no-untyped-call]
             for parameter in parameters
@@ -36,7 +36,7 @@ class OrderedGradients:
     def __call__(self, parameter: nn.Parameter) -> None:
         """A task has added to the parameter's gradient: put it aside."""
         gradient, parameter.grad = parameter.grad, None
-        task = self._workers.current
+        task = self._turn.current
         assert gradient is not None, "it was just accumulated"
         assert task is not None, "only tasks run backward in a step"
         parts = self._parts.setdefault(parameter, {})

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardwright import interrupts, logs
+from shardwright import _core, interrupts, logs
+from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.divisor import agreed_divisor
 from shardwright.data_parallel.participants import check_left_out, participants
 from shardwright.data_parallel.weights import StepWeights
@@ -15,12 +16,21 @@ from shardwright.errors import DepartureError, RemoteError, ShardwrightError, St
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
-from shardwright.execution.results import finish
+from shardwright.execution.frame_table import FrameTable
+from shardwright.execution.reproducible import microbatch_seed
+from shardwright.execution.results import Sites, finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.stays import all_kept, one_at_a_time
+from shardwright.execution.state_order import StateOrder, all_kept, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
-from shardwright.frames import close_calls, in_frame
+from shardwright.execution.turn import Turn
+from shardwright.execution.worker import WorkerPool
+from shardwright.frames import Leaves, close_calls, in_frame
+from shardwright.job.received import decode_from
+from shardwright.model.models import Models
+from shardwright.model.updates import Updates
+from shardwright.model.vote import vote
 from shardwright.model.wrapping import refuse_compiled
+from shardwright.scheduling import Scheduling
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
     Fingerprints,
@@ -33,9 +43,11 @@ from shardwright.step.batches import (
 from shardwright.step.deferred import deferring_large
 from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
-from shardwright.step.split import Arguments
+from shardwright.step.split import MicrobatchArguments
 from shardwright.step.transaction import StepTransaction
-from shardwright.values import decode_from, encode
+from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.timeline.trace import begin_step
+from shardwright.values import encode
 
 #: A step departs once, and gets stricter three times; ranks that noticed different things first may need one more.
 _MOST_RUNS = 6
@@ -43,8 +55,8 @@ _MOST_RUNS = 6
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardwright.job.runtime import Runtime
     from shardwright.model.placement import Placement
-    from shardwright.runtime import Runtime
     from shardwright.step.decorator import StepFunction
 
 
@@ -56,30 +68,30 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     """
     runtime.check_process(step.name)
     refuse_compiled((*args, *kwargs.values()))
-    runtime.num_microbatches = step.num_microbatches(runtime)
-    runtime.scheduling.check(step.name, runtime.num_microbatches)
+    runtime.step.num_microbatches = step.num_microbatches(runtime)
+    runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
-    predicts = not runtime.state_order.one_at_a_time
-    with interrupts.Step():
+    predicts = not runtime[StateOrder].one_at_a_time
+    with interrupts.InterruptibleStep():
         for _ in range(_MOST_RUNS - 1):
             try:
                 return _run_once(runtime, step, args, kwargs, predicts=predicts)
             except DepartureError as error:
-                if runtime.cfg.on_departure == "error":
+                if runtime.place.cfg.on_departure == "error":
                     raise
-                runtime.departures += 1
+                runtime[Sites].departures += 1
                 _say_again(runtime, step, error)
             except StateOrderError as error:
-                runtime.state_order.tighten(runtime, error)
+                runtime[StateOrder].tighten(runtime, error)
                 _say_again(runtime, step, error)
             predicts = False
         return _run_once(runtime, step, args, kwargs, predicts=False)
 
 
 def _say_again(runtime: Runtime, step: StepFunction[..., Any], error: RemoteError) -> None:
-    order = "; from now on microbatches run one after another" if runtime.state_order.one_at_a_time else ""
+    order = "; from now on microbatches run one after another" if runtime[StateOrder].one_at_a_time else ""
     where = f"rank {error.rank}: {error.message}"
-    runtime.logger.warning("step %d (%s) is run again%s: %s", runtime.step, step.name, order, where)
+    runtime.logger.warning("step %d (%s) is run again%s: %s", runtime.step.number, step.name, order, where)
 
 
 def _run_once(
@@ -90,26 +102,28 @@ def _run_once(
     *,
     predicts: bool,
 ) -> Any:
-    if runtime.in_step or running_task() is not None:
+    if runtime.step.running or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
-    models = runtime.models  # held, so that none is collected while the step runs
+    models = runtime[Models].models  # held, so that none is collected while the step runs
     placements = [model.placement for model in models]
     # One rank alone has only one order.
-    ordered = runtime.cfg.deterministic_server and runtime.pp_size > 1
-    may_depart = predicts and runtime.sites.learns
-    transaction = StepTransaction(placements, runtime.workers if ordered else None, attributes=may_depart)
-    runtime.in_step, runtime.entered = True, False
-    runtime.next_step()
+    ordered = runtime.place.cfg.deterministic_server and runtime.place.pp_size > 1
+    may_depart = predicts and runtime[Sites].learns
+    transaction = StepTransaction(placements, runtime[Turn] if ordered else None, attributes=may_depart)
+    runtime.step.running, runtime.step.entered = True, False
+    begin_step(runtime)
     try:
         transaction.begin()
         for kept in all_kept(placements):
             kept.begin_step()
-        runtime.weights = StepWeights(runtime.rank, runtime.num_microbatches)
-        runtime.sites.begin_step(runtime.step, step.name, predicts=predicts)
-        runtime.leaves.begin_step(
-            transaction.parameters, runtime.step, checks=runtime.launch.world_size * runtime.num_microbatches > 1
+        runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
+        runtime[Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
+        runtime[Leaves].begin_step(
+            transaction.parameters,
+            runtime.step.number,
+            checks=runtime.place.launch.world_size * runtime.step.num_microbatches > 1,
         )
-        runtime.updates.check()
+        runtime[Updates].check()
         with interrupts.LetThrough():
             taking_part = _begin_reductions(runtime, transaction, placements)
             results = _run_tasks(runtime, step, transaction, args, kwargs)
@@ -123,30 +137,30 @@ def _run_once(
             runtime.check_abort([])
         raise
     finally:
-        runtime.in_step = False
-        runtime.leaves.end_step()
-    runtime.state_order.end_step(runtime)
+        runtime.step.running = False
+        runtime[Leaves].end_step()
+    runtime[StateOrder].end_step(runtime)
     for kept in all_kept(placements):
         kept.end_step()
-    runtime.scheduling.end_step(runtime)
+    runtime[Scheduling].end_step(runtime)
     if any(placement.post_step_hooks for placement in placements):
         with interrupts.LetThrough():
             for placement in placements:
                 placement.after_step()
-    return merge_microbatches(results, runtime.weights.of_outputs())
+    return merge_microbatches(results, runtime[StepWeights].of_outputs())
 
 
 def _begin_reductions(
     runtime: Runtime, transaction: StepTransaction, placements: Sequence[Placement]
 ) -> list[Placement]:
     """Prepare for the step's collectives; the models that take part in them."""
-    if runtime.collectives is None:
+    if runtime[ReplicaCollectives].dp is None:
         return list(placements)
-    for collectives in runtime.all_collectives:
+    for collectives in runtime[ReplicaCollectives].all:
         collectives.begin_step()
-    if runtime.tensor_group is not None:
-        runtime.tensor_group.begin_step()
-    taking_part = participants(runtime, placements)
+    if (group := runtime.find(TensorGroup)) is not None:
+        group.begin_step()
+    taking_part = participants(runtime, placements, runtime[Models].num_models)
     may_overlap = transaction.is_plain
     for placement in taking_part:
         if placement.replicas.begin_step(may_overlap):
@@ -161,10 +175,10 @@ def _run_tasks(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[Any]:
-    if runtime.pp_size > 1:
+    if runtime.place.pp_size > 1:
         return _Pipeline(runtime, step).run(args, kwargs)
     results = _run_alone(runtime, step, args, kwargs)
-    if runtime.cfg.reproducible_rng:
+    if runtime.place.cfg.reproducible_rng:
         transaction.restore_random_numbers()
     return results
 
@@ -173,30 +187,30 @@ def _prepare(
     runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction, taking_part: Sequence[Placement]
 ) -> None:
     """Average over microbatches and over data-parallel ranks, and run hooks: all that may still fail."""
-    runtime.committing = True
+    runtime.step.committing = True
     divisor = agreed_divisor(runtime)
-    if (labels := runtime.weights.labels) is not None and runtime.weights.is_plain:
+    if (labels := runtime[StepWeights].labels) is not None and runtime[StepWeights].is_plain:
         warn_of_labels(runtime, step, labels)
-    transaction.prepare(divisor.value, runtime.tensor_divisor, in_place=len(runtime.dp_ranks) == 1)
-    if runtime.launch.world_size > 1:
+    transaction.prepare(divisor.value, runtime.place.tensor_divisor, in_place=len(runtime.place.dp_ranks) == 1)
+    if runtime.place.launch.world_size > 1:
         for placement in taking_part:
             placement.replicas.reduce_gradients(divisor)
 
 
 def _commit(runtime: Runtime, transaction: StepTransaction, taking_part: Sequence[Placement]) -> None:
     """Succeed, together with all other ranks."""
-    if runtime.launch.world_size > 1:
-        runtime.vote()
+    if runtime.place.launch.world_size > 1:
+        vote(runtime)
     transaction.finish()
-    if runtime.launch.world_size > 1:
+    if runtime.place.launch.world_size > 1:
         for placement in taking_part:
             placement.replicas.end_step()
-        for collectives in runtime.all_collectives:
+        for collectives in runtime[ReplicaCollectives].all:
             collectives.end_step()
         runtime.server.leave_step()
         logs.forward()
-    runtime.recorder.commit()
-    runtime.voted = runtime.committing = False
+    runtime[_core.AloneRecorder].commit()
+    runtime.step.voted = runtime.step.committing = False
 
 
 def _finished(step: StepFunction[..., Any], result: Any) -> Any:
@@ -209,11 +223,11 @@ def _finished(step: StepFunction[..., Any], result: Any) -> Any:
 
 def _split(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Arguments]:
+) -> list[MicrobatchArguments]:
     """The arguments of each microbatch; notes how much each of them counts."""
-    parts, runtime.weights.counts = step.splitter.split(args, kwargs, runtime.num_microbatches)
+    parts, runtime[StepWeights].counts = step.splitter.split(args, kwargs, runtime.step.num_microbatches)
     if is_compared(step.calls) and not step.warned_of_labels and torch.is_grad_enabled():
-        runtime.weights.labels = differing_labels(step.splitter, parts)
+        runtime[StepWeights].labels = differing_labels(step.splitter, parts)
     return parts
 
 
@@ -222,19 +236,19 @@ def _run_alone(
 ) -> list[Any]:
     """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
     runtime.begin_step_alone(step.name)
-    runtime.entered = True
-    recorder, results = runtime.recorder, []
+    runtime.step.entered = True
+    recorder, results = runtime[_core.AloneRecorder], []
     parts = _split(runtime, step, args, kwargs)
-    reproducible_rng: bool = runtime.cfg.reproducible_rng
-    recorder.begin(runtime.step)
+    reproducible_rng: bool = runtime.place.cfg.reproducible_rng
+    recorder.begin(runtime.step.number)
     try:
-        for runtime.microbatch, (part, keywords) in enumerate(parts):
+        for runtime.step.microbatch, (part, keywords) in enumerate(parts):
             if reproducible_rng:
-                process.seed(runtime.microbatch_seed(0, runtime.microbatch))
+                process.seed(microbatch_seed(runtime, 0, runtime.step.microbatch))
             results.append(_finished(step, step.function(*part, **keywords)))
             recorder.next_microbatch()
-        if runtime.tensor_group is not None:
-            runtime.tensor_group.meet("the end of the step function")
+        if (group := runtime.find(TensorGroup)) is not None:
+            group.meet("the end of the step function")
     finally:
         recorder.end()
     return results
@@ -246,35 +260,36 @@ class _Pipeline:
     def __init__(self, runtime: Runtime, step: StepFunction[..., Any]) -> None:
         self.runtime = runtime
         self.step = step
-        self.parts: list[Arguments | None] = []
+        self.parts: list[MicrobatchArguments | None] = []
         self.results: list[Any] = []
         #: Of the batch that this rank was given, in steps in which ranks compare batches.
         self.batch: Fingerprints | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         runtime = self.runtime
-        runtime.scheduling.begin_step(runtime)
+        runtime[Scheduling].begin_step(runtime)
         state = StepState.capture()
         if is_compared(self.step.calls):
             self.batch = fingerprints(self.step.splitter.named(args, kwargs))
         try:
-            if runtime.is_root:
+            if runtime.place.is_root:
                 if self.step.calls == 1:
                     warn_of_assigned(runtime, self.step.name, self.step.function)
                 self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
-            runtime.workers.begin_step(state, self.run_root)
+            runtime[WorkerPool].begin_step(state, self.run_root)
             runtime.server.begin_step(
-                step=runtime.step,
+                step=runtime.step.number,
                 function=self.step.name,
-                num_microbatches=runtime.num_microbatches,
-                pipeline=runtime.scheduling.text,
-                active_microbatches=runtime.cfg.active_microbatches,
+                num_microbatches=runtime.step.num_microbatches,
+                pipeline=runtime[Scheduling].text,
+                active_microbatches=runtime.place.cfg.active_microbatches,
                 one_at_a_time=one_at_a_time(runtime),
             )
-            runtime.entered = True
+            runtime.step.entered = True
             results = self.supervise()
-            runtime.end_tasks()
+            runtime[FrameTable].end_step()
+            runtime[WorkerPool].end_step()
             return results
         finally:
             state.restore()
@@ -295,17 +310,17 @@ class _Pipeline:
         del result
         finish(task)
         close_calls(frame, ServerBackward(task, frame))
-        for kept in all_kept(self.runtime.placements):
+        for kept in all_kept(self.runtime[Models].placements):
             kept.check(task)
         self.settle_controls(task)
 
     def settle_controls(self, task: RunningTask) -> None:
         """Take the answers to the control requests that this microbatch sent without waiting."""
-        requests, self.runtime.pending_controls = self.runtime.pending_controls, []
+        requests, self.runtime[Models].pending_controls = self.runtime[Models].pending_controls, []
         if requests:
             with self.runtime.progress.phase("waiting for the other ranks to take the partition over"):
                 self.runtime.server.wait(task.worker, requests, "forward")
-            for placement in self.runtime.placements:
+            for placement in self.runtime[Models].placements:
                 placement.delivered()
 
     def supervise(self) -> list[Any]:
@@ -314,24 +329,25 @@ class _Pipeline:
         while True:
             event = runtime.server.supervise()
             if event.kind == "start_worker":
-                runtime.workers.start(event.worker)
+                runtime[WorkerPool].start(event.worker)
             elif event.kind == "control":
-                runtime.serve_control(event.request)
+                runtime[Models].serve_control(event.request)
             elif event.kind == "stall_report":
-                runtime.report_wait()
+                if runtime.observer is not None:
+                    runtime.observer.want()
             elif event.kind == "root_done":
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
-                weights = runtime.weights
+                weights = runtime[StepWeights]
                 runtime.server.end_step(*encode((sent, self.batch, weights.given, weights.counts)))
                 return self.results
             elif event.kind == "step_end":
-                results, batch, given, counts = decode_from(runtime, runtime.pp_ranks[0], *event.body)
-                runtime.weights.take_over(given, counts)
+                results, batch, given, counts = decode_from(runtime, runtime.place.pp_ranks[0], *event.body)
+                runtime[StepWeights].take_over(given, counts)
                 assert isinstance(results, list), "the root sends one result per microbatch"
                 if self.batch is not None and batch is not None:
                     warn_of_others(runtime, self.step, self.batch, batch)
                 return results
             elif event.kind == "aborted_locally":
-                raise runtime.workers.error or ShardwrightError("a task failed, and its error is not known")
+                raise runtime[WorkerPool].error or ShardwrightError("a task failed, and its error is not known")
             else:
                 raise StepAborted(f"unknown event {event.kind!r} from the execution server")

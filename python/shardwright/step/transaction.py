@@ -12,14 +12,14 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.contents import put_values
-from shardwright.data_parallel import Listener
+from shardwright.data_parallel import GradientListener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
 from shardwright.step.attributes import ModuleAttributes
 from shardwright.step.ordered import OrderedGradients
 
 if TYPE_CHECKING:
-    from shardwright.execution.worker import WorkerPool
+    from shardwright.execution.turn import Turn
     from shardwright.model.placement import Placement
 
 
@@ -31,7 +31,7 @@ class StepTransaction:
     """
 
     def __init__(
-        self, placements: Sequence[Placement], ordered_by: WorkerPool | None = None, *, attributes: bool = False
+        self, placements: Sequence[Placement], ordered_by: Turn | None = None, *, attributes: bool = False
     ) -> None:
         """Change nothing yet.
 
@@ -102,7 +102,7 @@ class StepTransaction:
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
-            users = {key: hook for key, hook in (hooks or {}).items() if not isinstance(hook, Listener)}
+            users = {key: hook for key, hook in (hooks or {}).items() if not isinstance(hook, GradientListener)}
             held.append(users)
             if hooks is not None:
                 for key in users:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.errors import ConfigError
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
@@ -380,7 +380,8 @@ def current_tensor_group() -> TensorGroup:
         ShardwrightError: ``smp.init`` was not called.
     """
     runtime = current_runtime()
-    if runtime.tensor_group is None:
-        cfg = runtime.cfg
-        runtime.tensor_group = TensorGroup(None, optimize=cfg.optimize, prescaled_batch=cfg.prescaled_batch)
-    return runtime.tensor_group
+    group = runtime.find(TensorGroup)
+    if group is None:
+        cfg = runtime.place.cfg
+        group = runtime.add(TensorGroup(None, optimize=cfg.optimize, prescaled_batch=cfg.prescaled_batch))
+    return group

@@ -14,14 +14,15 @@ from torch import nn
 from shardwright.creation import watch_creation
 from shardwright.delayed.creation import delay_param_initialization
 from shardwright.errors import ConfigError
-from shardwright.runtime import find_runtime
+from shardwright.job.runtime import find_runtime
+from shardwright.job.wrapped import WrappedModels
 
 #: Kept in the module itself, so that a mark goes with copies of it and away with it.
 _MARK = "_smp_tensor_parallelism"
 
 
 @dataclass(frozen=True)
-class Mark:
+class TensorParallelMark:
     """What was said of a module.
 
     Attributes:
@@ -33,7 +34,7 @@ class Mark:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_OPEN: ContextVar[tuple[Mark, ...]] = ContextVar("shardwright_tensor_parallelism", default=())
+_OPEN: ContextVar[tuple[TensorParallelMark, ...]] = ContextVar("shardwright_tensor_parallelism", default=())
 
 
 def _note_mark(module: nn.Module) -> None:
@@ -42,7 +43,7 @@ def _note_mark(module: nn.Module) -> None:
         module.__dict__[_MARK] = marks[-1]
 
 
-def mark_of(module: nn.Module) -> Mark | None:
+def mark_of(module: nn.Module) -> TensorParallelMark | None:
     """What was said of a module last; None if nothing."""
     return module.__dict__.get(_MARK)
 
@@ -62,7 +63,7 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     Raises:
         ConfigError: ``enabled`` is no bool.
     """
-    mark = Mark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))
+    mark = TensorParallelMark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))
     token = _OPEN.set((*_OPEN.get(), mark))
     try:
         with watch_creation(_note_mark):
@@ -85,11 +86,11 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
     Raises:
         ConfigError: ``enabled`` is no bool, or the module belongs to a ``smp.DistributedModel`` already.
     """
-    mark = Mark(_checked(enabled, "smp.set_tensor_parallelism"), dict(kwargs))
+    mark = TensorParallelMark(_checked(enabled, "smp.set_tensor_parallelism"), dict(kwargs))
     if not isinstance(module, nn.Module):
         raise ConfigError(f"smp.set_tensor_parallelism was given a {type(module).__name__}; allowed is an nn.Module")
     runtime = find_runtime()
-    for model in runtime.models if runtime is not None else ():
+    for model in runtime[WrappedModels].alive if runtime is not None else ():
         if any(part is module for part in model.modules()):
             raise ConfigError(
                 f"smp.set_tensor_parallelism came too late for this {type(module).__name__}: modules are replaced when "
@@ -120,7 +121,7 @@ def model_creation(
         raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed are None and torch's floating-point dtypes")
     before = torch.get_default_dtype()
     runtime = find_runtime()
-    delayed = runtime is not None and runtime.cfg.delayed_parameter_initialization
+    delayed = runtime is not None and runtime.place.cfg.delayed_parameter_initialization
     delaying = delay_param_initialization() if delayed else contextlib.nullcontext()
     with _context(tensor_parallelism, **tp_config), delaying:
         if dtype is not None:

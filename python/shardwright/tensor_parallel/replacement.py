@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -16,9 +17,10 @@ from shardwright.delayed.materialise import has_delayed
 from shardwright.delayed.tensor import DelayedTensor, real
 from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
-from shardwright.nn.entries import built_in
-from shardwright.objects import gathered
-from shardwright.ranks import TP_GROUP
+from shardwright.job.exchange import wait_collective
+from shardwright.job.objects import gathered
+from shardwright.job.ranks import TP_GROUP
+from shardwright.job.wrapped import WrappedModels
 from shardwright.tensor_parallel.marking import mark_of
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.references import References
@@ -26,9 +28,12 @@ from shardwright.tensor_parallel.registry import Entry, registered
 from shardwright.tensor_parallel.substitution import Substitution, substitution_of, unfit
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _OPERATION = "smp.DistributedModel"
+
+
+BuiltIn = Callable[[type[nn.Module]], Entry | None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ class Result:
 class _Plan:
     """What this rank would replace, decided from the model alone: no other rank is asked."""
 
-    def __init__(self, root: nn.Module, seed: str) -> None:
+    def __init__(self, root: nn.Module, seed: str, built_in: BuiltIn) -> None:
+        self._built_in = built_in
         self.references = References(root)
         self.replacements: list[Replacement] = []
         self.substitutions: list[Substitution] = []
@@ -101,7 +107,7 @@ class _Plan:
         name, cls = self.references.names[id(module)], type(module)
         mark = mark_of(module)
         assert mark is not None, "only marked modules are replaced"
-        entry = registered(cls) or built_in(cls)
+        entry = registered(cls) or self._built_in(cls)
         if entry is None:
             parametrized = parametrize.is_parametrized(module)  # which makes it one of a class of its own
             reason = (
@@ -155,7 +161,7 @@ class _Plan:
         return reason
 
 
-def replace(module: nn.Module, runtime: Runtime) -> Result:
+def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     """Replace the marked modules of a model in place by distributed ones with the same weights.
 
     All ranks of TP_GROUP call it together, with the same model. A module is replaced if there is a distributed
@@ -165,6 +171,7 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
     Args:
         module: The model.
         runtime: Of the calling rank.
+        built_in: Gives the library's own entry for a class, None where it has no distributed implementation.
 
     Returns:
         The model and what became of its marked modules; nothing at a tensor parallelism degree of 1.
@@ -172,11 +179,11 @@ def replace(module: nn.Module, runtime: Runtime) -> Result:
     Raises:
         ConfigError: The ranks do not mark the same modules of the same model; all ranks raise it.
     """
-    if len(runtime.tp_ranks) == 1:
+    if len(runtime.place.tp_ranks) == 1:
         return Result(module)
     collector.install(module)  # while all of transformers' modules are there that outputs are collected from
     seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
-    plan = _Plan(module, f"{seed} {len(runtime.models)}")
+    plan = _Plan(module, f"{seed} {len(runtime[WrappedModels].alive)}", built_in)
     _check_the_same(gathered(_OPERATION, [asdict(each) for each in plan.replacements], TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
@@ -201,7 +208,9 @@ def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
     weights = (weight for each in delayed for _, weight in each.weights())
     values = [weight.value for weight in weights if isinstance(weight, DelayedTensor) and not weight.is_written]
     return draw_as_first(
-        values, lambda value: gathered(_OPERATION, value, TP_GROUP), is_first=runtime.tp_ranks[0] == runtime.rank
+        values,
+        lambda value: gathered(_OPERATION, value, TP_GROUP),
+        is_first=runtime.place.tp_ranks[0] == runtime.place.rank,
     )
 
 
@@ -231,7 +240,7 @@ def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:
     """Tp rank 0's values of a tensor that all tp ranks have, on the device where this rank has it."""
     group = runtime.process_groups["TP_GROUP"]
     values = real(tensor) if isinstance(tensor, DelayedTensor) else tensor.detach()
-    sent = values.to(runtime.device, memory_format=torch.contiguous_format, copy=True)
+    sent = values.to(runtime.place.device, memory_format=torch.contiguous_format, copy=True)
     work = dist.broadcast(sent, dist.get_global_rank(group, 0), group, async_op=True)
-    runtime.wait_collective(work, runtime.tp_ranks)
+    wait_collective(runtime, work, runtime.place.tp_ranks)
     return sent.to(tensor.device)

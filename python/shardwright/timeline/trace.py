@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from shardwright import _core
 from shardwright.errors import ShardwrightError
-from shardwright.objects import receive_on, send_on
-from shardwright.runtime import current_runtime
+from shardwright.job.objects import receive_on, send_on
+from shardwright.job.runtime import current_runtime
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "timeline"
 
@@ -44,11 +44,11 @@ class Traced:
 
     def _record(self, on: bool) -> None:
         self._runtime.server.keep_trace(on)
-        self._runtime.recorder.keep_trace(on)
+        self._runtime[_core.AloneRecorder].keep_trace(on)
 
     def _take(self) -> _core.Timeline:
-        if self._runtime.pp_size == 1:
-            return self._runtime.recorder.take_trace(self._runtime.rank)
+        if self._runtime.place.pp_size == 1:
+            return self._runtime[_core.AloneRecorder].take_trace(self._runtime.place.rank)
         taken: _core.Timeline = self._runtime.server.take_trace()
         return taken
 
@@ -72,33 +72,40 @@ def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = N
         ShardwrightError: A trace is on already, or this was called in a step function.
     """
     runtime = current_runtime()
-    if runtime.in_step:
+    if runtime.step.running:
         raise ShardwrightError("smp.trace was called in a step function; put it around the call of the step function")
-    if runtime.traced is not None:
+    if runtime.find(Traced) is not None:
         raise ShardwrightError("smp.trace was called inside another smp.trace; traces do not nest")
-    traced = runtime.traced = Traced(runtime, steps)
+    traced = runtime.add(Traced(runtime, steps))
     try:
         yield traced
     except BaseException:
         traced.end()
         raise
     finally:
-        runtime.traced = None
+        runtime.remove(Traced)
     _gather(runtime, traced, traced.end(), folder)
+
+
+def begin_step(runtime: Runtime) -> None:
+    """Count a step; ranks stay in lockstep because all of them call every step function."""
+    runtime.step.number += 1
+    if (traced := runtime.find(Traced)) is not None:
+        traced.begin_step()
 
 
 def _gather(runtime: Runtime, traced: Traced, own: _core.Timeline, folder: str | Path | None) -> None:
     if own.lost:
         runtime.logger.warning(
             "rank %d has lost %d records of the oldest steps that were traced: trace fewer steps",
-            runtime.rank,
+            runtime.place.rank,
             own.lost,
         )
-    if runtime.rank > 0:
+    if runtime.place.rank > 0:
         send_on(runtime, 0, _CHANNEL, own.to_json())
         return
     parts = [own.to_json()]
-    parts += [receive_on(runtime, rank, _CHANNEL) for rank in range(1, runtime.launch.world_size)]
+    parts += [receive_on(runtime, rank, _CHANNEL) for rank in range(1, runtime.place.launch.world_size)]
     traced.timeline = _core.Timeline.join(parts)
     if folder is not None:
         traced.timeline.write(folder)

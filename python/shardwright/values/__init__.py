@@ -3,13 +3,11 @@
 from shardwright.values.register import register_type
 from shardwright.values.registry import ValueRegistry, registry
 from shardwright.values.tensors import pack, unpack
-from shardwright.values.whole import build, decode, decode_from, encode
+from shardwright.values.whole import decode, encode
 
 __all__ = [
     "ValueRegistry",
-    "build",
     "decode",
-    "decode_from",
     "encode",
     "pack",
     "register_type",

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardwright import _core
-from shardwright.errors import UnsupportedValueError
-from shardwright.values.registry import UnknownNameError, registry
+from shardwright.values.registry import registry
 from shardwright.values.tensors import pack, unpack
-
-if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
 
 
 def encode(value: Any) -> tuple[Any, Any]:
@@ -29,25 +25,3 @@ def encode(value: Any) -> tuple[Any, Any]:
 def decode(spec: Any, parts: Any) -> Any:
     """Build a received value of the library's own."""
     return spec.build(unpack(parts), registry)
-
-
-def decode_from(runtime: Runtime, rank: int, spec: Any, parts: Any) -> Any:
-    """Build a value that a rank has sent.
-
-    Raises:
-        UnsupportedValueError: It holds a value of a type that is not registered here.
-    """
-    return build(runtime, rank, spec, unpack(parts))
-
-
-def build(runtime: Runtime, rank: int, spec: Any, tensors: list[Any]) -> Any:
-    """Build a value that a rank has sent, with these tensors in it.
-
-    Raises:
-        UnsupportedValueError: It holds a value of a type that is not registered here.
-    """
-    try:
-        return spec.build(tensors, registry)
-    except UnknownNameError as error:
-        sender = f"rank {rank} on host {runtime.node.host(rank)!r}"
-        raise UnsupportedValueError(f"{sender} sent rank {runtime.rank} {error}") from None

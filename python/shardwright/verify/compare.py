@@ -12,19 +12,20 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.execution import process
+from shardwright.execution.reproducible import microbatch_seed
 from shardwright.partition.preserve import copied_arguments
 from shardwright.verify.evidence import Bench, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
 from shardwright.verify.measure import error_of, error_of_leaf, floor_of, tolerance_for
-from shardwright.verify.record import Record
-from shardwright.verify.reference import Arguments, Expected, Reference
+from shardwright.verify.record import ModuleRecord
+from shardwright.verify.reference import CallArguments, Expected, Reference
 from shardwright.verify.report import Departure, Report, Row, first_of
 from shardwright.verify.whole_batch import whole_batch_note
 
 if TYPE_CHECKING:
     from shardwright.verify.run import Verification
 
-Gradients = Mapping[str, torch.Tensor | None]
+NamedGradients = Mapping[str, torch.Tensor | None]
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Replica:
     index: int
     root: int
     ranks: list[int]
-    arguments: Arguments
+    arguments: CallArguments
     seed: int
     random: process.RandomState
 
@@ -69,23 +70,23 @@ class Comparison:
         self.bench = bench
         self.runtime = runtime
         self.num_microbatches = verified.step.num_microbatches(runtime)
-        self.ranks: list[Overview] = [bench.ask(rank, "overview") for rank in range(runtime.launch.world_size)]
-        self.reference = Reference(verified.models, modules, verified.prefixes, runtime.device)
+        self.ranks: list[Overview] = [bench.ask(rank, "overview") for rank in range(runtime.place.launch.world_size)]
+        self.reference = Reference(verified.models, modules, verified.prefixes, runtime.place.device)
         self.reference.draw_as_the_ranks()
-        self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.dp_ranks)]
+        self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.place.dp_ranks)]
         self.rows: list[Row] = []
         self._first_buffers: dict[str, torch.Tensor] = {}
 
     def _replica(self, index: int, root: int) -> Replica:
         arguments = self.verified.arguments
-        if root != self.runtime.rank:
+        if root != self.runtime.place.rank:
             arguments = with_inputs(*arguments, self.bench.ask(root, "inputs"), root)
         seed, state, devices = self.bench.ask(root, "random")
         generator = torch.Generator()
         generator.set_state(state)
         if devices:  # that root's device is another one than this rank's
             devices = {torch.cuda.current_device(): next(iter(devices.values()))}
-        ranks = self.runtime.topology.group("PP_GROUP", root)
+        ranks = self.runtime.place.topology.group("PP_GROUP", root)
         return Replica(index, root, ranks, arguments, int(seed), (generator, devices))
 
     # --- running
@@ -122,7 +123,7 @@ class Comparison:
         ranks = self.replicas[replica].ranks
         return {name: rank for rank in reversed(ranks) for name in self.ranks[rank].start_buffers}
 
-    def expect(self) -> tuple[list[Expected], Gradients]:
+    def expect(self) -> tuple[list[Expected], NamedGradients]:
         """Run every replica's step in this process; compare results on the way, which may be large."""
         expected, gradients = [], []
         for replica in self.replicas:
@@ -143,8 +144,8 @@ class Comparison:
         parts, _ = self.verified.step.splitter.split(args, kwargs, num_microbatches)
         runtime = self.runtime
         seeds: list[int | None] = [None] * len(parts)
-        if runtime.pp_size > 1 or runtime.cfg.reproducible_rng:
-            seeds = [runtime.microbatch_seed(replica.seed, number, replica.index) for number in range(len(parts))]
+        if runtime.place.pp_size > 1 or runtime.place.cfg.reproducible_rng:
+            seeds = [microbatch_seed(runtime, replica.seed, number, replica.index) for number in range(len(parts))]
         return self.reference.run(self.verified.step, parts, seeds, recorded)
 
     def _starting_buffers(self, replica: Replica) -> Mapping[str, torch.Tensor]:
@@ -185,7 +186,7 @@ class Comparison:
                 error, detail = error_of(self.bench.ask(rank, "buffers", name), expected.buffers.get(name))
                 self.rows.append(Row(kind="buffer", name=name, rank=rank, error=error, detail=detail))
 
-    def _compare_gradients(self, wanted: Gradients) -> dict[str, tuple[float, str]]:
+    def _compare_gradients(self, wanted: NamedGradients) -> dict[str, tuple[float, str]]:
         """A row for each parameter and rank; returns the worst error and its reason by name."""
         floor = floor_of(wanted.values())
         worst: dict[str, tuple[float, str]] = {}
@@ -262,7 +263,7 @@ class Comparison:
 
     def _departure(
         self,
-        sides: Mapping[int, tuple[Side, Record]],
+        sides: Mapping[int, tuple[Side, ModuleRecord]],
         errors: Mapping[str, tuple[float, str]],
         untied: Mapping[str, str],
         tolerance: float,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shardwright.errors import ConfigError, ShardwrightError
-from shardwright.objects import receive_on, send_on
+from shardwright.job.objects import receive_on, send_on
 from shardwright.verify.measure import plain
-from shardwright.verify.record import Record
+from shardwright.verify.record import ModuleRecord
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _QUESTIONS = "verification"
 _ANSWERS = "verification answers"
@@ -36,7 +36,7 @@ class Overview(NamedTuple):
         requests: Forward and backward requests that it sent.
     """
 
-    record: Record
+    record: ModuleRecord
     groups: list[list[str]]
     start_buffers: list[str]
     buffers: list[str]
@@ -63,7 +63,7 @@ class Evidence:
         random: On a root, the seed and the states of the generators of the CPU and of its device when the step began.
     """
 
-    record: Record = field(default_factory=Record)
+    record: ModuleRecord = field(default_factory=ModuleRecord)
     start_parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     start_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -113,15 +113,15 @@ class Bench:
 
     def ask(self, rank: int, what: str, which: Any = None) -> Any:
         """One piece of a rank's evidence; see :class:`Evidence`."""
-        if rank == self._runtime.rank:
+        if rank == self._runtime.place.rank:
             return self._own.answer(what, which)
         send_on(self._runtime, rank, _QUESTIONS, (what, which))
         return receive_on(self._runtime, rank, _ANSWERS)
 
     def tell(self, what: str, text: str) -> None:
         """End the others' part, by a report or a failure."""
-        for rank in range(self._runtime.launch.world_size):
-            if rank != self._runtime.rank:
+        for rank in range(self._runtime.place.launch.world_size):
+            if rank != self._runtime.place.rank:
                 send_on(self._runtime, rank, _QUESTIONS, (what, text))
 
 

@@ -11,14 +11,15 @@ import torch
 from torch import nn
 
 from shardwright.execution.snapshot import Snapshot
-from shardwright.model.placement import Hooks
+from shardwright.model.models import Models
+from shardwright.model.placement import PostPartitionHooks
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers
 
 if TYPE_CHECKING:
     from shardwright.data_parallel import Replicas
+    from shardwright.job.runtime import Runtime
     from shardwright.model.placement import Placement
-    from shardwright.runtime import Runtime
 
 
 class Start:
@@ -111,7 +112,7 @@ def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
         By model id, the values that the step starts from; of a model that the step divides, once it has.
     """
     starts: dict[int, Start] = {}
-    placements = runtime.placements
+    placements = runtime[Models].placements
     tensors = [tensor for placement in placements for tensor in placement.owned_parameters()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserved_random_numbers(tensors))
@@ -119,7 +120,7 @@ def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
             stack.enter_context(_reducing(placement.replicas))
             stack.callback(_Gradients(placement).put_back)
             stack.callback(setattr, placement, "post_step_hooks", placement.post_step_hooks)
-            placement.post_step_hooks = Hooks()  # theirs wait for the first step of the script
+            placement.post_step_hooks = PostPartitionHooks()  # theirs wait for the first step of the script
             if placement.partitioned:
                 starts[placement.model_id] = Start(placement)
             else:

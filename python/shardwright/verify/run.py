@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright.data_parallel.reducer import Listener
+from shardwright.data_parallel.reducer import GradientListener
 from shardwright.errors import ConfigError, ShardwrightError, VerificationError
 from shardwright.execution import process
 from shardwright.execution.call import RemoteModule
+from shardwright.execution.results import Sites
 from shardwright.execution.task import running_task
+from shardwright.job.runtime import Runtime, current_runtime
+from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.observe import uncompiled
 from shardwright.partition.preserve import copied_arguments, preserved_random_numbers
 from shardwright.partition.tree import join_path
-from shardwright.runtime import Runtime, current_runtime
 from shardwright.step.decorator import StepFunction
 from shardwright.step.run import run_step
 from shardwright.verify.compare import Comparison
@@ -75,23 +77,23 @@ def verify(
     """
     runtime = current_runtime()
     step, args = _step_of(step_function, args)
-    if runtime.in_step or running_task() is not None:
+    if runtime.step.running or running_task() is not None:
         raise ShardwrightError("smp.verify was called inside a step function")
     if tolerance is not None and not tolerance > 0:
         raise ConfigError(f"tolerance is {tolerance!r}; allowed: a positive number")
-    models = runtime.models
+    models = runtime[Models].models
     if not models:
         raise ConfigError("smp.verify needs a model: wrap it in smp.DistributedModel first")
     if any(model.placement.is_sharded for model in models):
         raise ConfigError(
-            f"smp.verify with tensor_parallel_degree {len(runtime.tp_ranks)}: one process has no whole modules in the "
-            "place of distributed ones; verify with tensor_parallel_degree 1, or without smp.tensor_parallelism"
+            f"smp.verify with tensor_parallel_degree {len(runtime.place.tp_ranks)}: one process has no whole modules "
+            "in the place of distributed ones; verify with tensor_parallel_degree 1, or without smp.tensor_parallelism"
         )
-    steps = runtime.step
+    steps = runtime.step.number
     try:
         report = Verification(runtime, step, models, args, kwargs).run(reference, tolerance, whole_batch)
     finally:
-        runtime.steps_apart += runtime.step - steps
+        runtime.step.apart += runtime.step.number - steps
     if raise_on_difference and not report.exact:
         raise VerificationError(str(report))
     return report
@@ -148,7 +150,7 @@ class Verification:
         modules: list[nn.Module] = []
         problem: Exception | None = None
         with kept(self.runtime) as starts, uncompiled():
-            if self.runtime.rank == 0:
+            if self.runtime.place.rank == 0:
                 try:  # the step comes first: the other ranks are in it
                     modules = self._whole_modules(reference)
                 except Exception as error:
@@ -159,7 +161,7 @@ class Verification:
                 if start is not None:
                     evidence.start_parameters |= {prefix + name: value for name, value in start.parameters.items()}
                     evidence.start_buffers |= {prefix + name: value for name, value in start.buffers.items()}
-        if self.runtime.rank > 0:
+        if self.runtime.place.rank > 0:
             return Report.from_json(serve(self.runtime, evidence))
         bench = Bench(self.runtime, evidence)
         try:
@@ -183,8 +185,8 @@ class Verification:
         runtime = self.runtime
         evidence = Evidence()
         args, kwargs = copied_arguments(*self.arguments)  # it may write to them
-        if runtime.is_root:
-            evidence.inputs = inputs_of(args, kwargs) if len(runtime.dp_ranks) > 1 else []
+        if runtime.place.is_root:
+            evidence.inputs = inputs_of(args, kwargs) if len(runtime.place.dp_ranks) > 1 else []
             generator, devices = process.random_state()
             evidence.random = (str(torch.initial_seed()), generator.get_state(), devices)
         paths = {
@@ -246,17 +248,17 @@ class Verification:
         prefixes = {model.model_id: prefix for prefix, model in zip(self.prefixes, self.models, strict=True)}
 
         def called(target: RemoteModule, args: Any, children: tuple[int, int] | None) -> None:
-            placement = self.runtime.placement(target.model_id)
+            placement = self.runtime[Models].placement(target.model_id)
             path = placement.name_of(target.module_id)
             if children is not None:
                 path = join_path(path, list(placement.module_of(target.module_id)._modules)[children[0]])
             recorder.entered(prefixes[target.model_id] + path, args)
 
-        self.runtime.watch_requests = called
+        self.runtime[Sites].watcher = called
         try:
             yield
         finally:
-            self.runtime.watch_requests = None
+            self.runtime[Sites].watcher = None
 
     @contextlib.contextmanager
     def _watched_backward(self, evidence: Evidence) -> Iterator[None]:
@@ -276,7 +278,7 @@ class Verification:
 
 
 def _requests(runtime: Runtime) -> tuple[int, int]:
-    if runtime.pp_size == 1:
+    if runtime.place.pp_size == 1:
         return 0, 0
     sent = runtime.server.stats()["total"]["sent"]
     return sent["forward"], sent["backward"]
@@ -287,4 +289,4 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
         *(parameter._backward_hooks or {}).values(),
         *(parameter._post_accumulate_grad_hooks or {}).values(),
     ]
-    return any(not isinstance(hook, Listener) for hook in hooks)
+    return any(not isinstance(hook, GradientListener) for hook in hooks)

@@ -19,7 +19,7 @@ from typing import Any
 import shardwright as smp
 import torch
 from shardwright.errors import PeerLostError, ShardwrightError
-from shardwright.ranks import RankType
+from shardwright.job.ranks import RankType
 
 WORLD_RANK = RankType.WORLD_RANK
 THREADS = 3

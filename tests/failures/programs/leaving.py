@@ -10,7 +10,7 @@ import weakref
 import shardwright as smp
 import torch
 from rig import say
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import rig
 import shardwright as smp
 from rig import await_word, say
 from shardwright import _core
-from shardwright.picture import Photographer
+from shardwright.stalls.picture import Photographer
 
 VERSION = _core.__version__
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright.errors import ConfigError
+from shardwright.job.exchange import receive_object, send_object
+from shardwright.job.received import decode_from
 from shardwright.tensor_parallel.packing import sum_in_order
 from shardwright.tensor_parallel.pending import Pending
-from shardwright.values import decode_from, encode
+from shardwright.values import encode
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "tensor_parallel"
 
@@ -32,7 +34,7 @@ class ByMessages:
         """For some ranks of the job, in the order of the group."""
         self._runtime = runtime
         self._ranks = list(ranks)
-        self._own = self._ranks.index(runtime.rank)
+        self._own = self._ranks.index(runtime.place.rank)
         self._next = 0
         self._early: dict[tuple[int, int], torch.Tensor] = {}
         self._abandoned = False
@@ -90,7 +92,7 @@ class ByMessages:
             return
         # In place of a collective's number: nothing of failed steps comes after it. One that began this step and did
         # not come so far has a mark of its own.
-        mark = -self._runtime.step
+        mark = -self._runtime.step.number
         for rank in self._peers():
             self._send(rank, mark, torch.empty(0))
         for rank in self._peers():
@@ -123,7 +125,7 @@ class ByMessages:
                 self._send(rank, number, outgoing[index])
 
     def _send(self, rank: int, number: int, tensor: torch.Tensor) -> None:
-        self._runtime.send_object(rank, _CHANNEL, *encode((number, tensor.detach())))
+        send_object(self._runtime, rank, _CHANNEL, *encode((number, tensor.detach())))
 
     def _receive(self, number: int, own: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
         """The tensor of every rank; of others in memory that goes back to the sender when they are freed."""
@@ -150,6 +152,6 @@ class ByMessages:
 
     def _receive_next(self, rank: int) -> tuple[int, torch.Tensor]:
         what = f"a collective of ranks {self._ranks}"
-        received = self._runtime.receive_object(rank, _CHANNEL, what=what)
+        received = receive_object(self._runtime, rank, _CHANNEL, what=what)
         number, tensor = decode_from(self._runtime, rank, *received)
         return number, tensor

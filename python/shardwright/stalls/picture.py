@@ -10,14 +10,16 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwright.deadlock import Deadlock, standing_of
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
+from shardwright.execution.worker import WorkerPool
 from shardwright.failure_text import sendable
-from shardwright.objects import send_on
+from shardwright.job.exchange import Gathers
+from shardwright.job.objects import send_on
+from shardwright.stalls.deadlock import Deadlock, standing_of
 from shardwright.values import decode
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "picture of the job"
 #: How often the thread looks for what other ranks want of it.
@@ -53,7 +55,7 @@ class Photographer:
         """For the calling thread, which runs the script."""
         self._runtime = runtime
         self._script = threading.get_ident()
-        self._others = [rank for rank in range(runtime.launch.world_size) if rank != runtime.rank]
+        self._others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shardwright-picture", daemon=True)
         self._wanted = threading.Event()
@@ -64,7 +66,7 @@ class Photographer:
         #: When the picture that is being made has to be finished.
         self._deadline: float | None = None
         self._last = -float("inf")
-        self._waits = Deadlock(runtime.rank, self._others, self._send_to_all, self.describe)
+        self._waits = Deadlock(runtime.place.rank, self._others, self._send_to_all, self.describe)
         self._deadlock: _Deadlocked | None = None
         self._found_deadlock = threading.Event()
 
@@ -86,12 +88,14 @@ class Photographer:
     def _run(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS):
             try:
-                self._runtime.workers.check()
+                self._runtime[WorkerPool].check()
                 self._look()
             except ShardwrightError:
                 return  # this rank has left the job
             except Exception:  # it only looks on: what it cannot show or prove ends nobody's step
-                self._runtime.logger.warning("rank %d could not look at the job", self._runtime.rank, exc_info=True)
+                self._runtime.logger.warning(
+                    "rank %d could not look at the job", self._runtime.place.rank, exc_info=True
+                )
 
     def _look(self) -> None:
         if self._wanted.is_set():
@@ -103,7 +107,7 @@ class Photographer:
                 while (received := self._runtime.node.recv_object(rank, _CHANNEL, 0.0)) is not None:
                     self._hear(rank, decode(*received))
         now = time.monotonic()
-        if self._asked is not None and now > self._asked + _SUBSTITUTE_SECONDS * self._runtime.rank:
+        if self._asked is not None and now > self._asked + _SUBSTITUTE_SECONDS * self._runtime.place.rank:
             self._begin()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish()
@@ -116,14 +120,14 @@ class Photographer:
     def _end_deadlock(self, number: int, proof: str) -> None:
         """Let this rank's script raise where it waits, unless what another one did when it raised has let it go on."""
         runtime = self._runtime
-        if number <= runtime.gather_epoch:  # proven here and elsewhere
+        if number <= runtime[Gathers].epoch:  # proven here and elsewhere
             return
         # Another rank may have failed the step already, and this one may be in the next.
-        step, mark = runtime.step, standing_of(runtime).mark
+        step, mark = runtime.step.number, standing_of(runtime).mark
         if (self._waits.round, self._waits.mark) != (number, mark):
             mark = None
         self._waits.begin_anew(number)
-        runtime.begin_gathers(number)
+        runtime[Gathers].begin_anew(number)
         text = (
             "every rank waits for another one, and none can go on (is a function that all ranks have to call, as "
             f"state_dict, save, barrier or a step function, called by some of them only?); what they do:\n{proof}"
@@ -131,8 +135,8 @@ class Photographer:
         if mark is not None and mark[0] == "wait":
             self._deadlock = _Deadlocked(mark[1], text, time.monotonic())
             self._found_deadlock.set()
-        elif mark is not None and runtime.in_step:
-            runtime.workers.error = runtime.workers.error or StallError(text)
+        elif mark is not None and runtime.step.running:
+            runtime[WorkerPool].error = runtime[WorkerPool].error or StallError(text)
             runtime.server.fail(
                 module=None,
                 microbatch=None,
@@ -164,7 +168,7 @@ class Photographer:
             raise StallError(found.text) from None
 
     def _ask(self) -> None:
-        if self._runtime.rank != 0 and self._send(0, {"says": "wanted"}):
+        if self._runtime.place.rank != 0 and self._send(0, {"says": "wanted"}):
             self._asked = time.monotonic()
         else:
             self._begin()
@@ -186,7 +190,7 @@ class Photographer:
         self._asked = None
         now = time.monotonic()
         # Ranks that wait for one another ask at about the same time; that is one picture.
-        if self._deadline is not None or now < self._last + self._runtime.cfg.stall_report_seconds / 2:
+        if self._deadline is not None or now < self._last + self._runtime.place.cfg.stall_report_seconds / 2:
             return
         self._number += 1
         self._answers.clear()
@@ -199,7 +203,7 @@ class Photographer:
         self._deadline = None
         self._last = time.monotonic()
         texts = {rank: self._answers.get(rank) or self._silence_of(rank) for rank in self._others}
-        texts[self._runtime.rank] = self.describe()
+        texts[self._runtime.place.rank] = self.describe()
         listed = "\n".join(texts[rank] for rank in sorted(texts))
         self._runtime.logger.warning("a rank has waited for long; what every rank of the job does:\n%s", listed)
 
@@ -227,7 +231,7 @@ class Photographer:
         lines = [runtime.describe()]
         frames = sys._current_frames()
         threads = {self._script: "the script"}
-        for thread, task in list(runtime.workers.running.items()):
+        for thread, task in list(runtime[WorkerPool].running.items()):
             what = "the step function" if task.module is None else f"module {task.module!r}"
             threads[thread] = f"{what}, {task.phase}, microbatch {task.microbatch} (worker {task.worker})"
         for thread, name in threads.items():

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from shardwright.errors import ConfigError
-from shardwright.runtime import current_runtime
+from shardwright.job.runtime import current_runtime
 from shardwright.shown import shown
 
 
@@ -50,7 +50,7 @@ def group_ranks(group: CommGroup) -> list[int]:
     runtime = current_runtime()
     if not isinstance(group, CommGroup):
         raise ConfigError(f"group is {shown(group)}; allowed: {', '.join(f'smp.{each.name}' for each in CommGroup)}")
-    return list(runtime.topology.group(group.value, runtime.rank))
+    return list(runtime.place.topology.group(group.value, runtime.place.rank))
 
 
 def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
@@ -64,7 +64,7 @@ def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
         raise ConfigError(f"rank_type is {shown(rank_type)}; allowed: {allowed}")
     if type(rank) is not int:
         rank = _as_integer(rank, argument)
-    if rank_type is RankType.WORLD_RANK and 0 <= rank < current_runtime().launch.world_size:
+    if rank_type is RankType.WORLD_RANK and 0 <= rank < current_runtime().place.launch.world_size:
         return rank
     ranks = group_ranks(CommGroup(rank_type.value))
     if not 0 <= rank < len(ranks):
@@ -83,12 +83,12 @@ def _as_integer(rank: Any, argument: str) -> int:
 
 
 def _place(group: CommGroup) -> int:
-    return group_ranks(group).index(current_runtime().rank)
+    return group_ranks(group).index(current_runtime().place.rank)
 
 
 def rank() -> int:
     """The global rank."""
-    return current_runtime().rank
+    return current_runtime().place.rank
 
 
 def size() -> int:
@@ -98,12 +98,12 @@ def size() -> int:
 
 def local_rank() -> int:
     """The rank among the job's processes on this host."""
-    return current_runtime().launch.local_rank
+    return current_runtime().place.launch.local_rank
 
 
 def local_size() -> int:
     """The number of the job's processes on this host."""
-    return current_runtime().launch.local_size
+    return current_runtime().place.launch.local_size
 
 
 def mp_rank() -> int:

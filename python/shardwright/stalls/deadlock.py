@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardwright.data_parallel.collectives import ReplicaCollectives
+
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: After how long without progress ranks begin to compare their waits.
 QUIET_SECONDS = 1.0
@@ -23,7 +25,7 @@ _PHASES = 4
 #: How long a step has to stand still after a message arrived, before the message has had no effect.
 _SETTLED_SECONDS = 0.2
 
-Mark = tuple[str, int]
+WaitMark = tuple[str, int]
 """Names a wait: another one has another mark."""
 
 
@@ -43,7 +45,7 @@ class Standing(NamedTuple):
         seconds: For how long nothing has happened, as far as it knows.
     """
 
-    mark: Mark | None
+    mark: WaitMark | None
     collective: Collective | None = None
     begun: Sequence[Collective] = ()
     looked: float = 0.0
@@ -79,7 +81,7 @@ class Deadlock:
         self._describe = describe
         self.round = 0
         self._phase = 0
-        self.mark: Mark | None = None
+        self.mark: WaitMark | None = None
         #: By rank, the round and phase that it announced last.
         self._heard: dict[int, tuple[int, int]] = dict.fromkeys(others, (0, 0))
         self._said: dict[int, dict[str, Any]] = {}
@@ -158,13 +160,13 @@ def standing_of(runtime: Runtime) -> Standing:
     """
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         return Standing(None)
-    begun = [(collectives.ranks, collectives.begun) for collectives in runtime.all_collectives]
+    begun = [(collectives.ranks, collectives.begun) for collectives in runtime[ReplicaCollectives].all]
     if runtime.waits:  # of a task, too: it has its rank's turn, so no other one runs
         wait = runtime.waits[-1]
         if not wait.is_for_ever and wait.collective is None:
             return Standing(None)
         return Standing(("wait", wait.number), wait.collective, begun, wait.looked, wait.seconds)
-    idle = runtime.server.idle_in_step() if runtime.in_step else None
+    idle = runtime.server.idle_in_step() if runtime.step.running else None
     if idle is None:
         return Standing(None)
     progress, seconds = idle

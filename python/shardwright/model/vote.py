@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.objects import receive_on, send_on
-from shardwright.updates import Said
+from shardwright.job.objects import receive_on, send_on
+from shardwright.model.updates import Said, Updates
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "vote"
 
@@ -25,17 +25,17 @@ def vote(runtime: Runtime) -> None:
         PeerLostError: A rank is gone.
         PartialUpdateError: The weights of ranks may differ.
     """
-    others = [rank for rank in range(runtime.launch.world_size) if rank != runtime.rank]
-    own = runtime.updates.said()
-    runtime.voted = True
+    others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
+    own = runtime[Updates].said()
+    runtime.step.voted = True
     for rank in others:
-        send_on(runtime, rank, _CHANNEL, (runtime.step, *own))
+        send_on(runtime, rank, _CHANNEL, (runtime.step.number, *own))
     said = {rank: _said_by(runtime, rank) for rank in others}
-    runtime.updates.compare({runtime.rank: own, **said})
+    runtime[Updates].compare({runtime.place.rank: own, **said})
 
 
 def _said_by(runtime: Runtime, rank: int) -> Said:
     while True:
         step, *said = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step:  # and not of one that failed
+        if step == runtime.step.number:  # and not of one that failed
             return Said(*said)

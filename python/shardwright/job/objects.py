@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.errors import ShardwrightError
-from shardwright.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
-from shardwright.runtime import Runtime, current_runtime
-from shardwright.values import decode_from, encode
+from shardwright.job.exchange import Gathers, receive_object, send_object
+from shardwright.job.ranks import DP_GROUP, MP_GROUP, WORLD, CommGroup, RankType, global_rank, group_ranks
+from shardwright.job.received import decode_from
+from shardwright.job.runtime import Runtime, current_runtime
+from shardwright.values import encode
 
 _CHANNEL = "objects"
 
 
 def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
     """Send to a global rank on a channel of the library's own, apart from the script's objects."""
-    runtime.send_object(rank, channel, *encode(value))
+    send_object(runtime, rank, channel, *encode(value))
 
 
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
     """Wait for what a global rank sent by :func:`send_on`; raises ``TimeoutError`` at a deadline (monotonic time)."""
-    return decode_from(runtime, rank, *runtime.receive_object(rank, channel, deadline))
+    return decode_from(runtime, rank, *receive_object(runtime, rank, channel, deadline))
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
@@ -52,7 +54,7 @@ def broadcast(obj: Any, group: CommGroup) -> None:
     """Send an object to all others in a group, which take it by :func:`recv_from`."""
     runtime = current_runtime()
     for rank in group_ranks(group):
-        if rank != runtime.rank:
+        if rank != runtime.place.rank:
             send_on(runtime, rank, _CHANNEL, obj)
 
 
@@ -83,27 +85,29 @@ def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = Fal
     runtime = current_runtime()
     ranks = group_ranks(group)
     channel = f"gather {group.value}"
-    call = runtime.next_gather(channel)
+    call = runtime[Gathers].next(channel)
     receivers = ranks[:1] if to_first else ranks
     for rank in receivers:
-        if rank != runtime.rank:
+        if rank != runtime.place.rank:
             send_on(runtime, rank, channel, (call, operation, obj))
-    if runtime.rank not in receivers:
+    if runtime.place.rank not in receivers:
         return []
-    return [obj if rank == runtime.rank else _object_of(runtime, rank, channel, call, operation) for rank in ranks]
+    return [
+        obj if rank == runtime.place.rank else _object_of(runtime, rank, channel, call, operation) for rank in ranks
+    ]
 
 
 def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int], operation: str) -> Any:
     while True:
-        received = runtime.receive_object(rank, channel, what=f"rank {rank} to come to {operation}")
+        received = receive_object(runtime, rank, channel, what=f"rank {rank} to come to {operation}")
         theirs, what, obj = decode_from(runtime, rank, *received)
         if theirs == call and what == operation:
             return obj
         if theirs >= call:
             calls = "more calls of it" if what == operation else what
             raise ShardwrightError(
-                f"rank {runtime.rank} is in {operation} and rank {rank} in {calls}: all ranks of a group have to call "
-                "the same barriers, gathers, state dicts and clips in the same order"
+                f"rank {runtime.place.rank} is in {operation} and rank {rank} in {calls}: all ranks of a group have to "
+                "call the same barriers, gathers, state dicts and clips in the same order"
             )
 
 

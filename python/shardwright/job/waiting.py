@@ -7,15 +7,15 @@ import itertools
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from shardwright.errors import RemoteError, StallError
-from shardwright.execution.task import running_task
+from shardwright.job.threads import thread
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 #: Shorter waits are nobody's business.
 _UNNOTICED_SECONDS = 0.5
@@ -25,6 +25,19 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1e-5, 1e-3
 
 
 _numbers = itertools.count(1)
+
+
+class StallObserver(Protocol):
+    """Looks at waits that are long, and at whether the ranks wait for one another."""
+
+    def want(self) -> None:
+        """Something here has waited for ``stall_report_seconds``, or for twice that, and so on."""
+
+    def check(self, wait: int, failed: BaseException | None = None) -> None:
+        """Raise if the wait with this number can never end; with the error that ended it, find out whether it could."""
+
+    def stop(self) -> None:
+        """Look no more."""
 
 
 class Wait:
@@ -62,8 +75,8 @@ class Wait:
         self._what = what
         self._needed = needed
         self._began = time.monotonic()
-        self._next_report: float = runtime.cfg.stall_report_seconds
-        self._on_main = running_task() is None
+        self._next_report: float = runtime.place.cfg.stall_report_seconds
+        self._on_main = thread.task is None
         self._noticed = False
 
     def __enter__(self) -> Wait:
@@ -76,8 +89,8 @@ class Wait:
     ) -> None:
         """The wait is over."""
         try:
-            if isinstance(error, RemoteError | StallError) and self._runtime.photographer is not None:
-                self._runtime.photographer.check(self.number, error)
+            if isinstance(error, RemoteError | StallError) and self._runtime.observer is not None:
+                self._runtime.observer.check(self.number, error)
         finally:
             self._runtime.waits.remove(self)
             if self._noticed:
@@ -90,7 +103,7 @@ class Wait:
 
     def describe(self) -> str:
         """For how long it has waited, and for what."""
-        return f"rank {self._runtime.rank} has waited {self.seconds:.1f} s for {self._what}"
+        return f"rank {self._runtime.place.rank} has waited {self.seconds:.1f} s for {self._what}"
 
     def until_completed(self, work: Any, device: torch.device) -> None:
         """Wait for the end of a collective of ``torch.distributed`` on tensors of a device, be it good or bad.
@@ -121,8 +134,8 @@ class Wait:
         """
         runtime = self._runtime
         runtime.check_abort(self._needed)
-        if runtime.photographer is not None:
-            runtime.photographer.check(self.number)
+        if runtime.observer is not None:
+            runtime.observer.check(self.number)
         self.looked, self._look_began = self._look_began, time.monotonic()
         waited = self.seconds
         if waited < _UNNOTICED_SECONDS or not self._on_main:
@@ -131,8 +144,10 @@ class Wait:
         quiet = runtime.server.wait_outside(True)
         if waited >= self._next_report:
             self._next_report *= 2
-            runtime.report_wait()
-        if quiet >= runtime.cfg.stall_timeout_seconds:
+            if runtime.observer is not None:
+                runtime.observer.want()
+        if quiet >= runtime.place.cfg.stall_timeout_seconds:
             raise StallError(
-                f"nothing in the job has made progress for {quiet:.1f} s; rank {runtime.rank} waits for {self._what}"
+                f"nothing in the job has made progress for {quiet:.1f} s; "
+                f"rank {runtime.place.rank} waits for {self._what}"
             )

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from shardwright.errors import ConfigError, PartialUpdateError, RemoteError
+from shardwright.job.runtime import current_runtime
+from shardwright.model.models import Models
+from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 
 if TYPE_CHECKING:
-    from shardwright.runtime import Runtime
+    from shardwright.job.runtime import Runtime
 
 _CURE = (
     "the weights of ranks may differ, and no step runs. Load weights on every rank (model.load_state_dict), with the "
@@ -63,7 +66,7 @@ class Updates:
         if self._trains(optimizer):
             self._begun.pop(id(optimizer), None)
             self._updated = True
-            if self._runtime.in_step:
+            if self._runtime.step.running:
                 self._interrupted = True  # in a hook: where the step is undone, this is not
 
     def has_updated(self) -> None:
@@ -77,10 +80,7 @@ class Updates:
         self._calls = None
 
     def _trains(self, optimizer: torch.optim.Optimizer) -> bool:
-        # Imported late: the model needs the runtime.
-        from shardwright.model.sentinel import ReleasedParameter, is_sentinel
-
-        placements = self._runtime.placements
+        placements = self._runtime[Models].placements
         if self._known.get(optimizer) == len(placements):
             return True
         own = {id(parameter) for placement in placements for parameter in placement.module.parameters()}
@@ -98,11 +98,11 @@ class Updates:
         Raises:
             PartialUpdateError: An optimizer's step has begun on this rank and not ended, or ranks differ since.
         """
-        if self._runtime.launch.world_size == 1:
+        if self._runtime.place.launch.world_size == 1:
             return
         if self._begun:
             name = next(iter(self._begun.values()))
-            self.refuse(f"{name}.step() failed on rank {self._runtime.rank} on host {socket.gethostname()!r}")
+            self.refuse(f"{name}.step() failed on rank {self._runtime.place.rank} on host {socket.gethostname()!r}")
             self._begun.clear()
         if self.refusal is not None:
             raise PartialUpdateError(self.refusal)
@@ -114,7 +114,7 @@ class Updates:
 
     def said(self) -> Said:
         """What this rank tells the others."""
-        owns = any(placement.owned_parameters() for placement in self._runtime.placements)
+        owns = any(placement.owned_parameters() for placement in self._runtime[Models].placements)
         return Said(self._updated if owns else None, self._interrupted, self._calls)
 
     def compare(self, said: Mapping[int, Said]) -> None:
@@ -167,9 +167,6 @@ def resume_after_failure(error: BaseException) -> None:
     Raises:
         ConfigError: It is another error.
     """
-    # Imported late: the runtime needs the model.
-    from shardwright.runtime import current_runtime
-
     kind = error.kind if isinstance(error, RemoteError) else type(error).__qualname__
     if kind != PartialUpdateError.__qualname__:
         raise ConfigError(
@@ -177,5 +174,5 @@ def resume_after_failure(error: BaseException) -> None:
             "may differ: a smp.PartialUpdateError, or the smp.RemoteError that carries one"
         )
     runtime = current_runtime()
-    runtime.logger.warning("rank %d goes on, although weights may differ: %s", runtime.rank, error)
-    runtime.updates.forget()
+    runtime.logger.warning("rank %d goes on, although weights may differ: %s", runtime.place.rank, error)
+    runtime[Updates].forget()

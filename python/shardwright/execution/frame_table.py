@@ -1,0 +1,84 @@
+"""The frames that wait for their backward on a rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from shardwright.frames import Frame
+from shardwright.frames.watch import Watched
+from shardwright.frames.weights import WeightGradients
+
+#: A frame's key: who asked, and the id of the forward request.
+FrameKey = tuple[int, int]
+
+
+class FrameTable:
+    """The frames of the requests that this rank has run forward and that still wait for their backward."""
+
+    def __init__(self) -> None:
+        """Start empty; it is empty again after every step."""
+        self._frames: dict[FrameKey, Frame] = {}
+        self._visits: Counter[tuple[nn.Module, int]] = Counter()
+        self._watched: dict[int, list[Watched]] = {}
+        self._left: dict[int, tuple[WeightGradients, int]] = {}
+        self._num_left = 0
+        #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
+        self.unclosed = 0
+
+    def __len__(self) -> int:
+        """How many frames wait."""
+        return len(self._frames)
+
+    def visited_again(self, frame: Frame) -> bool:
+        """Whether one of its modules ran in other frames of its microbatch too; state may then be carried between."""
+        return any(self._visits[module, frame.microbatch] > 1 for module in frame.executed)
+
+    def keep(self, key: FrameKey, frame: Frame) -> None:
+        """Keep a frame until its backward or close."""
+        self._frames[key] = frame
+        for module in frame.executed:
+            self._visits[module, frame.microbatch] += 1
+
+    def take(self, key: FrameKey) -> Frame:
+        """Give a frame away."""
+        return self._frames.pop(key)
+
+    def leave(self, left: WeightGradients, place: int) -> int:
+        """Keep what a backward has left for later, and where in the microbatch that was; the token to ask for it."""
+        self._num_left += 1
+        self._left[self._num_left] = left, place
+        return self._num_left
+
+    def take_left(self, token: int) -> tuple[WeightGradients, int]:
+        """Give away what a backward has left, and where in the microbatch that was."""
+        return self._left.pop(token)
+
+    def watch(self, microbatch: int, watched: Watched) -> None:
+        """Refuse writes to a tensor of which the requester has a copy, until the microbatch's backward."""
+        self._watched.setdefault(microbatch, []).append(watched)
+
+    def settle(self, microbatch: int) -> None:
+        """Raise :class:`FrameError` if a watched tensor of the microbatch was written to."""
+        for watched in self._watched.get(microbatch, ()):
+            watched.check(microbatch)
+
+    def forget_watched(self, microbatch: int) -> None:
+        """Stop watching: the microbatch's backward has begun."""
+        self._watched.pop(microbatch, None)
+
+    def end_step(self) -> None:
+        """The tasks of a step are over: clear away what they left."""
+        self.unclosed += len(self._frames)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, at the end of a step."""
+        self._frames.clear()
+        self._visits.clear()
+        self._watched.clear()
+        self._left.clear()
+        self._num_left = 0
+        #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
+        self.unclosed = 0

@@ -1,0 +1,111 @@
+"""Objects and collectives between ranks, watched for failures of the step and of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from shardwright.errors import PeerLostError
+from shardwright.job.runtime import Runtime
+from shardwright.job.waiting import Wait
+
+
+class Gathers:
+    """How often the ranks of a group have gathered something, by channel, on all of them the same.
+
+    Attributes:
+        epoch: How often they waited for one another in vain, and then began to count anew.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was gathered."""
+        self._begun: Counter[str] = Counter()
+        self.epoch = 0
+
+    def next(self, channel: str) -> tuple[int, int]:
+        """The number of the gather on a channel that begins now."""
+        self._begun[channel] += 1
+        return self.epoch, self._begun[channel]
+
+    def begin_anew(self, epoch: int) -> None:
+        """Count anew: some ranks had begun gathers that others will not call."""
+        self._begun.clear()
+        self.epoch = epoch
+
+
+def send_object(runtime: Runtime, rank: int, channel: str, spec: Any, parts: Any) -> None:
+    """Send an encoded object to a rank, which takes it by :func:`receive_object`; does not wait for it.
+
+    Raises:
+        PeerLostError: A rank is gone: this one, or whose loss made this one leave.
+    """
+    try:
+        runtime.node.send_object(rank, channel, spec, parts)
+    except PeerLostError:
+        runtime.check_abort([])  # what made a rank leave it has told before its goodbye
+        raise
+
+
+def receive_object(
+    runtime: Runtime, rank: int, channel: str, deadline: float | None = None, what: str | None = None
+) -> Any:
+    """Wait for an object of another rank, watching for a failure of the step.
+
+    Args:
+        runtime: This rank.
+        rank: The sender.
+        channel: The channel it sent it on.
+        deadline: On the monotonic clock; by default it waits as long as the sender lives.
+        what: What is waited for, in reports; by default the object.
+
+    Raises:
+        TimeoutError: It did not come before ``deadline``, on the monotonic clock.
+    """
+    # Most come soon: so short a wait is nobody's business.
+    if (received := _received(runtime, rank, channel, 0.1 if deadline is None else 0.0)) is not None:
+        return received
+    what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
+    with Wait(runtime, what, [rank], is_for_ever=deadline is None) as wait:
+        while True:
+            if (received := _received(runtime, rank, channel, 0.1)) is not None:
+                return received
+            if deadline is None:
+                wait.check()
+            elif time.monotonic() > deadline:
+                raise TimeoutError(f"rank {runtime.place.rank} waited in vain for {what}")
+
+
+def _received(runtime: Runtime, rank: int, channel: str, seconds: float) -> Any:
+    try:
+        return runtime.node.recv_object(rank, channel, seconds)
+    except PeerLostError:
+        runtime.check_abort([])  # as in send_object
+        raise
+
+
+def wait_collective(runtime: Runtime, work: Any, ranks: list[int], number: int | None = None) -> None:
+    """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere.
+
+    Args:
+        runtime: This rank.
+        work: The collective's.
+        ranks: Who takes part.
+        number: Which of the group's collectives it is, where they are counted.
+    """
+    if not work.is_completed():
+        with Wait(runtime, f"a collective of ranks {ranks}", ranks, collective=number) as wait:
+            wait.until_completed(work, runtime.place.device)
+    try:
+        work.wait()
+    except RuntimeError:
+        _raise_loss(runtime, ranks)
+        raise
+
+
+def _raise_loss(runtime: Runtime, ranks: list[int]) -> None:
+    """Say which rank is gone, where a collective only says that something is."""
+    deadline = time.monotonic() + runtime.place.cfg.liveness_timeout_seconds
+    while time.monotonic() < deadline:
+        runtime.check_abort(ranks)
+        time.sleep(0.01)

@@ -1,0 +1,87 @@
+"""What does not change of a rank: configuration, groups of ranks, and how its process was started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from shardwright import _core
+from shardwright.launch import LaunchInfo
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in its job.
+
+    Attributes:
+        cfg: The effective configuration.
+        topology: Ranks and groups.
+        launch: How this process was started.
+    """
+
+    cfg: Any
+    topology: _core.Topology
+    launch: LaunchInfo
+
+    @cached_property
+    def rank(self) -> int:
+        """The global rank."""
+        return self.launch.rank
+
+    @cached_property
+    def pp_ranks(self) -> list[int]:
+        """The global ranks of this rank's PP_GROUP, as the next ones of theirs."""
+        return self._group("PP_GROUP")
+
+    @cached_property
+    def dp_ranks(self) -> list[int]:
+        """Of DP_GROUP."""
+        return self._group("DP_GROUP")
+
+    @cached_property
+    def tp_ranks(self) -> list[int]:
+        """Of TP_GROUP."""
+        return self._group("TP_GROUP")
+
+    @cached_property
+    def rdp_ranks(self) -> list[int]:
+        """Of RDP_GROUP."""
+        return self._group("RDP_GROUP")
+
+    @cached_property
+    def pp_size(self) -> int:
+        """The pipeline-parallel degree."""
+        return len(self.pp_ranks)
+
+    @cached_property
+    def pp_rank(self) -> int:
+        """The place in PP_GROUP."""
+        return self.pp_ranks.index(self.rank)
+
+    @cached_property
+    def is_root(self) -> bool:
+        """Whether this rank runs the step function."""
+        return self.pp_rank == 0
+
+    @cached_property
+    def tensor_divisor(self) -> int:
+        """What gradients of the whole TP_GROUP's samples are divided by for the mean over data-parallel ranks.
+
+        With ``prescaled_batch`` its ranks have the same samples, whose loss counts once.
+        """
+        return 1 if self.cfg.prescaled_batch else len(self.tp_ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def other_roots(self) -> list[int]:
+        """The global ranks that run the step function in the other replicas."""
+        return [rank for rank in self.dp_ranks if rank != self.rank]
+
+    def _group(self, kind: str) -> list[int]:
+        return list(self.topology.group(kind, self.rank))

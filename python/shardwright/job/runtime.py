@@ -1,0 +1,140 @@
+"""A rank's part of a job: its place, what it owns and closes, and its current step."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardwright import logs
+from shardwright.errors import ShardwrightError
+from shardwright.job.place import Place
+from shardwright.job.step import Step
+from shardwright.progress import Progress
+
+if TYPE_CHECKING:
+    from shardwright.job.waiting import StallObserver, Wait
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """One rank of one job. ``smp.*`` finds the current one; several may live in one process.
+
+    What the layers above keep for the rank is found by its type: ``runtime[Models]``.
+
+    Attributes:
+        place: What does not change.
+        step: The current or last step.
+        node: The connection to the other ranks.
+        server: The execution server.
+        progress: Says what rank 0 does where a start takes long.
+        installed: Takes away what was put in place for this rank in the process: replaced functions, handlers.
+        process_groups: Those of ``torch.distributed``, by the kind of group.
+        owns_process_group: Whether the default group was made here.
+        waits: What the main thread waits for outside the execution server, the innermost last.
+        observer: Looks at long waits; None in a job of one rank.
+        farewell: Why this rank leaves the job, when an exception ended its script.
+    """
+
+    logger = logs.logger
+
+    def __init__(self, place: Place, node: Any, server: Any) -> None:
+        """Take over the parts; see :func:`shardwright.start.init`."""
+        self.place = place
+        self.step = Step(place.cfg.microbatches)
+        self.node = node
+        self.server = server
+        self.progress = Progress(place.rank)
+        self.installed = contextlib.ExitStack()
+        self.process_groups: dict[str, Any] = {}
+        self.owns_process_group = False
+        self.waits: list[Wait] = []
+        self.observer: StallObserver | None = None
+        self.farewell: dict[str, str] | None = None
+        self.pid = os.getpid()
+        self._parts: dict[type[Any], Any] = {}
+
+    def add(self, part: T, kind: type[Any] | None = None) -> T:
+        """Keep a part, found by its type (or that of which it is a kind) from now on, in place of another one."""
+        self._parts[type(part) if kind is None else kind] = part
+        return part
+
+    def remove(self, kind: type[Any]) -> None:
+        """Keep no part of a type any more."""
+        self._parts.pop(kind, None)
+
+    def find(self, kind: type[T]) -> T | None:
+        """The part of a type, None where there is none."""
+        return self._parts.get(kind)
+
+    def __getitem__(self, kind: type[T]) -> T:
+        """The part of a type, which is there."""
+        part: T = self._parts[kind]
+        return part
+
+    def describe(self) -> str:
+        """What this rank does at the moment, in one line; for any thread."""
+        step = self.step
+        if self.place.pp_size == 1 and step.running and not step.committing:
+            place = f"rank {self.place.rank} on host {socket.gethostname()!r}"
+            text = f"step {step.number}: {place}: runs microbatch {step.microbatch} in the script's thread"
+        else:
+            text = self.server.describe()
+        return "; ".join([text, *(wait.describe() for wait in list(self.waits))])
+
+    def begin_step_alone(self, name: str) -> None:
+        """Begin a step of a pipeline of one rank."""
+        if self.place.launch.world_size > 1:
+            self.server.begin_alone(step=self.step.number, function=name)
+
+    def check_abort(self, needed: list[int]) -> None:
+        """Raise if the step that runs here, or else the next one, has failed, or one of the ranks needed is gone."""
+        self.server.check_abort(self.step.number if self.step.running else self.step.number + 1, needed)
+
+    def check_process(self, what: str) -> None:
+        """Refuse to do something in a forked process, which has none of the rank's threads.
+
+        Raises:
+            ShardwrightError: This is not the process that called ``smp.init``.
+        """
+        if (pid := os.getpid()) != self.pid:
+            raise ShardwrightError(
+                f"{what} was called in process {pid}, which was forked from rank {self.place.rank} (process {self.pid})"
+                " and is no rank of the job: call it in the rank itself, and use forked processes, such as those of a "
+                "DataLoader, for data; for a job of its own, let the process be started anew (multiprocessing's start "
+                'method "spawn") and call smp.init there'
+            )
+
+
+_current: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar("shardwright_runtime", default=None)
+_default: Runtime | None = None
+
+
+def current_runtime() -> Runtime:
+    """The runtime of the calling context.
+
+    Raises:
+        ShardwrightError: ``smp.init`` was not called.
+    """
+    if (runtime := find_runtime()) is None:
+        raise ShardwrightError("call smp.init(...) before anything else of shardwright")
+    return runtime
+
+
+def find_runtime() -> Runtime | None:
+    """The runtime of the calling context, or None before ``smp.init``."""
+    return _current.get() or _default
+
+
+def set_default_runtime(runtime: Runtime | None) -> None:
+    """Set the process's runtime."""
+    global _default
+    _default = runtime
+
+
+def set_current_runtime(runtime: Runtime | None) -> contextvars.Token[Runtime | None]:
+    """Set the calling context's runtime, for several ranks in one process."""
+    return _current.set(runtime)
