@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from shardwright import _core
+from shardwright import guards as all_guards
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.context import StepState
@@ -332,11 +333,8 @@ class LoopbackJob:
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """The guards that a runtime with several ranks puts in place."""
-    guards.install()
-    try:
+    with all_guards.installed(num_ranks=2, pipelined=True, divided=True):
         yield
-    finally:
-        guards.uninstall()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -32,6 +32,22 @@ def test_who_converts_weights_is_joined_with_their_holder() -> None:
     assert [join.modules for join in found.joins] == [("", "inner")]
 
 
+class ConvertingInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner.double()
+        return self.inner(x.double()).float()
+
+
+def test_who_converts_weights_in_place_is_joined_with_their_holder() -> None:
+    model = ConvertingInPlace()
+    found = trace_forward(model, model, (torch.ones(1, 2),))
+    assert [join.modules for join in found.joins] == [("", "inner")]
+
+
 class Remembering(nn.Module):
     def __init__(self) -> None:
         super().__init__()

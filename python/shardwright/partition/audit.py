@@ -11,7 +11,7 @@ import contextlib
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -176,7 +176,6 @@ class Audit:
         delete_attribute = nn.Module.__delattr__
         executions = self._stack.executions
         thread = self._stack.thread
-        apply: Any = nn.Module._apply
         all_readers, left_by = self._readers, self._left_by
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
@@ -209,18 +208,10 @@ class Audit:
             delete_attribute(module, name)
             self._attribute_written(module, name)
 
-        def _apply(module: nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-            before = _dtypes(module)
-            result: nn.Module = apply(module, function, recurse)
-            if _dtypes(module) != before:
-                self._converted(module)
-            return result
-
         functions = {
             "__getattribute__": __getattribute__,
             "__setattr__": __setattr__,
             "__delattr__": __delattr__,
-            "_apply": _apply,
         }
         with replaced(nn.Module, functions), self._shared.watching(self._object_used):
             yield
@@ -234,12 +225,6 @@ class Audit:
     def _object_used(self, attribute: tuple[int, str]) -> None:
         if self._stack.here():
             self._used(attribute, self._stack.top.path)
-
-    def _converted(self, module: nn.Module) -> None:
-        """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
-        path = self._tree.path_of.get(id(module))
-        if path is not None and self._stack.here():
-            self.join(self._stack.top.path, path, "converts its parameters")
 
     def _attribute_written(self, module: nn.Module, name: str) -> None:
         path = self._tree.path_of.get(id(module))
@@ -400,7 +385,3 @@ def _address(tensor: torch.Tensor) -> int:
 def _hooks_on(module: nn.Module) -> list[Any]:
     every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return [hook for hooks in every for hook in hooks.values()]
-
-
-def _dtypes(module: nn.Module) -> list[torch.dtype]:
-    return [parameter.dtype for parameter in module._parameters.values() if parameter is not None]

@@ -29,6 +29,7 @@ from shardwright.job.received import decode_from
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
+from shardwright.model.wrapping import refuse_compiled
 from shardwright.scheduling import Scheduling
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
@@ -66,6 +67,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
     runtime.check_process(step.name)
+    refuse_compiled((*args, *kwargs.values()))
     runtime.step.num_microbatches = step.num_microbatches(runtime)
     runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
