@@ -54,7 +54,9 @@ class Runtime:
 
     logger = logs.logger
 
-    def __init__(self, *, cfg: Any, topology: Any, launch: LaunchInfo, node: Any, server: Any) -> None:
+    def __init__(
+        self, *, cfg: Any, topology: _core.Topology, launch: LaunchInfo, node: Any, server: _core.Server
+    ) -> None:
         """Take over the parts; see :func:`shardwright.start.init`."""
         self.cfg = cfg
         self.topology = topology
@@ -275,7 +277,7 @@ class Runtime:
         self.gathers.clear()
         self.gather_epoch = epoch
 
-    def send_object(self, rank: int, channel: str, spec: Any, parts: Any) -> None:
+    def send_object(self, rank: int, channel: str, spec: _core.Spec, parts: _core.TensorParts) -> None:
         """Send an encoded object to a rank, which takes it by :meth:`receive_object`; does not wait for it.
 
         Raises:
@@ -363,10 +365,6 @@ class Runtime:
         from shardwright.step.vote import vote
 
         vote(self)
-
-    def serve_control(self, request: Any) -> None:
-        """Answer a control request of another rank of the pipeline."""
-        self.placement(request.model).serve_control(request)
 
 
 _current: contextvars.ContextVar[Runtime | None] = contextvars.ContextVar("shardwright_runtime", default=None)

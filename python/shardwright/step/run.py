@@ -311,10 +311,10 @@ class _Pipeline:
         runtime = self.runtime
         while True:
             event = runtime.server.supervise()
-            if event.kind == "start_worker":
+            if event.worker is not None:
                 runtime.workers.start(event.worker)
-            elif event.kind == "control":
-                runtime.serve_control(event.request)
+            elif event.request is not None:
+                runtime.placement(event.request.model).serve_control(event.request)
             elif event.kind == "stall_report":
                 runtime.report_wait()
             elif event.kind == "root_done":
@@ -322,7 +322,7 @@ class _Pipeline:
                 weights = runtime.weights
                 runtime.server.end_step(*encode((sent, self.batch, weights.given, weights.counts)))
                 return self.results
-            elif event.kind == "step_end":
+            elif event.body is not None:
                 results, batch, given, counts = decode_from(runtime, runtime.pp_ranks[0], *event.body)
                 runtime.weights.take_over(given, counts)
                 assert isinstance(results, list), "the root sends one result per microbatch"

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from shardwright.runtime import Runtime
 
 
-def encode(value: Any) -> tuple[Any, Any]:
+def encode(value: Any) -> tuple[_core.Spec, _core.TensorParts]:
     """Take a value apart; its tensors will need no gradient where they arrive.
-
-    Returns:
-        A ``_core.Spec`` and a ``_core.TensorParts``.
 
     Raises:
         UnsupportedValueError: It holds a value or a tensor of a type that cannot cross ranks.
@@ -26,12 +23,12 @@ def encode(value: Any) -> tuple[Any, Any]:
     return spec, pack(tensors, [False] * len(tensors))
 
 
-def decode(spec: Any, parts: Any) -> Any:
+def decode(spec: _core.Spec, parts: _core.TensorParts) -> Any:
     """Build a received value of the library's own."""
     return spec.build(unpack(parts), registry)
 
 
-def decode_from(runtime: Runtime, rank: int, spec: Any, parts: Any) -> Any:
+def decode_from(runtime: Runtime, rank: int, spec: _core.Spec, parts: _core.TensorParts) -> Any:
     """Build a value that a rank has sent.
 
     Raises:
@@ -40,7 +37,7 @@ def decode_from(runtime: Runtime, rank: int, spec: Any, parts: Any) -> Any:
     return build(runtime, rank, spec, unpack(parts))
 
 
-def build(runtime: Runtime, rank: int, spec: Any, tensors: list[Any]) -> Any:
+def build(runtime: Runtime, rank: int, spec: _core.Spec, tensors: list[Any]) -> Any:
     """Build a value that a rank has sent, with these tensors in it.
 
     Raises:
