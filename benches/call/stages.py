@@ -14,9 +14,9 @@ from shardwright.job.runtime import current_runtime
 REQUESTER = (
     (call, "call_remote", "the whole call"),
     (call, "_arguments", "  take the arguments apart"),
-    (call, "carried", "  find torch's modes and settings"),
+    (call, "context_of", "  find torch's modes and settings"),
     (call, "pack", "  copy the arguments"),
-    ("server", "send_request", "  send the request"),
+    ("server", "send_forward", "  send the request"),
     ("server", "wait", "  wait for the answer"),
     (call, "_receive", "  build the result"),
 )

@@ -10,22 +10,35 @@ from _typeshed import SupportsGetItem
 __all__ = [
     "__version__",
     "AloneRecorder",
+    "Answer",
+    "ArgumentNotes",
+    "BackwardCall",
+    "BackwardLink",
     "CommOptions",
+    "Composite",
     "Config",
     "Description",
     "Event",
+    "ForwardCall",
+    "ForwardLink",
     "Listener",
     "Meeting",
     "Node",
+    "Place",
     "ReceivedBuffer",
+    "Recipe",
     "Request",
+    "ResultNotes",
     "Server",
     "Spec",
     "Task",
     "TensorParts",
     "Timeline",
     "Topology",
+    "TorchContext",
+    "TorchSetting",
     "Usage",
+    "View",
     "choose_schedule",
     "command",
     "derive_seed",
@@ -91,6 +104,224 @@ class AloneRecorder:
         """
 
 @final
+class Answer:
+    """
+    The answer to a request: a forward's result, gradients, or a value.
+    """
+    def describe(self, /) -> Description:
+        """
+        What the answer is but for its tensors' elements.
+        """
+    @staticmethod
+    def done() -> Answer:
+        """
+        Nothing: what was asked for is done.
+        """
+    @property
+    def gradients(self, /) -> list[tuple[int, int]]:
+        """
+        For each gradient the number of its argument and of its tensor; none where the answer is something else.
+        """
+    @property
+    def is_passed_on(self, /) -> bool:
+        """
+        Whether the forward's result went on to the next rank of a chain.
+        """
+    def metas(self, /) -> list[tuple[str, list[int], list[int], str, bool]]:
+        """
+        `(dtype, shape, strides, device, requires_grad)` of each tensor.
+        """
+    @property
+    def notes(self, /) -> ResultNotes:
+        """
+        What is noted of a forward's result; raises `ValueError` for any other answer.
+        """
+    @staticmethod
+    def of_gradients(
+        gradients: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]], parts: TensorParts
+    ) -> Answer:
+        """
+        The gradients of a forward's arguments: for each the number of the argument and of its tensor.
+        """
+    @property
+    def parts(self, /) -> TensorParts:
+        """
+        The tensors.
+        """
+    @staticmethod
+    def passed_on(notes: ResultNotes) -> Answer:
+        """
+        Nothing: the forward's result went on to the next rank of a chain.
+        """
+    @staticmethod
+    def result(spec: Spec, parts: TensorParts, notes: ResultNotes) -> Answer:
+        """
+        A forward's result.
+        """
+    @property
+    def spec(self, /) -> Spec:
+        """
+        The value without its tensors.
+        """
+    @staticmethod
+    def stopped() -> Answer:
+        """
+        Nothing: the chain had ended before this forward.
+        """
+    @staticmethod
+    def value(spec: Spec, parts: TensorParts) -> Answer:
+        """
+        A value.
+        """
+
+@final
+class ArgumentNotes:
+    """
+    What the executing rank cannot see of a call's arguments. Tensors are numbered as those of the request.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        shared: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]] = ...,
+        strides: SupportsGetItem[int, tuple[SupportsIndex, SupportsGetItem[int, SupportsIndex]]] = ...,
+        overlapping: SupportsGetItem[int, SupportsIndex] = ...,
+        relaid: SupportsGetItem[int, SupportsIndex] = ...,
+        composites: SupportsGetItem[int, tuple[SupportsIndex, Composite]] = ...,
+        hooked_views: SupportsGetItem[int, SupportsIndex] = ...,
+        private: bool = False,
+        kept: SupportsGetItem[int, SupportsIndex] = ...,
+    ) -> ArgumentNotes:
+        """
+        Note what there is to note of arguments; by default nothing.
+        """
+    def __repr__(self, /) -> str: ...
+    @property
+    def composites(self, /) -> list[tuple[int, Composite]]:
+        """
+        Tensors that travel as several.
+        """
+    @property
+    def hooked_views(self, /) -> list[int]:
+        """
+        Views that have hooks, on themselves or on views between them and their base.
+        """
+    @property
+    def kept(self, /) -> list[int]:
+        """
+        Of those the ones whose memory that rank keeps.
+        """
+    @property
+    def overlapping(self, /) -> list[int]:
+        """
+        Tensors with several elements at one place in memory.
+        """
+    @property
+    def private(self, /) -> bool:
+        """
+        Whether the caller has no such tensors: another rank made them, and sent them here.
+        """
+    @property
+    def relaid(self, /) -> list[int]:
+        """
+        Of those the ones that arrive in another layout.
+        """
+    @property
+    def shared(self, /) -> list[list[int]]:
+        """
+        Groups of tensors that share memory at the caller.
+        """
+    @property
+    def strides(self, /) -> list[tuple[int, list[int]]]:
+        """
+        The strides of tensors that are not dense, to be laid like that again.
+        """
+
+@final
+class BackwardCall:
+    """
+    The backward of an earlier forward, or its end where no gradient reached it.
+    """
+    def __new__(
+        cls,
+        /,
+        module: SupportsIndex,
+        forward: SupportsIndex,
+        *,
+        gradients: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]],
+        chain: SupportsGetItem[int, BackwardLink] = ...,
+    ) -> BackwardCall:
+        """
+        `forward` is the forward request; `gradients` has for each gradient the number of its result and of its tensor;
+        `chain` are the backwards that follow with the arguments' gradients.
+        """
+    @property
+    def forward(self, /) -> int:
+        """
+        The forward request.
+        """
+    @property
+    def gradients(self, /) -> list[tuple[int, int]]:
+        """
+        For each gradient the number of its result and of its tensor; none where it only ends the forward.
+        """
+    @property
+    def is_followed(self, /) -> bool:
+        """
+        Whether a backward follows with the arguments' gradients.
+        """
+    @property
+    def module(self, /) -> int:
+        """
+        The module that ran forward.
+        """
+    def next(
+        self, /, gradients: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]]
+    ) -> tuple[BackwardLink, BackwardCall] | None:
+        """
+        The next backward of the chain and its link, given the arguments' gradients of this one; None behind the last.
+
+        Raises `ValueError` for a gradient of an argument that is no result of the call before.
+        """
+
+@final
+class BackwardLink:
+    """
+    A backward that the rank of the one before in a chain asks for, in the name of the first caller.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        rank: SupportsIndex,
+        request: SupportsIndex,
+        module: SupportsIndex,
+        forward: SupportsIndex,
+        number: SupportsIndex,
+        results: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]] | None,
+    ) -> BackwardLink:
+        """
+        `results` has for arguments of the call before the results of this one; None where they have the same numbers.
+        """
+    @property
+    def number(self, /) -> int:
+        """
+        The call's number in the first caller's frame.
+        """
+    @property
+    def rank(self, /) -> int:
+        """
+        Whom to ask.
+        """
+    @property
+    def request(self, /) -> int:
+        """
+        The request's id at the first caller, who gets the answer.
+        """
+
+@final
 class CommOptions:
     """
     How a rank moves tensors: what the configuration and the environment say about it.
@@ -111,6 +342,51 @@ class CommOptions:
         cuda_library: str | None = None,
     ) -> CommOptions: ...
     def __repr__(self, /) -> str: ...
+
+@final
+class Composite:
+    """
+    What a tensor is that travels as several dense ones.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    @property
+    def argument(self, /) -> int | None:
+        """
+        The argument that it is.
+        """
+    @property
+    def nested(self, /) -> tuple[int, int, int] | None:
+        """
+        Of a nested tensor what `of_nested` was given.
+        """
+    @staticmethod
+    def of_argument(argument: SupportsIndex) -> Composite:
+        """
+        An argument, which the caller has.
+        """
+    @staticmethod
+    def of_nested(values: SupportsIndex, offsets: SupportsIndex, ragged_dimension: SupportsIndex) -> Composite:
+        """
+        A jagged tensor: the places of its values and offsets, and its ragged dimension.
+        """
+    @staticmethod
+    def of_sparse(
+        indices: SupportsIndex, values: SupportsIndex, shape: SupportsGetItem[int, SupportsIndex], coalesced: bool
+    ) -> Composite:
+        """
+        A sparse tensor: the places of its indices and values, its sizes, and whether it is coalesced.
+        """
+    @property
+    def parts(self, /) -> list[int]:
+        """
+        The places of the dense tensors that it travels as.
+        """
+    @property
+    def sparse(self, /) -> tuple[int, int, list[int], bool] | None:
+        """
+        Of a sparse tensor what `of_sparse` was given.
+        """
 
 @final
 class Config:
@@ -157,19 +433,28 @@ class Config:
 @final
 class Description:
     """
-    What a value is but for its tensors' elements: its tree, and each tensor's dtype, shape, strides, device and
+    What a value or an answer is but for its tensors' elements: its tree, what is noted of it, and each tensor's dtype, shape, strides, device and
     whether it requires a gradient.
     """
     def __eq__(self, value: object, /) -> bool: ...
-    def __len__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, spec: Spec, parts: TensorParts) -> Description:
         """
         Describe a value from its tree and tensors.
         """
-    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
+    @property
+    def is_passed_on(self, /) -> bool:
         """
-        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        Whether it is an answer whose result went on to the next rank of a chain.
+        """
+    def metas(self, /) -> list[tuple[str, list[int], list[int], str, bool]]:
+        """
+        `(dtype, shape, strides, device, requires_grad)` of each tensor.
+        """
+    @property
+    def notes(self, /) -> ResultNotes:
+        """
+        What is noted of a forward's result; raises `ValueError` for any other value.
         """
     @property
     def spec(self, /) -> Spec:
@@ -185,7 +470,7 @@ class Event:
     @property
     def body(self, /) -> tuple[Spec, TensorParts] | None:
         """
-        What the step returned: the value and its tensors.
+        What the step returned, the value and its tensors; None for another event.
         """
     @property
     def kind(self, /) -> str:
@@ -195,7 +480,7 @@ class Event:
     @property
     def request(self, /) -> Request | None:
         """
-        The control request to answer.
+        The control request to answer; None for another event.
         """
     @property
     def text(self, /) -> str | None:
@@ -205,7 +490,111 @@ class Event:
     @property
     def worker(self, /) -> int | None:
         """
-        The worker to start.
+        The worker to start; None for another event.
+        """
+
+@final
+class ForwardCall:
+    """
+    A module's forward on another rank, beside its arguments.
+    """
+    def __new__(
+        cls,
+        /,
+        module: SupportsIndex,
+        range: tuple[SupportsIndex, SupportsIndex] | None,
+        *,
+        seed: SupportsIndex,
+        notes: ArgumentNotes,
+        context: TorchContext,
+        chain: SupportsGetItem[int, ForwardLink] = ...,
+    ) -> ForwardCall:
+        """
+        `range` are the children to run of an `nn.Sequential`, as `(start, end)`, None for the whole module; `seed` is
+        where its random numbers start; `chain` are the calls that follow with its result.
+        """
+    @property
+    def chain(self, /) -> list[ForwardLink]:
+        """
+        The calls that follow with its result.
+        """
+    @property
+    def context(self, /) -> TorchContext:
+        """
+        The torch state that it runs under.
+        """
+    @property
+    def is_followed(self, /) -> bool:
+        """
+        Whether a call follows with its result.
+        """
+    @property
+    def is_stopped(self, /) -> bool:
+        """
+        Whether the call before in a chain gave its result to the caller: nothing runs.
+        """
+    @property
+    def module(self, /) -> int:
+        """
+        The module.
+        """
+    def next(self, /, notes: ArgumentNotes) -> tuple[ForwardLink, ForwardCall] | None:
+        """
+        The next call of the chain and its link; None behind the last.
+        """
+    def next_stopped(self, /) -> tuple[ForwardLink, ForwardCall] | None:
+        """
+        The next call of a chain that has ended, and its link; None behind the last.
+        """
+    @property
+    def notes(self, /) -> ArgumentNotes:
+        """
+        What is noted of the arguments' tensors.
+        """
+    @property
+    def range(self, /) -> tuple[int, int] | None:
+        """
+        The children of an `nn.Sequential` to run; None for the whole module.
+        """
+    @property
+    def seed(self, /) -> int:
+        """
+        Where its random numbers start.
+        """
+
+@final
+class ForwardLink:
+    """
+    A forward that the rank of the call before in a chain asks for, in the name of the first caller.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        rank: SupportsIndex,
+        request: SupportsIndex,
+        module: SupportsIndex,
+        range: tuple[SupportsIndex, SupportsIndex] | None,
+        number: SupportsIndex,
+        seed: SupportsIndex,
+    ) -> ForwardLink:
+        """
+        `rank` is to be asked, by `request`, the id at the first caller; `number` is the call's in that one's frame.
+        """
+    @property
+    def number(self, /) -> int:
+        """
+        The call's number in the first caller's frame.
+        """
+    @property
+    def rank(self, /) -> int:
+        """
+        Whom to ask.
+        """
+    @property
+    def request(self, /) -> int:
+        """
+        The request's id at the first caller, who gets the answer.
         """
 
 @final
@@ -356,62 +745,22 @@ class Node:
         """
 
 @final
-class ReceivedBuffer:
+class Place:
     """
-    Received bytes, writable through the buffer protocol, given back with their last tensor.
+    Where a request is made: of which model, for which microbatch, and as which call.
     """
-    def __len__(self, /) -> int: ...
-
-@final
-class Request:
-    """
-    A request of another rank (the paper, appendix B).
-    """
-    def __repr__(self, /) -> str: ...
-    @property
-    def autocast(self, /) -> list[tuple[str, str, bool]]:
+    def __new__(
+        cls,
+        /,
+        *,
+        model: SupportsIndex,
+        microbatch: SupportsIndex,
+        parent: SupportsIndex | None = None,
+        number: SupportsIndex = 0,
+    ) -> Place:
         """
-        Enabled autocast states: device type, dtype, cache enabled.
-        """
-    @property
-    def call(self, /) -> int:
-        """
-        The call's number in that execution.
-        """
-    @property
-    def checkpointing(self, /) -> bool:
-        """
-        Whether the work is to be checkpointed.
-        """
-    @property
-    def control(self, /) -> str | None:
-        """
-        For a control request: what it is about.
-        """
-    @property
-    def forward(self, /) -> int | None:
-        """
-        For a backward or close: the id of the forward request.
-        """
-    @property
-    def grad_mode(self, /) -> bool:
-        """
-        Whether gradients are enabled.
-        """
-    @property
-    def id(self, /) -> int:
-        """
-        Its id, unique at the requester.
-        """
-    @property
-    def inference_mode(self, /) -> bool:
-        """
-        Whether inference mode is on.
-        """
-    @property
-    def kind(self, /) -> str:
-        """
-        `forward`, `backward`, `close` or `control`.
+        `parent` is the request that the requester executes, None in the step function itself; `number` is the call's in
+        that execution.
         """
     @property
     def microbatch(self, /) -> int:
@@ -424,24 +773,109 @@ class Request:
         The model.
         """
     @property
-    def module(self, /) -> int | None:
+    def number(self, /) -> int:
         """
-        The module; None for a control request.
+        The call's number in that execution.
         """
     @property
     def parent(self, /) -> int | None:
         """
-        The request that the requester was executing; None in the step function itself.
+        The request that the requester executes; None in the step function itself.
+        """
+
+@final
+class ReceivedBuffer:
+    """
+    Received bytes, writable through the buffer protocol, given back with their last tensor.
+    """
+    def __len__(self, /) -> int: ...
+
+@final
+class Recipe:
+    """
+    How the caller finds a result: it is an argument, or a view of an argument or of another tensor of the answer.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        argument: SupportsIndex | None = None,
+        result: SupportsIndex | None = None,
+        view: View | None = None,
+        requires_grad: bool,
+    ) -> Recipe:
+        """
+        Without `view`, the result is the argument. Raises `ValueError` unless it is an argument, or a view of one base.
+        """
+    def __repr__(self, /) -> str: ...
+    @property
+    def argument(self, /) -> int | None:
+        """
+        The argument that it is, or is a view of.
+        """
+    @property
+    def requires_grad(self, /) -> bool:
+        """
+        Whether it requires a gradient.
+        """
+    @property
+    def result(self, /) -> int | None:
+        """
+        The tensor of the answer that it is a view of.
+        """
+    @property
+    def view(self, /) -> View | None:
+        """
+        How it lies in its base; None where it is the argument itself.
+        """
+
+@final
+class Request:
+    """
+    A request of another rank (the paper, appendix B).
+    """
+    def __repr__(self, /) -> str: ...
+    @property
+    def backward(self, /) -> BackwardCall:
+        """
+        What a backward request asks for, or one that ends a forward; raises `ValueError` for any other request.
+        """
+    @property
+    def control(self, /) -> str | None:
+        """
+        For a control request: what it is about.
+        """
+    @property
+    def forward(self, /) -> ForwardCall:
+        """
+        What a forward request asks for; raises `ValueError` for any other request.
+        """
+    @property
+    def id(self, /) -> int:
+        """
+        Its id, unique at the requester.
+        """
+    @property
+    def microbatch(self, /) -> int:
+        """
+        The microbatch.
+        """
+    @property
+    def model(self, /) -> int:
+        """
+        The model.
+        """
+    @property
+    def module(self, /) -> int:
+        """
+        The module; raises `ValueError` for a control request.
         """
     @property
     def parts(self, /) -> TensorParts:
         """
-        Their tensors.
-        """
-    @property
-    def range(self, /) -> tuple[int, int] | None:
-        """
-        The children of an `nn.Sequential` to run, as `(start, end)`; None for the whole module.
+        The tensors of the arguments or of the gradients.
         """
     @property
     def requester(self, /) -> int:
@@ -451,7 +885,7 @@ class Request:
     @property
     def spec(self, /) -> Spec:
         """
-        The arguments, or the gradients, without their tensors.
+        The arguments, or a control request's value, without their tensors.
         """
     @property
     def step(self, /) -> int:
@@ -464,26 +898,140 @@ class Request:
         """
 
 @final
+class ResultNotes:
+    """
+    How an answer's tensors relate to the arguments and to each other, and what the execution left behind.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        recipes: SupportsGetItem[int, tuple[SupportsIndex, Recipe]] = ...,
+        strides: SupportsGetItem[int, tuple[SupportsIndex, SupportsGetItem[int, SupportsIndex]]] = ...,
+        watch: SupportsGetItem[int, SupportsIndex] = ...,
+        watch_arguments: SupportsGetItem[int, SupportsIndex] = ...,
+        written: SupportsGetItem[int, tuple[SupportsIndex, SupportsIndex]] = ...,
+        dropped: SupportsGetItem[int, SupportsIndex] = ...,
+        composites: SupportsGetItem[int, tuple[SupportsIndex, Composite]] = ...,
+        kept_arguments: SupportsGetItem[int, SupportsIndex] = ...,
+        kept_results: SupportsGetItem[int, SupportsIndex] = ...,
+        collected: Spec | None = None,
+        open: bool = False,
+        hooked: bool = False,
+        ordered: bool = False,
+    ) -> ResultNotes:
+        """
+        Note what there is to note of results; by default nothing.
+        """
+    def __repr__(self, /) -> str: ...
+    @property
+    def collected(self, /) -> Spec | None:
+        """
+        What was collected beside the result, over the answer's tensors; None where nothing was to be.
+        """
+    @property
+    def composites(self, /) -> list[tuple[int, Composite]]:
+        """
+        Tensors that travel as several.
+        """
+    @property
+    def dropped(self, /) -> list[int]:
+        """
+        Views made under `no_grad` that require a gradient, which torch drops.
+        """
+    @property
+    def hooked(self, /) -> bool:
+        """
+        Whether it has put hooks on tensors of its own.
+        """
+    @property
+    def kept_arguments(self, /) -> list[int]:
+        """
+        Arguments whose memory something keeps after the call.
+        """
+    @property
+    def kept_results(self, /) -> list[int]:
+        """
+        Results whose memory something keeps after the call.
+        """
+    @property
+    def may_stay(self, /) -> bool:
+        """
+        Whether the tensors may stay where they are: nothing is said of memory that they share with others.
+        """
+    @property
+    def open(self, /) -> bool:
+        """
+        Whether a gradient may come back to the execution.
+        """
+    @property
+    def ordered(self, /) -> bool:
+        """
+        Whether it has changed what a module keeps.
+        """
+    @property
+    def recipes(self, /) -> list[tuple[int, Recipe]]:
+        """
+        How the caller finds results among what it has, by place.
+        """
+    @property
+    def strides(self, /) -> list[tuple[int, list[int]]]:
+        """
+        The strides of tensors that are not dense.
+        """
+    @property
+    def watch(self, /) -> list[int]:
+        """
+        Results that share memory in a way that no view makes again.
+        """
+    @property
+    def watch_arguments(self, /) -> list[int]:
+        """
+        Arguments that such results share memory with.
+        """
+    @property
+    def written(self, /) -> list[tuple[int, int]]:
+        """
+        Arguments that were written to, each with the number of the tensor that has its new values.
+        """
+
+@final
 class Server:
     """
     A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
     """
-    def announce_request(
+    def announce_backward(
         self,
         /,
         worker: SupportsIndex,
         *,
         to: SupportsIndex,
-        kind: str,
         model: SupportsIndex,
         module: SupportsIndex,
         microbatch: SupportsIndex,
-        range: tuple[SupportsIndex, SupportsIndex] | None = None,
-        forward: SupportsIndex | None = None,
+        forward: SupportsIndex,
+        closes: bool,
+    ) -> int:
+        """
+        Announce a backward that another rank asks for, with `send_backward_for`; its id. The answer comes here.
+
+        `forward` is the forward request; `closes` tells that no gradients are expected to reach it.
+        """
+    def announce_forward(
+        self,
+        /,
+        worker: SupportsIndex,
+        *,
+        to: SupportsIndex,
+        model: SupportsIndex,
+        module: SupportsIndex,
+        microbatch: SupportsIndex,
         expected: Description | None = None,
     ) -> int:
         """
-        Make a request that another rank of the pipeline sends, with `send_request_for`; its id. The answer comes here.
+        Announce a forward that another rank asks for, with `send_forward_for`; its id. The answer comes here.
         """
     @staticmethod
     def attach(
@@ -636,7 +1184,7 @@ class Server:
         """
         The tensors of a rank's answers to requests of this rank are needed no more.
         """
-    def respond(self, /, request: Request, spec: Spec, parts: TensorParts) -> None:
+    def respond(self, /, request: Request, answer: Answer) -> None:
         """
         Answer a request that this rank was given.
         """
@@ -648,54 +1196,62 @@ class Server:
         """
         Whether the microbatches of the step start one after another.
         """
-    def send_request(
+    def send_backward(
+        self, /, worker: SupportsIndex | None, to: SupportsIndex, place: Place, call: BackwardCall, parts: TensorParts
+    ) -> int:
+        """
+        Ask for the backward of an earlier forward, or for its end where there are no gradients; the request's id.
+        """
+    def send_backward_for(
+        self, /, worker: SupportsIndex, like: Request, link: BackwardLink, call: BackwardCall, parts: TensorParts
+    ) -> None:
+        """
+        Ask for the next backward of a chain, in the name of `like`'s requester, who has announced it.
+        """
+    def send_control(
         self,
         /,
         worker: SupportsIndex | None,
-        *,
         to: SupportsIndex,
-        kind: str,
-        model: SupportsIndex,
-        module: SupportsIndex,
-        range: tuple[SupportsIndex, SupportsIndex] | None,
-        forward: SupportsIndex | None,
-        control: str | None,
-        microbatch: SupportsIndex,
-        parent: SupportsIndex | None,
-        call: SupportsIndex,
-        grad_mode: bool,
-        inference_mode: bool,
-        autocast: SupportsGetItem[int, tuple[str, str, bool]],
-        checkpointing: bool,
+        place: Place,
+        name: str,
         spec: Spec,
         parts: TensorParts,
+    ) -> int:
+        """
+        Ask for something that a rank's main thread does outside any microbatch; the request's id.
+        """
+    def send_forward(
+        self,
+        /,
+        worker: SupportsIndex | None,
+        to: SupportsIndex,
+        place: Place,
+        call: ForwardCall,
+        spec: Spec,
+        parts: TensorParts,
+        *,
         hold: bool = False,
         expected: Description | None = None,
     ) -> int:
         """
-        Make a request of a rank of the pipeline; its id.
+        Ask a rank of the pipeline to run a module forward; the request's id.
 
         With `hold` the results' tensors stay there until they are fetched or passed on. `expected` is what the answer
         is taken to be meanwhile; another one fails the step.
         """
-    def send_request_for(
+    def send_forward_for(
         self,
         /,
         worker: SupportsIndex,
         like: Request,
-        *,
-        id: SupportsIndex,
-        to: SupportsIndex,
-        kind: str,
-        module: SupportsIndex,
-        call: SupportsIndex,
+        link: ForwardLink,
+        call: ForwardCall,
         spec: Spec,
         parts: TensorParts,
-        range: tuple[SupportsIndex, SupportsIndex] | None = None,
-        forward: SupportsIndex | None = None,
     ) -> None:
         """
-        Send a request that `like`'s requester has announced: of the same model and microbatch, in the same context.
+        Ask for the next forward of a chain, in the name of `like`'s requester, who has announced it.
         """
     def stats(self, /) -> dict[str, Any]:
         """
@@ -714,9 +1270,7 @@ class Server:
         `StepMismatchError`) once every worker is idle; a failure that this rank reported
         itself is the event `aborted_locally`.
         """
-    def take_if_answered(
-        self, /, requests: SupportsGetItem[int, SupportsIndex]
-    ) -> list[tuple[Spec, TensorParts]] | None:
+    def take_if_answered(self, /, requests: SupportsGetItem[int, SupportsIndex]) -> list[Answer] | None:
         """
         The answers to requests, in their order, if they are all there; else None.
         """
@@ -745,7 +1299,7 @@ class Server:
         """
     def wait(
         self, /, worker: SupportsIndex | None, requests: SupportsGetItem[int, SupportsIndex], phase: str
-    ) -> list[tuple[Spec, TensorParts]]:
+    ) -> list[Answer]:
         """
         Wait for the answers to requests, in their order. A worker is PENDING meanwhile.
 
@@ -772,11 +1326,6 @@ class Spec:
     def build(self, /, tensors: SupportsGetItem[int, Any], registry: Any) -> Any:
         """
         The value again, with `tensors` in the places of the tensors.
-        """
-    @staticmethod
-    def join(specs: SupportsGetItem[int, Spec]) -> Spec:
-        """
-        The tuple of these values, which all refer to the same tensors; [`Spec::split`] undoes it.
         """
     def split(self, /) -> list[Spec]:
         """
@@ -1005,6 +1554,106 @@ class Topology:
         """
 
 @final
+class TorchContext:
+    """
+    The torch state that a module runs under.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        grad_mode: bool,
+        inference_mode: bool = False,
+        autocast: SupportsGetItem[int, tuple[str, str, bool]] = ...,
+        checkpointing: bool = False,
+        hooks: bool = True,
+        device: str | None = None,
+        settings: SupportsGetItem[int, tuple[TorchSetting, bool | str]] = ...,
+        collector: SupportsGetItem[int, tuple[str, SupportsIndex | Spec]] | None = None,
+    ) -> TorchContext:
+        """
+        `autocast` has for each device type under autocast its name, the dtype's and whether casts are cached; `hooks`
+        is False where only the module's `forward` runs; `device` and `settings` are what the task has changed of the
+        script's; `collector` is what `transformers` collects: for lists how long they are, else the value.
+
+        Raises `ValueError` for a setting whose value is of another kind.
+        """
+    @property
+    def autocast(self, /) -> list[tuple[str, str, bool]]:
+        """
+        Enabled autocast states: device type, dtype, cache enabled.
+        """
+    @property
+    def checkpointing(self, /) -> bool:
+        """
+        Whether the work is to be checkpointed.
+        """
+    @property
+    def collector(self, /) -> list[tuple[str, int | Spec]] | None:
+        """
+        What `transformers` collects, by name; None where nothing is collected.
+        """
+    @property
+    def device(self, /) -> str | None:
+        """
+        The default device, where the task has set another one than the script.
+        """
+    @property
+    def grad_mode(self, /) -> bool:
+        """
+        Whether gradients are enabled.
+        """
+    @property
+    def hooks(self, /) -> bool:
+        """
+        Whether the module's hooks run.
+        """
+    @property
+    def inference_mode(self, /) -> bool:
+        """
+        Whether inference mode is on.
+        """
+    @property
+    def settings(self, /) -> list[tuple[TorchSetting, bool | str]]:
+        """
+        The settings that the task has changed.
+        """
+
+@final
+class TorchSetting:
+    """
+    A setting that torch has once for the whole process.
+    """
+
+    ANOMALY: Final[TorchSetting]
+    ANOMALY_CHECK_NAN: Final[TorchSetting]
+    CUDNN: Final[TorchSetting]
+    CUDNN_ATTENTION: Final[TorchSetting]
+    CUDNN_BENCHMARK: Final[TorchSetting]
+    CUDNN_DETERMINISTIC: Final[TorchSetting]
+    DEFAULT_DTYPE: Final[TorchSetting]
+    """
+    A dtype's name without `torch.`.
+    """
+    DETERMINISTIC: Final[TorchSetting]
+    DETERMINISTIC_WARN_ONLY: Final[TorchSetting]
+    FLASH_ATTENTION: Final[TorchSetting]
+    MATH_ATTENTION: Final[TorchSetting]
+    MATMUL_PRECISION: Final[TorchSetting]
+    """
+    A precision's name.
+    """
+    MEMORY_EFFICIENT_ATTENTION: Final[TorchSetting]
+    ONEDNN: Final[TorchSetting]
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+    def __int__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+
+@final
 class Usage:
     """
     What a rank's time inside steps was used for: of all steps that ended well, and of the newest one.
@@ -1016,6 +1665,59 @@ class Usage:
     def figures(self, /) -> dict[str, Any]:
         """
         Seconds by use, bytes of tensors, and shares: `bubble` of the tasks' time, the others of all time.
+        """
+
+@final
+class View:
+    """
+    How a view lies in its base.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        shape: SupportsGetItem[int, SupportsIndex],
+        strides: SupportsGetItem[int, SupportsIndex],
+        offset: SupportsIndex,
+        *,
+        conjugated: bool,
+        negated: bool,
+        grad_mode: bool,
+    ) -> View:
+        """
+        `offset` counts from where the base begins; `conjugated` and `negated` tell whether it is read so where the base
+        is not, or the other way round.
+        """
+    @property
+    def conjugated(self, /) -> bool:
+        """
+        Whether it is conjugated where its base is not, or the other way round.
+        """
+    @property
+    def grad_mode(self, /) -> bool:
+        """
+        Whether it was made with gradients enabled.
+        """
+    @property
+    def negated(self, /) -> bool:
+        """
+        Whether it is negated where its base is not, or the other way round.
+        """
+    @property
+    def offset(self, /) -> int:
+        """
+        Where it begins, from where its base begins.
+        """
+    @property
+    def shape(self, /) -> list[int]:
+        """
+        The sizes.
+        """
+    @property
+    def strides(self, /) -> list[int]:
+        """
+        The strides.
         """
 
 def choose_schedule(

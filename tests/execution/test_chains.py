@@ -90,10 +90,9 @@ def sent_on(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     counts: collections.Counter[str] = collections.Counter()
     pass_on = serve._pass_on
 
-    def counting(runtime: Any, request: Any, task: Any, then: Any, spec: Any, parts: Any, extras: Any) -> None:
-        if then:
-            counts["given up" if "stopped" in extras else "passed"] += 1
-        pass_on(runtime, request, task, then, spec, parts, extras)
+    def counting(runtime: Any, request: Any, task: Any, following: Any, spec: Any, parts: Any) -> None:
+        counts["given up" if following[1].is_stopped else "passed"] += 1
+        pass_on(runtime, request, task, following, spec, parts)
 
     monkeypatch.setattr(serve, "_pass_on", counting)
     return counts

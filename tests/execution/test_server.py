@@ -52,7 +52,7 @@ class Rank:
                 self.threads.append(thread)
                 thread.start()
             elif event.kind == "control":
-                self.server.respond(event.request, *body(event.request.control))
+                self.server.respond(event.request, _core.Answer.value(*body(event.request.control)))
             elif event.kind == "root_done":
                 self.server.end_step(*body(number))
                 result = number
@@ -71,7 +71,7 @@ class Rank:
             try:
                 answer = run(self, worker, task)
                 if task.request is not None:
-                    self.server.respond(task.request, *body(answer))
+                    self.server.respond(task.request, _core.Answer.value(*body(answer)))
             except StepAborted:
                 pass
             except Exception as error:
@@ -85,30 +85,14 @@ class Rank:
                     traceback="Traceback of the test",
                 )
 
-    def request(self, worker: int, value: Any, *, to: int, **changed: Any) -> int:
-        spec, parts = body(value)
-        fields: dict[str, Any] = {
-            "kind": "forward",
-            "model": 0,
-            "module": 3,
-            "range": None,
-            "forward": None,
-            "control": None,
-            "microbatch": 0,
-            "parent": None,
-            "call": 0,
-            "grad_mode": True,
-            "inference_mode": False,
-            "autocast": [],
-            "checkpointing": False,
-            **changed,
-        }
-        return int(self.server.send_request(worker, to=to, spec=spec, parts=parts, **fields))
+    def request(self, worker: int | None, value: Any, *, to: int, call: Any = None, **place: int) -> int:
+        at = _core.Place(**{"model": 0, "microbatch": 0, **place})  # type: ignore[arg-type]
+        return self.server.send_forward(worker, to, at, call or forward_call(), *body(value))
 
-    def call(self, worker: int, value: Any, *, to: int, **changed: Any) -> Any:
-        request = self.request(worker, value, to=to, **changed)
+    def call(self, worker: int, value: Any, *, to: int, call: Any = None, **place: int) -> Any:
+        request = self.request(worker, value, to=to, call=call, **place)
         [answer] = self.server.wait(worker, [request], "forward")
-        return value_of(*answer)
+        return value_of(answer.spec, answer.parts)
 
     def close(self) -> None:
         self.server.close()
@@ -117,7 +101,12 @@ class Rank:
             assert not thread.is_alive()
 
 
-def body(value: Any) -> tuple[Any, Any]:
+def forward_call(children: tuple[int, int] | None = None, **context: Any) -> _core.ForwardCall:
+    state = _core.TorchContext(**{"grad_mode": True, **context})
+    return _core.ForwardCall(3, children, seed=0, notes=_core.ArgumentNotes(), context=state)
+
+
+def body(value: Any) -> tuple[_core.Spec, _core.TensorParts]:
     spec, tensors = _core.flatten(value, registry)
     return spec, pack(tensors, [False] * len(tensors))
 
@@ -186,18 +175,19 @@ def test_a_request_shows_every_field_of_the_papers_message(ranks: list[Rank]) ->
                 worker,
                 {"x": torch.zeros(2, 3)},
                 to=1,
-                range=(1, 4),
+                call=forward_call((1, 4), grad_mode=False, autocast=[("cpu", "bfloat16", True)], checkpointing=True),
                 microbatch=task.microbatch,
-                call=5,
-                grad_mode=False,
-                autocast=[("cpu", "bfloat16", True)],
-                checkpointing=True,
+                number=5,
             )
         request = task.request
         shown.append(request.text())
-        names = ("id", "requester", "step", "kind", "model", "module", "range", "forward", "control", "microbatch")
-        names += ("parent", "call", "grad_mode", "inference_mode", "autocast", "checkpointing")
+        names = ("id", "requester", "step", "model", "module", "control", "microbatch")
         fields.update({name: getattr(request, name) for name in names})
+        call, context = request.forward, request.forward.context
+        fields.update({"range": call.range, "grad_mode": context.grad_mode, "autocast": context.autocast})
+        fields.update({"inference_mode": context.inference_mode, "checkpointing": context.checkpointing})
+        with pytest.raises(ValueError, match="<forward request 1 of rank 0> is not a backward"):
+            _ = request.backward
         return None
 
     on_all(ranks, lambda rank: rank.step(1, run, microbatches=1))
@@ -205,15 +195,11 @@ def test_a_request_shows_every_field_of_the_papers_message(ranks: list[Rank]) ->
         "id": 1,
         "requester": 0,
         "step": 1,
-        "kind": "forward",
         "model": 0,
         "module": 3,
         "range": (1, 4),
-        "forward": None,
         "control": None,
         "microbatch": 0,
-        "parent": None,
-        "call": 5,
         "grad_mode": False,
         "inference_mode": False,
         "autocast": [("cpu", "bfloat16", True)],
@@ -349,7 +335,7 @@ def test_misuse_is_named(ranks: list[Rank]) -> None:
     with pytest.raises(ShardwrightError, match=r"begin_step was called while step 1 \(f\) is under way"):
         server.begin_step(step=2, function="f", num_microbatches=1, pipeline="simple", active_microbatches=1)
     with pytest.raises(ShardwrightError, match="rank 9 is not in this pipeline"):
-        ranks[0].request(None, 0, to=9)  # type: ignore[arg-type]
+        ranks[0].request(None, 0, to=9)
 
 
 def test_records_are_what_timelines_are_drawn_from(ranks: list[Rank]) -> None:

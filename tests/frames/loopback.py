@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,10 +33,11 @@ from shardwright.job.runtime import Runtime
 from shardwright.job.wrapped import WrappedModels
 from shardwright.model.backward import _roots, run_backward
 from shardwright.step.output import map_tensors
-from shardwright.values import pack, unpack
+from shardwright.values import pack, registry, unpack
 from shardwright.values.tensors import unpack_one
 from torch import nn
 
+from tests.frames.fake_request import FakeRequest
 from tests.jobs.unconnected import unconnected_runtime
 
 _threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
@@ -45,36 +45,11 @@ _SECONDS = 120.0
 
 
 @dataclass
-class FakeRequest:
-    """What the execution server hands to Python, with the fields that the executing side reads."""
-
-    id: int
-    to: int
-    kind: str
-    requester: int
-    model: int
-    module: int
-    range: tuple[int, int] | None
-    forward: int | None
-    microbatch: int
-    parent: int | None
-    call: int
-    grad_mode: bool
-    inference_mode: bool
-    autocast: list[tuple[str, str, bool]]
-    checkpointing: bool
-    spec: Any
-    parts: Any
-    hold: bool = False
-    expected: None = None
-
-
-@dataclass
 class LoopbackServer:
     """Runs requests on the simulated ranks that they are sent to, when their requester begins to wait."""
 
     job: LoopbackJob
-    responses: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    responses: dict[int, _core.Answer] = field(default_factory=dict)
     requests: list[FakeRequest] = field(default_factory=list)
     sent: list[FakeRequest] = field(default_factory=list)
     numbers: int = 0
@@ -87,15 +62,37 @@ class LoopbackServer:
         """The kinds of the requests so far."""
         return [request.kind for request in self.requests]
 
-    def send_request(self, worker: int, *, to: int, kind: str, control: None, **fields: Any) -> int:
+    def send_forward(
+        self,
+        worker: int,
+        to: int,
+        place: _core.Place,
+        call: _core.ForwardCall,
+        spec: _core.Spec,
+        parts: _core.TensorParts,
+        *,
+        hold: bool,
+        expected: None,
+    ) -> int:
         """Take a request; ``worker`` is here the requesting rank."""
-        request = FakeRequest(id=self.announce_request(worker), to=to, kind=kind, requester=worker, **fields)
-        request.parts = self.with_held(request.parts)
+        return self._take(FakeRequest(self._number(), to, worker, place, call, spec, self.with_held(parts), hold))
+
+    def send_backward(
+        self, worker: int, to: int, place: _core.Place, call: _core.BackwardCall, parts: _core.TensorParts
+    ) -> int:
+        """Take a request."""
+        return self._take(FakeRequest(self._number(), to, worker, place, call, None, self.with_held(parts)))
+
+    def _take(self, request: FakeRequest) -> int:
         self.requests.append(request)
         self.sent.append(request)
         return request.id
 
-    def with_held(self, parts: Any) -> Any:
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers - 1
+
+    def with_held(self, parts: _core.TensorParts) -> _core.TensorParts:
         """Put held tensors where a request lacks them, as the execution server does."""
         origins = [parts.held(index) for index in range(len(parts))]
         if not any(origins):
@@ -103,7 +100,7 @@ class LoopbackServer:
         self.handed_on += 1
         needs = [parts.meta(index)[4] for index in range(len(parts))]
         tensors = [
-            unpack_one(parts, index) if origin is None else self.held[origin[1:3]][origin[3]]
+            unpack_one(parts, index) if origin is None else self.held[origin[1], origin[2]][origin[3]]
             for index, origin in enumerate(origins)
         ]
         return pack(tensors, needs)
@@ -112,7 +109,8 @@ class LoopbackServer:
         """Give a held tensor as the answer to a request of its own."""
         self.fetches += 1
         number = -self.fetches
-        self.responses[number] = (None, pack([self.held[worker, request][index]], [False]))
+        parts = pack([self.held[worker, request][index]], [False])
+        self.responses[number] = _core.Answer.value(_core.flatten(None, registry)[0], parts)
         return number
 
     def release(self, holder: int, requests: list[int]) -> None:
@@ -121,18 +119,51 @@ class LoopbackServer:
             for requester in range(len(self.job.runtimes)):
                 self.held.pop((requester, request), None)
 
-    def announce_request(self, worker: int, **fields: Any) -> int:
+    def announce_forward(self, worker: int, **fields: Any) -> int:
         """Number a request that another rank will send."""
-        self.numbers += 1
-        return self.numbers - 1
+        return self._number()
 
-    def send_request_for(self, worker: int, like: FakeRequest, **fields: Any) -> None:
+    def announce_backward(self, worker: int, **fields: Any) -> int:
+        """Number a request that another rank will send."""
+        return self._number()
+
+    def send_forward_for(
+        self,
+        worker: int,
+        like: FakeRequest,
+        link: _core.ForwardLink,
+        call: _core.ForwardCall,
+        spec: _core.Spec,
+        parts: _core.TensorParts,
+    ) -> None:
         """Run an announced request at once: nobody waits in this call."""
-        request = dataclasses.replace(like, **({"range": None, "forward": None} | fields))
+        self._run_for(like, link, call, spec, parts)
+
+    def send_backward_for(
+        self,
+        worker: int,
+        like: FakeRequest,
+        link: _core.BackwardLink,
+        call: _core.BackwardCall,
+        parts: _core.TensorParts,
+    ) -> None:
+        """Run an announced request at once: nobody waits in this call."""
+        self._run_for(like, link, call, None, parts)
+
+    def _run_for(
+        self,
+        like: FakeRequest,
+        link: _core.ForwardLink | _core.BackwardLink,
+        call: _core.ForwardCall | _core.BackwardCall,
+        spec: _core.Spec | None,
+        parts: _core.TensorParts,
+    ) -> None:
+        place = _core.Place(model=like.model, microbatch=like.microbatch, parent=like.place.parent, number=link.number)
+        request = FakeRequest(link.request, link.rank, like.requester, place, call, spec, parts, like.hold)
         self.requests.append(request)
         self.job.in_new_thread(request.to, request)
 
-    def wait(self, worker: int, requests: list[int], phase: str) -> list[tuple[Any, Any]]:
+    def wait(self, worker: int, requests: list[int], phase: str) -> list[_core.Answer]:
         """Run what was sent, and give the answers."""
         sent, self.sent = self.sent, []
         for request in sent:
@@ -142,16 +173,17 @@ class LoopbackServer:
     def ends_with_forward(self, worker: int) -> None:
         """No schedule has to know."""
 
-    def respond(self, request: FakeRequest, spec: Any, parts: Any) -> None:
+    def respond(self, request: FakeRequest, answer: _core.Answer) -> None:
         """Keep an answer, and apart from it the tensors that are to be held."""
-        if request.hold and len(parts):
-            metas = [parts.meta(index) for index in range(len(parts))]
-            self.held[request.requester, request.id] = unpack(parts)
+        if request.hold and len(answer.parts):
+            metas = answer.metas()
+            self.held[request.requester, request.id] = unpack(answer.parts)
             parts = _core.TensorParts()
             for index, meta in enumerate(metas):
                 place = {"requester": request.requester, "request": request.id, "index": index}
                 parts.append_held(*meta, holder=request.to, **place)
-        self.responses[request.id] = (spec, parts)
+            answer = _core.Answer.result(answer.spec, parts, answer.notes)
+        self.responses[request.id] = answer
 
 
 @dataclass(eq=False)

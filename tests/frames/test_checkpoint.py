@@ -33,7 +33,8 @@ def test_checkpoint_around_a_child(reentrant: bool) -> None:
         return checkpoint(root.child, x * root.weight, use_reentrant=reentrant)
 
     compared = assert_exact(Part(body, child=Part(_counting(runs, "child"))), data())
-    assert [request.checkpointing for request in compared.job.server.requests] == [True, False]
+    assert compared.job.server.kinds == ["forward", "backward"]
+    assert compared.job.server.requests[0].forward.context.checkpointing
     assert runs == ["child"] * 4
 
 
@@ -74,7 +75,7 @@ def test_checkpoint_goes_on_into_modules_that_span_ranks(reentrant: bool) -> Non
         return checkpoint(root.child, x * root.weight, use_reentrant=reentrant)
 
     compared = assert_exact(Part(body, child=Part(child, third=Part(_counting(runs, "third")))), data())
-    assert [request.checkpointing for request in compared.job.server.requests[:2]] == [True, True]
+    assert [request.forward.context.checkpointing for request in compared.job.server.requests[:2]] == [True, True]
     assert runs[-3:] == ["child", "third", "third"]
 
 
@@ -107,8 +108,8 @@ def test_checkpointed_run_of_layers_checkpoints_each() -> None:
     layers = nn.Sequential(nn.Linear(3, 3).double(), Part(_counting(runs, "middle")), nn.Linear(3, 3).double())
     model = Part(lambda m, x: checkpoint(m.layers, x * m.weight, use_reentrant=False), layers=layers)
     compared = assert_exact(model, data(), owners=lambda name: int(name.startswith("layers.")))
-    assert compared.job.server.requests[0].checkpointing
-    assert compared.job.server.requests[0].range == (0, 3)
+    assert compared.job.server.requests[0].forward.context.checkpointing
+    assert compared.job.server.requests[0].forward.range == (0, 3)
     assert runs == ["middle"] * 4
 
 

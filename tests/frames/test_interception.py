@@ -93,7 +93,7 @@ def test_run_of_layers_on_one_rank_is_one_request() -> None:
     model = Part(lambda m, x: m.layers(x * m.weight), layers=layers)
     owners = {"layers.2": 1, "layers.3": 1, "layers.5": 1, "layers.7": 2}
     compared = assert_exact(model, data(), owners=lambda name: owners.get(name, 0))
-    forward = [(r.to, r.range) for r in compared.job.server.requests if r.kind == "forward"]
+    forward = [(r.to, r.forward.range) for r in compared.job.server.requests if r.kind == "forward"]
     assert forward == [(1, (2, 6)), (2, None)]
 
 

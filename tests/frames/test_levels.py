@@ -119,7 +119,7 @@ def test_calls_without_gradient_are_closed_once_last_first() -> None:
     model = Part(times_weight, child=Part(times_weight), other=Part(times_weight))
     compared = assert_exact(model, data(), step=step)
     requests = compared.job.server.requests
-    assert [(request.kind, request.forward) for request in requests[3:]] == [
+    assert [(request.kind, request.backward.forward) for request in requests[3:]] == [
         ("backward", 0),
         ("close", 2),
         ("close", 1),

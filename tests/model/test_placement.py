@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from shardwright import _core
 from shardwright.errors import StepAborted
 from shardwright.model.placement import Placement
 from torch import nn
@@ -20,10 +21,10 @@ class Server:
 
     def __init__(self, placement: Placement, *, fails: bool) -> None:
         self.placement, self.fails = placement, fails
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[tuple[int, int, int, str]] = []
 
-    def send_request(self, worker: int, **fields: Any) -> int:
-        self.sent.append({"worker": worker, **fields})
+    def send_control(self, worker: int, to: int, place: _core.Place, name: str, spec: Any, parts: Any) -> int:
+        self.sent.append((worker, to, place.model, name))
         return 7
 
     def wait(self, worker: int, requests: list[int], phase: str) -> None:
@@ -47,8 +48,7 @@ def test_a_task_that_comes_before_the_decision_waits_for_the_roots_answer() -> N
     early = placement()
     early.wait_until_placed(TASK)
     early.wait_until_placed(TASK)
-    (request,) = early.runtime.server.sent  # type: ignore[attr-defined]
-    assert (request["worker"], request["to"], request["kind"], request["model"]) == (5, 0, "control", 3)
+    assert early.runtime.server.sent == [(5, 4, 3, "sent partition")]  # type: ignore[attr-defined]
 
 
 def test_a_task_of_a_model_that_could_not_be_placed_ends() -> None:

@@ -10,6 +10,7 @@
 //! - FZ-5: a message over UCX is believed only if it shows the receiver's key and is of a rank of the job.
 //! - FZ-6: of sealed records only what was sealed is opened, and nothing behind the first that was changed.
 
+mod calls;
 mod connections;
 mod messages;
 mod raw;

@@ -5,10 +5,12 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
 use shardwright_wire::{
-    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor, Message,
-    ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd,
-    TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value, Work,
+    Abort, Answer, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor,
+    Message, ObjectMessage, Outcome, Phase, Place, Request, Response, StepBegin, StepEnd,
+    TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value,
 };
+
+use crate::calls::{answer_kind, work};
 
 const DTYPES: [(&str, u64); 5] = [
     ("bool", 1),
@@ -30,7 +32,7 @@ pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
             step: StepEpoch(choices.arbitrary()?),
             responder: Rank(choices.arbitrary()?),
             outcome: if choices.arbitrary()? {
-                Outcome::Value(body(choices)?)
+                Outcome::Value(answer(choices)?)
             } else {
                 Outcome::Failed(report(choices)?)
             },
@@ -91,11 +93,12 @@ pub(crate) fn plain_value(choices: &mut Unstructured<'_>) -> Result<Value> {
 }
 
 fn request(choices: &mut Unstructured<'_>) -> Result<Request> {
+    let body = body(choices)?;
     Ok(Request {
         id: RequestId(choices.arbitrary()?),
         step: StepEpoch(choices.arbitrary()?),
         model: ModelId(choices.arbitrary()?),
-        work: work(choices)?,
+        work: work(choices, body.tensors.len() as u32)?,
         microbatch: MicrobatchId(choices.arbitrary()?),
         requester: Rank(choices.arbitrary()?),
         place: Place {
@@ -103,15 +106,17 @@ fn request(choices: &mut Unstructured<'_>) -> Result<Request> {
             call: CallId(choices.arbitrary()?),
         },
         path: CallPath(choices.arbitrary()?),
-        context: TaskContext {
-            grad_mode: choices.arbitrary()?,
-            inference_mode: choices.arbitrary()?,
-            autocast: few(choices, Unstructured::arbitrary)?,
-            checkpointing: choices.arbitrary()?,
-        },
         hold: choices.arbitrary()?,
         released: few(choices, |choices| choices.arbitrary().map(RequestId))?,
-        body: body(choices)?,
+        body,
+    })
+}
+
+fn answer(choices: &mut Unstructured<'_>) -> Result<Answer> {
+    let body = body(choices)?;
+    Ok(Answer {
+        kind: answer_kind(choices, body.tensors.len() as u32)?,
+        body,
     })
 }
 
@@ -173,28 +178,6 @@ fn held(choices: &mut Unstructured<'_>) -> Result<HeldTensor> {
     })
 }
 
-fn work(choices: &mut Unstructured<'_>) -> Result<Work> {
-    Ok(match choices.int_in_range(0..=3)? {
-        0 => Work::Forward {
-            module: ModuleId(choices.arbitrary()?),
-            range: choices
-                .arbitrary::<Option<(u32, u32)>>()?
-                .map(|(start, end)| SequentialRange { start, end }),
-        },
-        1 => Work::Backward {
-            module: ModuleId(choices.arbitrary()?),
-            forward: RequestId(choices.arbitrary()?),
-        },
-        2 => Work::Close {
-            module: ModuleId(choices.arbitrary()?),
-            forward: RequestId(choices.arbitrary()?),
-        },
-        _ => Work::Control {
-            name: choices.arbitrary()?,
-        },
-    })
-}
-
 fn report(choices: &mut Unstructured<'_>) -> Result<ErrorReport> {
     Ok(ErrorReport {
         rank: Rank(choices.arbitrary()?),
@@ -251,7 +234,7 @@ fn tensor(choices: &mut Unstructured<'_>) -> Result<TensorPart> {
     })
 }
 
-fn value(choices: &mut Unstructured<'_>, tensors: u32, depth: usize) -> Result<Value> {
+pub(crate) fn value(choices: &mut Unstructured<'_>, tensors: u32, depth: usize) -> Result<Value> {
     let kinds = if depth < MOST_DEPTH { 21 } else { 14 };
     let inner = |choices: &mut Unstructured<'_>| value(choices, tensors, depth + 1);
     Ok(match choices.int_in_range(0..=kinds)? {
@@ -284,7 +267,7 @@ fn value(choices: &mut Unstructured<'_>, tensors: u32, depth: usize) -> Result<V
     })
 }
 
-fn few<'a, T>(
+pub(crate) fn few<'a, T>(
     choices: &mut Unstructured<'a>,
     mut each: impl FnMut(&mut Unstructured<'a>) -> Result<T>,
 ) -> Result<Vec<T>> {

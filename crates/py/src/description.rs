@@ -1,13 +1,15 @@
 //! `Description`: what a value is like.
 
-use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use shardwright_runtime::Expected;
+use shardwright_wire::AnswerKind;
 
+use crate::answers::{is_passed_on, notes_of};
+use crate::notes::ResultNotes;
 use crate::tensors::{Meta, TensorParts, meta_of};
 use crate::values::Spec;
 
-/// What a value is but for its tensors' elements: its tree, and each tensor's dtype, shape, strides, device and
+/// What a value or an answer is but for its tensors' elements: its tree, what is noted of it, and each tensor's dtype, shape, strides, device and
 /// whether it requires a gradient.
 #[pyclass(frozen, eq, module = "shardwright._core")]
 #[derive(PartialEq)]
@@ -19,6 +21,7 @@ impl Description {
     #[new]
     fn new(spec: &Spec, parts: &TensorParts) -> Self {
         Self(Expected {
+            kind: AnswerKind::Value,
             value: spec.0.clone(),
             tensors: parts.metas(),
         })
@@ -30,15 +33,20 @@ impl Description {
         Spec(self.0.value.clone())
     }
 
-    fn __len__(&self) -> usize {
-        self.0.tensors.len()
+    /// What is noted of a forward's result; raises `ValueError` for any other value.
+    #[getter]
+    fn notes(&self) -> PyResult<ResultNotes> {
+        notes_of(&self.0.kind)
     }
 
-    /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
-    fn meta(&self, index: usize) -> PyResult<Meta> {
-        let meta = self.0.tensors.get(index).ok_or_else(|| {
-            PyIndexError::new_err(format!("tensor {index} of {}", self.0.tensors.len()))
-        })?;
-        Ok(meta_of(meta))
+    /// Whether it is an answer whose result went on to the next rank of a chain.
+    #[getter]
+    fn is_passed_on(&self) -> bool {
+        is_passed_on(&self.0.kind)
+    }
+
+    /// `(dtype, shape, strides, device, requires_grad)` of each tensor.
+    fn metas(&self) -> Vec<Meta> {
+        self.0.tensors.iter().map(meta_of).collect()
     }
 }

@@ -1,7 +1,9 @@
 //! The extension module `shardwright._core`; the only crate that names pyo3.
 
 mod alone;
+mod answers;
 mod arguments;
+mod calls;
 mod comm;
 mod command;
 mod config;
@@ -13,8 +15,10 @@ mod log;
 mod meeting;
 mod modules;
 mod node;
+mod notes;
 mod partition;
 mod raw;
+mod recipes;
 mod requests;
 mod schedule;
 mod seed;
@@ -26,6 +30,7 @@ mod simulate;
 mod tensors;
 mod timeline;
 mod topology;
+mod torch_context;
 mod torch_types;
 mod ucx;
 mod usage;
@@ -62,9 +67,17 @@ mod _core {
     use crate::topology::Topology;
 
     #[pymodule_export]
+    use crate::answers::Answer;
+    #[pymodule_export]
+    use crate::calls::{BackwardCall, BackwardLink, ForwardCall, ForwardLink, Place};
+    #[pymodule_export]
     use crate::description::Description;
     #[pymodule_export]
+    use crate::notes::{ArgumentNotes, ResultNotes};
+    #[pymodule_export]
     use crate::raw::ReceivedBuffer;
+    #[pymodule_export]
+    use crate::recipes::{Composite, Recipe, View};
     #[pymodule_export]
     use crate::requests::Request;
     #[pymodule_export]
@@ -79,6 +92,8 @@ mod _core {
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]
     use crate::tensors::{TensorParts, use_device};
+    #[pymodule_export]
+    use crate::torch_context::{TorchContext, TorchSetting};
     #[pymodule_export]
     use crate::usage::PyUsage;
     #[pymodule_export]

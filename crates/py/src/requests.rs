@@ -1,11 +1,14 @@
 //! `Request`: what another rank asks of this one.
 
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use shardwright_core::{CallId, ModuleId, Rank, RequestId};
+use shardwright_core::{CallId, Rank, RequestId};
 use shardwright_runtime::NewRequest;
-use shardwright_wire::{Body, Place, SequentialRange, Value, Work, text};
+use shardwright_wire::{Body, Place, Value, Work, text};
 
+use crate::calls::{BackwardCall, ForwardCall};
 use crate::server_types::split;
 use crate::tensors::TensorParts;
 use crate::values::Spec;
@@ -33,7 +36,7 @@ impl Request {
         })
     }
 
-    /// A request that follows this one, of the same model and microbatch, in the same context.
+    /// A request of a chain, in the name of this one's requester.
     pub(crate) fn followed_by(&self, work: Work, call: CallId, body: Body) -> NewRequest {
         NewRequest {
             model: self.head.model,
@@ -43,11 +46,14 @@ impl Request {
                 parent: self.head.place.parent,
                 call,
             },
-            context: self.head.context.clone(),
             hold: self.head.hold,
             expected: None,
             body,
         }
+    }
+
+    fn is_other(&self, wanted: &str) -> PyErr {
+        PyValueError::new_err(format!("{} is not {wanted}", self.__repr__()))
     }
 
     pub(crate) fn key(&self) -> (Rank, RequestId) {
@@ -75,45 +81,33 @@ impl Request {
         self.head.step.0
     }
 
-    /// `forward`, `backward`, `close` or `control`.
-    #[getter]
-    fn kind(&self) -> &'static str {
-        work_kind(&self.head.work)
-    }
-
     /// The model.
     #[getter]
     fn model(&self) -> u32 {
         self.head.model.0
     }
 
-    /// The module; None for a control request.
+    /// The module; raises `ValueError` for a control request.
     #[getter]
-    fn module(&self) -> Option<u32> {
+    fn module(&self) -> PyResult<u32> {
+        let module = self.head.work.module();
+        let module = module.ok_or_else(|| self.is_other("about a module"))?;
+        Ok(module.0)
+    }
+
+    /// What a forward request asks for; raises `ValueError` for any other request.
+    #[getter]
+    fn forward(&self) -> PyResult<ForwardCall> {
         match &self.head.work {
-            Work::Forward { module, .. }
-            | Work::Backward { module, .. }
-            | Work::Close { module, .. } => Some(module.0),
-            Work::Control { .. } => None,
+            Work::Forward(call) => Ok(ForwardCall(Arc::clone(call))),
+            _ => Err(self.is_other("a forward")),
         }
     }
 
-    /// The children of an `nn.Sequential` to run, as `(start, end)`; None for the whole module.
+    /// What a backward request asks for, or one that ends a forward; raises `ValueError` for any other request.
     #[getter]
-    fn range(&self) -> Option<(u32, u32)> {
-        match &self.head.work {
-            Work::Forward { range, .. } => range.map(|range| (range.start, range.end)),
-            Work::Backward { .. } | Work::Close { .. } | Work::Control { .. } => None,
-        }
-    }
-
-    /// For a backward or close: the id of the forward request.
-    #[getter]
-    fn forward(&self) -> Option<u64> {
-        match &self.head.work {
-            Work::Backward { forward, .. } | Work::Close { forward, .. } => Some(forward.0),
-            Work::Forward { .. } | Work::Control { .. } => None,
-        }
+    fn backward(&self) -> PyResult<BackwardCall> {
+        BackwardCall::of(&self.head.work).ok_or_else(|| self.is_other("a backward"))
     }
 
     /// For a control request: what it is about.
@@ -121,7 +115,7 @@ impl Request {
     fn control(&self) -> Option<String> {
         match &self.head.work {
             Work::Control { name } => Some(name.clone()),
-            Work::Forward { .. } | Work::Backward { .. } | Work::Close { .. } => None,
+            Work::Forward(_) | Work::Backward(_) | Work::Close(_) => None,
         }
     }
 
@@ -131,49 +125,13 @@ impl Request {
         self.head.microbatch.0
     }
 
-    /// The request that the requester was executing; None in the step function itself.
-    #[getter]
-    fn parent(&self) -> Option<u64> {
-        self.head.place.parent.map(|parent| parent.0)
-    }
-
-    /// The call's number in that execution.
-    #[getter]
-    fn call(&self) -> u32 {
-        self.head.place.call.0
-    }
-
-    /// Whether gradients are enabled.
-    #[getter]
-    fn grad_mode(&self) -> bool {
-        self.head.context.grad_mode
-    }
-
-    /// Whether inference mode is on.
-    #[getter]
-    fn inference_mode(&self) -> bool {
-        self.head.context.inference_mode
-    }
-
-    /// Enabled autocast states: device type, dtype, cache enabled.
-    #[getter]
-    fn autocast(&self) -> Vec<(String, String, bool)> {
-        self.head.context.autocast.clone()
-    }
-
-    /// Whether the work is to be checkpointed.
-    #[getter]
-    fn checkpointing(&self) -> bool {
-        self.head.context.checkpointing
-    }
-
-    /// The arguments, or the gradients, without their tensors.
+    /// The arguments, or a control request's value, without their tensors.
     #[getter]
     fn spec(&self, py: Python<'_>) -> Py<Spec> {
         self.spec.clone_ref(py)
     }
 
-    /// Their tensors.
+    /// The tensors of the arguments or of the gradients.
     #[getter]
     fn parts(&self, py: Python<'_>) -> Py<TensorParts> {
         self.parts.clone_ref(py)
@@ -192,42 +150,9 @@ impl Request {
     fn __repr__(&self) -> String {
         format!(
             "<{} request {} of rank {}>",
-            self.kind(),
+            self.head.work.kind().name(),
             self.head.id,
             self.head.requester
         )
-    }
-}
-
-pub(crate) fn work_kind(work: &Work) -> &'static str {
-    match work {
-        Work::Forward { .. } => "forward",
-        Work::Backward { .. } => "backward",
-        Work::Close { .. } => "close",
-        Work::Control { .. } => "control",
-    }
-}
-
-/// What a request asks for, from Python's words.
-pub(crate) fn work(
-    kind: &str,
-    module: u32,
-    range: Option<(u32, u32)>,
-    forward: Option<u64>,
-    control: Option<String>,
-) -> PyResult<Work> {
-    let module = ModuleId(module);
-    let range = range.map(|(start, end)| SequentialRange { start, end });
-    match (kind, forward.map(RequestId), control) {
-        ("forward", None, None) => Ok(Work::Forward { module, range }),
-        ("backward", Some(forward), None) if range.is_none() => {
-            Ok(Work::Backward { module, forward })
-        }
-        ("close", Some(forward), None) if range.is_none() => Ok(Work::Close { module, forward }),
-        ("control", None, Some(name)) if range.is_none() => Ok(Work::Control { name }),
-        _ => Err(PyValueError::new_err(format!(
-            "a request of kind {kind:?} with these arguments; allowed are \"forward\" (with a range or without), \
-             \"backward\" and \"close\" (with forward), \"control\" (with control)"
-        ))),
     }
 }

@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 use shardwright_runtime::{Counters, MainEvent, Stats, WorkCounts};
 use shardwright_wire::{Body, Phase};
 
-use crate::requests::{Request, work_kind};
+use crate::requests::Request;
 use crate::tensors::TensorParts;
 use crate::values::Spec;
 
@@ -26,11 +26,11 @@ pub(crate) fn parse_phase(name: &str) -> PyResult<Phase> {
 pub(crate) struct Event {
     /// `start_worker`, `control`, `step_end`, `root_done`, `stall_report` or `aborted_locally`.
     kind: &'static str,
-    /// The worker to start.
+    /// The worker to start; None for another event.
     worker: Option<u32>,
-    /// The control request to answer.
+    /// The control request to answer; None for another event.
     request: Option<Py<Request>>,
-    /// What the step returned: the value and its tensors.
+    /// What the step returned, the value and its tensors; None for another event.
     body: Option<(Py<Spec>, Py<TensorParts>)>,
     /// Who waits for whom.
     text: Option<String>,
@@ -98,7 +98,7 @@ impl Task {
                 token: Some(deferred.token),
             },
             shardwright_runtime::Task::Request(request) => Self {
-                kind: work_kind(&request.work),
+                kind: request.work.kind().name(),
                 microbatch: request.microbatch.0,
                 request: Some(Py::new(py, Request::new(py, *request)?)?),
                 token: None,

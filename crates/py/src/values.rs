@@ -14,7 +14,7 @@ use crate::error::unsupported_value_error;
 use crate::torch_types::TorchTypes;
 
 /// A value without its tensors: what [`flatten`] makes and `build` turns back.
-#[pyclass(frozen, eq, module = "shardwright._core")]
+#[pyclass(frozen, eq, from_py_object, module = "shardwright._core")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct Spec(pub(crate) Value);
 
@@ -45,13 +45,6 @@ impl Spec {
                 "only the value of a tuple can be split",
             )),
         }
-    }
-
-    /// The tuple of these values, which all refer to the same tensors; [`Spec::split`] undoes it.
-    #[staticmethod]
-    fn join(specs: Vec<PyRef<'_, Spec>>) -> Spec {
-        let values = specs.into_iter().map(|spec| spec.0.clone());
-        Spec(Value::Tuple(values.collect()))
     }
 
     fn __repr__(&self) -> String {

@@ -12,7 +12,7 @@ use shardwright_comm::{Receiver, Router, Transport, in_process};
 use shardwright_core::{CallId, ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_runtime::{MachineConfig, MainEvent, NewRequest, Server, StepPlan, Task};
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Body, Phase, Place, TaskContext, Value, Work};
+use shardwright_wire::{Body, ForwardCall, Phase, Place, Value};
 
 const CALLS: u32 = 20_000;
 
@@ -97,20 +97,11 @@ fn run_tasks(server: &Server, worker: WorkerId) {
                 for call in 0..CALLS {
                     let request = NewRequest {
                         model: ModelId(0),
-                        work: Work::Forward {
-                            module: ModuleId(1),
-                            range: None,
-                        },
+                        work: ForwardCall::new(ModuleId(1)).into(),
                         microbatch,
                         place: Place {
                             parent: None,
                             call: CallId(call),
-                        },
-                        context: TaskContext {
-                            grad_mode: true,
-                            inference_mode: false,
-                            autocast: Vec::new(),
-                            checkpointing: false,
                         },
                         hold: false,
                         expected: None,

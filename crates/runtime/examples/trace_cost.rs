@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_runtime::{Machine, MachineConfig, MainEvent, NewRequest, StepPlan};
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Body, Message, Outcome, Phase, Place, Response, TaskContext, Value, Work};
+use shardwright_wire::{Body, ForwardCall, Message, Outcome, Phase, Place, Response, Value};
 
 const CALLS: u32 = 1_000;
 const ROUNDS: usize = 401;
@@ -87,20 +87,11 @@ fn call(machine: &mut Machine, clock: &Instant) -> Result<(), Box<dyn std::error
     };
     let request = NewRequest {
         model: ModelId(0),
-        work: Work::Forward {
-            module: ModuleId(1),
-            range: None,
-        },
+        work: ForwardCall::new(ModuleId(1)).into(),
         microbatch: MicrobatchId(0),
         place: Place {
             parent: None,
             call: CallId(0),
-        },
-        context: TaskContext {
-            grad_mode: true,
-            inference_mode: false,
-            autocast: Vec::new(),
-            checkpointing: false,
         },
         hold: false,
         expected: None,
@@ -112,7 +103,7 @@ fn call(machine: &mut Machine, clock: &Instant) -> Result<(), Box<dyn std::error
         id,
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(empty()),
+        outcome: Outcome::Value(empty().into()),
     }));
     machine.deliver(Rank(1), answer, clock.elapsed());
     machine

@@ -1,6 +1,6 @@
 //! What the server counts.
 
-use shardwright_wire::Work;
+use shardwright_wire::WorkKind;
 
 /// Requests by what they ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,12 +16,12 @@ pub struct WorkCounts {
 }
 
 impl WorkCounts {
-    pub(crate) fn count(&mut self, work: &Work) {
-        match work {
-            Work::Forward { .. } => self.forward += 1,
-            Work::Backward { .. } => self.backward += 1,
-            Work::Close { .. } => self.close += 1,
-            Work::Control { .. } => self.control += 1,
+    pub(crate) fn count(&mut self, kind: WorkKind) {
+        match kind {
+            WorkKind::Forward => self.forward += 1,
+            WorkKind::Backward => self.backward += 1,
+            WorkKind::Close => self.close += 1,
+            WorkKind::Control => self.control += 1,
         }
     }
 }

@@ -24,8 +24,8 @@ pub use alone::AloneRecorder;
 pub use counters::{Counters, Stats, WorkCounts};
 pub use failure::{Failure, FailureKind, LocalError, ServerError};
 pub use machine::{
-    Action, Deferred, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest, StateKey,
-    StepPlan, Task, Waiting,
+    About, Action, Deferred, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest,
+    StateKey, StepPlan, Task, Waiting,
 };
 pub use server::Server;
 pub use trace::{TraceKind, TraceRecord};

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
 use shardwright_schedule::{Progress, Schedule, Turns};
-use shardwright_wire::{Body, Message, Place, Request, TaskContext, Work};
+use shardwright_wire::{Body, Message, Place, Request, Work};
 
 use crate::counters::{Counters, Stats};
 use crate::failure::{Failure, ServerError};
@@ -53,6 +53,7 @@ mod workers;
 pub use dispatch::Deferred;
 pub use held::Expected;
 pub use main_thread::MainEvent;
+pub use requests::About;
 pub use stays::StateKey;
 pub use tasks::Task;
 pub use workers::{Grant, Waiting};
@@ -116,8 +117,6 @@ pub struct NewRequest {
     pub microbatch: MicrobatchId,
     /// Where in the graph.
     pub place: Place,
-    /// Under which torch state.
-    pub context: TaskContext,
     /// Whether the results' tensors stay where they are made until somebody asks for them.
     pub hold: bool,
     /// What the response is taken to be until it is there; another one fails the step.

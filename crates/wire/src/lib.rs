@@ -3,22 +3,31 @@
 
 pub mod beat;
 pub mod buffer;
+pub mod call;
 pub mod codec;
 pub mod message;
+pub mod notes;
 pub mod tensor;
 pub mod text;
+pub mod torch;
 pub mod value;
 
 pub use beat::Beat;
 pub use buffer::{Buffer, Lent, NoMemory, Owned};
+pub use call::{
+    Answer, AnswerKind, BackwardCall, BackwardLink, CloseCall, ForwardCall, ForwardLink, Gradients,
+    SequentialRange, UnknownGradient, Work, WorkKind, next_backward,
+};
 pub use codec::{
     CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Placed,
     SharedMemory, SharedPlace,
 };
 pub use message::{
     Abort, Asked, Body, Delivery, ErrorReport, Fetch, ForwardOver, Message, ObjectMessage, Outcome,
-    Phase, Place, Request, Response, SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent,
-    TaskName, TaskOrder, TaskSource, Work,
+    Phase, Place, Request, Response, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder,
+    TaskSource,
 };
+pub use notes::{ArgumentNotes, Base, Composite, Recipe, ResultNotes, View};
 pub use tensor::{HeldTensor, TensorMeta, TensorPart};
+pub use torch::{Collecting, SettingValue, TorchContext, TorchSetting};
 pub use value::Value;

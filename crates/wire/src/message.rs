@@ -4,6 +4,7 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
 
+use crate::call::{Answer, Work};
 use crate::tensor::{HeldTensor, TensorPart};
 use crate::value::Value;
 
@@ -35,46 +36,6 @@ impl Phase {
     }
 }
 
-/// A run of consecutive children of an `nn.Sequential`: `start..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SequentialRange {
-    /// First child.
-    pub start: u32,
-    /// One past the last child.
-    pub end: u32,
-}
-
-/// What a request asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Run a module forward, or only a range of an `nn.Sequential`.
-    Forward {
-        /// The module.
-        module: ModuleId,
-        /// The range, where the module is an `nn.Sequential`.
-        range: Option<SequentialRange>,
-    },
-    /// Run an earlier forward's backward; the body holds the results' gradients.
-    Backward {
-        /// The module that ran forward.
-        module: ModuleId,
-        /// The forward request.
-        forward: RequestId,
-    },
-    /// Forget an earlier forward that no gradient reached.
-    Close {
-        /// The module that ran forward.
-        module: ModuleId,
-        /// The forward request.
-        forward: RequestId,
-    },
-    /// Something for the rank's main thread outside any microbatch (the partition, say).
-    Control {
-        /// What it is about.
-        name: String,
-    },
-}
-
 /// Where in the graph of executions a request was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -82,19 +43,6 @@ pub struct Place {
     pub parent: Option<RequestId>,
     /// The call's number in that execution.
     pub call: CallId,
-}
-
-/// The torch state under which the work must run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TaskContext {
-    /// `torch.is_grad_enabled()`.
-    pub grad_mode: bool,
-    /// `torch.is_inference_mode_enabled()`.
-    pub inference_mode: bool,
-    /// Enabled autocast states: device type, dtype, cache enabled.
-    pub autocast: Vec<(String, String, bool)>,
-    /// Whether the work is to be checkpointed.
-    pub checkpointing: bool,
 }
 
 /// A request to execute something.
@@ -116,13 +64,11 @@ pub struct Request {
     pub place: Place,
     /// Where in the microbatch's sequential program.
     pub path: CallPath,
-    /// Under which torch state.
-    pub context: TaskContext,
     /// Whether the results' tensors stay where they are made until somebody asks for them.
     pub hold: bool,
     /// Earlier requests of the sender, of whose held results it needs nothing more.
     pub released: Vec<RequestId>,
-    /// Arguments, or gradients.
+    /// Arguments, or gradients' tensors.
     pub body: Body,
 }
 
@@ -151,7 +97,7 @@ pub struct ErrorReport {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// With results, or input gradients.
-    Value(Body),
+    Value(Answer),
     /// With an error. (A failed step also travels as [`Abort`].)
     Failed(ErrorReport),
 }
@@ -353,7 +299,7 @@ impl Message {
         match self {
             Self::Request(request) => Some(&request.body),
             Self::Response(response) => match &response.outcome {
-                Outcome::Value(body) => Some(body),
+                Outcome::Value(answer) => Some(&answer.body),
                 Outcome::Failed(_) => None,
             },
             Self::StepEnd(end) => Some(&end.body),
@@ -373,7 +319,7 @@ impl Message {
         match self {
             Self::Request(request) => Some(&mut request.body),
             Self::Response(response) => match &mut response.outcome {
-                Outcome::Value(body) => Some(body),
+                Outcome::Value(answer) => Some(&mut answer.body),
                 Outcome::Failed(_) => None,
             },
             Self::StepEnd(end) => Some(&mut end.body),

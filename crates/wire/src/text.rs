@@ -4,37 +4,21 @@ use std::fmt::Write as _;
 
 use shardwright_core::CallPath;
 
-use crate::message::{Body, ErrorReport, Outcome, Request, Response, Work};
+use crate::message::{Body, ErrorReport, Outcome, Request, Response};
 use crate::tensor::TensorPart;
 use crate::value::Value;
 
-/// A request, with every field of the paper's appendix B.
+mod calls;
+
+/// A request, with every field of the paper's appendix B. Of what is noted of tensors and torch only what differs from
+/// the ordinary.
 pub fn request(request: &Request) -> String {
     let mut lines = Lines::new(format!("request {}", request.id));
-    let (kind, values) = match &request.work {
-        Work::Forward { .. } => ("forward", "values"),
-        Work::Backward { .. } => ("backward", "gradients"),
-        Work::Close { .. } => ("close", "values"),
-        Work::Control { .. } => ("control", "values"),
-    };
-    lines.field("kind", kind);
+    lines.field("kind", request.work.kind().name());
     lines.field("requester", &format!("rank {}", request.requester));
     lines.field("step", &request.step.to_string());
     lines.field("model", &request.model.to_string());
-    match &request.work {
-        Work::Forward { module, range } => {
-            lines.field("module", &module.to_string());
-            let range = range.map_or("all".to_owned(), |range| {
-                format!("{}..{}", range.start, range.end)
-            });
-            lines.field("children", &range);
-        }
-        Work::Backward { module, forward } | Work::Close { module, forward } => {
-            lines.field("module", &module.to_string());
-            lines.field("of request", &forward.to_string());
-        }
-        Work::Control { name } => lines.field("about", name),
-    }
+    lines.work(&request.work);
     lines.field("microbatch", &request.microbatch.to_string());
     let parent = request
         .place
@@ -46,23 +30,6 @@ pub fn request(request: &Request) -> String {
     if request.path != CallPath::default() {
         lines.field("path", &request.path.to_string());
     }
-    let context = &request.context;
-    lines.field("grad mode", on_off(context.grad_mode));
-    lines.field("inference mode", on_off(context.inference_mode));
-    let states: Vec<String> = context
-        .autocast
-        .iter()
-        .map(|(device, dtype, cache)| format!("{device} {dtype} cache {}", on_off(*cache)))
-        .collect();
-    lines.field(
-        "autocast",
-        &if states.is_empty() {
-            "off".to_owned()
-        } else {
-            states.join(", ")
-        },
-    );
-    lines.field("checkpointing", on_off(context.checkpointing));
     lines.field(
         "results",
         if request.hold {
@@ -71,7 +38,7 @@ pub fn request(request: &Request) -> String {
             "sent"
         },
     );
-    lines.body(values, &request.body);
+    lines.body(&request.body);
     lines.text
 }
 
@@ -81,7 +48,10 @@ pub fn response(response: &Response) -> String {
     lines.field("responder", &format!("rank {}", response.responder));
     lines.field("step", &response.step.to_string());
     match &response.outcome {
-        Outcome::Value(body) => lines.body("values", body),
+        Outcome::Value(answer) => {
+            lines.answer(&answer.kind);
+            lines.body(&answer.body);
+        }
         Outcome::Failed(report) => lines.report(report),
     }
     lines.text
@@ -112,8 +82,10 @@ impl Lines {
         push(&mut self.text, format_args!("  {name}: {value}\n"));
     }
 
-    fn body(&mut self, name: &str, body: &Body) {
-        self.field(name, &value(&body.value));
+    fn body(&mut self, body: &Body) {
+        if body.value != Value::None || body.tensors.is_empty() {
+            self.field("values", &value(&body.value));
+        }
         for (index, TensorPart { meta, data, held }) in body.tensors.iter().enumerate() {
             let grad = if meta.requires_grad {
                 ", requires grad"

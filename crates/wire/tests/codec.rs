@@ -3,12 +3,18 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
+use shardwright_core::{
+    CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
+};
 use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode, encode_placed};
 use shardwright_wire::{
-    Beat, Body, Buffer, CodecError, FORMAT_VERSION, Frame, FrameKind, HEADER_BYTES, Header, Limits,
-    Message, NoMemory, ObjectMessage, Placed, SharedMemory, SharedPlace, TensorMeta, TensorPart,
-    Value,
+    Answer, AnswerKind, ArgumentNotes, Beat, Body, Buffer, CodecError, Composite, FORMAT_VERSION,
+    ForwardCall, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, NoMemory, ObjectMessage,
+    Outcome, Place, Placed, Request, Response, ResultNotes, SettingValue, SharedMemory,
+    SharedPlace, TensorMeta, TensorPart, TorchContext, TorchSetting, Value,
 };
 use support::messages;
 
@@ -222,4 +228,134 @@ fn a_tree_that_names_a_missing_tensor_is_refused() {
             tensors: 1
         }
     );
+}
+
+/// A response with this kind of answer and one tensor.
+fn response(kind: AnswerKind) -> Message {
+    Message::Response(Box::new(Response {
+        id: RequestId(1),
+        step: StepEpoch(1),
+        responder: Rank(1),
+        outcome: Outcome::Value(Answer {
+            kind,
+            body: Body {
+                value: Value::None,
+                tensors: vec![tensor("int8", &[1], &[1], 1)],
+            },
+        }),
+    }))
+}
+
+/// A forward request with one tensor.
+fn request(call: ForwardCall) -> Message {
+    Message::Request(Box::new(Request {
+        id: RequestId(1),
+        step: StepEpoch(1),
+        model: ModelId(0),
+        work: call.into(),
+        microbatch: MicrobatchId(0),
+        requester: Rank(0),
+        place: Place {
+            parent: None,
+            call: CallId(0),
+        },
+        path: CallPath::default(),
+        hold: false,
+        released: vec![],
+        body: Body {
+            value: Value::None,
+            tensors: vec![tensor("int8", &[1], &[1], 1)],
+        },
+    }))
+}
+
+#[test]
+fn notes_and_gradients_that_name_a_missing_tensor_are_refused_at_both_ends() {
+    let results = |notes| response(AnswerKind::Result(Arc::new(notes)));
+    let arguments = |notes| {
+        request(ForwardCall {
+            notes,
+            ..ForwardCall::new(ModuleId(0))
+        })
+    };
+    let laid = |index| {
+        results(ResultNotes {
+            strides: vec![(index, vec![1])],
+            ..ResultNotes::default()
+        })
+    };
+    let sparse = |values| {
+        results(ResultNotes {
+            composites: vec![(
+                0,
+                Composite::Sparse {
+                    indices: 0,
+                    values,
+                    shape: vec![1],
+                    coalesced: true,
+                },
+            )],
+            ..ResultNotes::default()
+        })
+    };
+    let shared = |index| {
+        arguments(ArgumentNotes {
+            shared: vec![vec![0, index]],
+            ..ArgumentNotes::default()
+        })
+    };
+    let kept = |index| {
+        arguments(ArgumentNotes {
+            kept: vec![index],
+            ..ArgumentNotes::default()
+        })
+    };
+    let gradients = |index| response(AnswerKind::Gradients(vec![(7, index)]));
+    let limits = Limits::default();
+    let missing = CodecError::TensorIndex {
+        index: 1,
+        tensors: 1,
+    };
+    let makers: [&dyn Fn(u32) -> Message; 5] = [&laid, &sparse, &shared, &kept, &gradients];
+    for make in makers {
+        assert_eq!(encode(&make(1), &limits), Err(missing.clone()));
+        // The same message, but for the one index that is now too large.
+        let frame = encode(&make(0), &limits).unwrap();
+        let control = &frame.head[HEADER_BYTES..];
+        let refused = (0..control.len()).any(|place| {
+            let mut damaged = control.to_vec();
+            damaged[place] = damaged[place].wrapping_add(1);
+            decode_control(&damaged, 1, &limits) == Err(missing.clone())
+        });
+        assert!(refused);
+    }
+}
+
+#[test]
+fn a_setting_takes_values_of_its_kind_only() {
+    let with = |setting, value| {
+        let context = TorchContext {
+            settings: vec![(setting, value)],
+            ..TorchContext::default()
+        };
+        let call = ForwardCall {
+            context,
+            ..ForwardCall::new(ModuleId(0))
+        };
+        encode(&request(call), &Limits::default()).map(drop)
+    };
+    let name = SettingValue::Name("float64".to_owned());
+    let flag = SettingValue::Flag(true);
+    for setting in TorchSetting::ALL {
+        let (right, wrong) = if setting.is_name() {
+            (&name, &flag)
+        } else {
+            (&flag, &name)
+        };
+        assert_eq!(with(*setting, right.clone()), Ok(()));
+        assert!(matches!(
+            with(*setting, wrong.clone()),
+            Err(CodecError::Setting { .. })
+        ));
+    }
 }

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 
+from shardwright import _core
 from shardwright.execution.context import suspended
+from shardwright.execution.gradients import pack_gradients, unpack_gradients
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Call, Frame, Passed
-from shardwright.values import decode, encode
-
-
-class ThenBackward(NamedTuple):
-    """A backward request that the rank before is to send, with its arguments' gradients as those of the results.
-
-    Attributes:
-        rank: Whom to ask.
-        request: The request's id at the first caller, who gets the answer.
-        module: The id of the module.
-        forward: The id of the forward request.
-        number: The call's number in the first caller's frame.
-        indices: For arguments of the request before, by index, the results of this one; None: they have the same.
-    """
-
-    rank: int
-    request: int
-    module: int
-    forward: int
-    number: int
-    indices: list[tuple[int, int]] | None
 
 
 class ServerBackward:
@@ -42,61 +21,55 @@ class ServerBackward:
 
     def backward(self, calls: list[tuple[Call, list[tuple[int, torch.Tensor]]]]) -> list[dict[int, torch.Tensor]]:
         """Send every call its results' gradients (or close it) and wait for all answers."""
+        server = self._task.runtime.server
         requests: list[int] = []
         places = []  # where among the requests the arguments' gradients come back
         for call, gradients in calls:
-            kind = "backward" if gradients else "close"
-            then = self._announce(call, kind)
-            spec, parts = encode((gradients, [tuple(one) for one in then]))
-            requests.append(self._send(call, kind, spec, parts))
-            requests += [one.request for one in then]
+            chain, announced = self._announce(call, closes=not gradients)
+            pairs, parts = pack_gradients(gradients)
+            asked = _core.BackwardCall(call.module_id, call.request, gradients=pairs, chain=chain)
+            place = _core.Place(
+                model=call.model_id,
+                microbatch=self._frame.microbatch,
+                parent=self._frame.request,
+                number=call.number,
+            )
+            requests.append(server.send_backward(self._task.worker, call.rank, place, asked, parts))
+            requests += announced
             places.append(len(requests) - 1)
             del parts  # the server has it until it is sent
             gradients.clear()
         with suspended():
-            answers = self._task.runtime.server.wait(self._task.worker, requests, "backward")
-        return [dict(decode(*answers[place]) or ()) for place in places]
+            answers = server.wait(self._task.worker, requests, "backward")
+        return [dict(unpack_gradients(answers[place].gradients, answers[place].parts)) for place in places]
 
-    def _announce(self, call: Call, kind: str) -> list[ThenBackward]:
-        """The requests that follow, each sent by the rank of the one before."""
-        then: list[ThenBackward] = []
+    def _announce(self, call: Call, *, closes: bool) -> tuple[list[_core.BackwardLink], list[int]]:
+        """The requests that follow, each sent by the rank of the one before, and their ids."""
+        links: list[_core.BackwardLink] = []
         while True:
-            then += [self._then(call, kind, one, None) for one in reversed(call.passed)]
+            links += [self._link(call, one, None, closes=closes) for one in reversed(call.passed)]
             if call.onward is None:
-                return then
+                return links, [link.request for link in links]
             call, indices = call.onward
-            then.append(self._then(call, kind, call, list(indices.items())))
+            links.append(self._link(call, call, list(indices.items()), closes=closes))
 
-    def _then(self, call: Call, kind: str, one: Call | Passed, indices: list[tuple[int, int]] | None) -> ThenBackward:
-        request = self._task.runtime.server.announce_request(
+    def _link(
+        self, call: Call, one: Call | Passed, results: list[tuple[int, int]] | None, *, closes: bool
+    ) -> _core.BackwardLink:
+        request = self._task.runtime.server.announce_backward(
             self._task.worker,
             to=one.rank,
-            kind=kind,
             model=call.model_id,
             module=one.module_id,
             microbatch=self._frame.microbatch,
             forward=one.request,
+            closes=closes,
         )
-        return ThenBackward(one.rank, request, one.module_id, one.request, one.number, indices)
-
-    def _send(self, call: Call, kind: str, spec: Any, parts: Any) -> int:
-        request: int = self._task.runtime.server.send_request(
-            self._task.worker,
-            to=call.rank,
-            kind=kind,
-            model=call.model_id,
-            module=call.module_id,
-            range=None,
-            forward=call.request,
-            control=None,
-            microbatch=self._frame.microbatch,
-            parent=self._frame.request,
-            call=call.number,
-            grad_mode=False,
-            inference_mode=False,
-            autocast=[],
-            checkpointing=False,
-            spec=spec,
-            parts=parts,
+        return _core.BackwardLink(
+            rank=one.rank,
+            request=request,
+            module=one.module_id,
+            forward=one.request,
+            number=one.number,
+            results=results,
         )
-        return request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -14,12 +14,13 @@ from torch.nn.utils import parametrize
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import forward_mode, reproducible
-from shardwright.execution.context import TaskState, carried, saved_tensor_hooks_are_set, suspended
+from shardwright.execution.context import TaskState, context_of, saved_tensor_hooks_are_set, suspended
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.hooked_views import hooked_views
+from shardwright.execution.layout import layouts_of
 from shardwright.execution.placed import placed_model
 from shardwright.execution.results import Response, Sites, let_go, origins_of
-from shardwright.execution.sparse import Described, received_results, take_apart, watch_kept
+from shardwright.execution.sparse import Composites, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
 from shardwright.huggingface import collector
@@ -55,9 +56,6 @@ class RemoteModule:
         """How many calls with seeds of their own a request for it is."""
         return 1 if self.draws is None else self.draws
 
-
-#: What may be said of results that are not here: nothing about memory that they share with others that are.
-_OF_TENSORS_ELSEWHERE = {"open", "hooked", "kept_results", "kept_arguments", "ordered"}
 
 #: A module, and the children to run of an ``nn.Sequential``.
 Link = tuple[RemoteModule, tuple[int, int] | None]
@@ -114,146 +112,126 @@ def _call(
     if (watcher := runtime[Sites].watcher) is not None:
         watcher(target, args, children)
     spec, original = _arguments(target, args, kwargs)
-    given, sparse = take_apart(original, f"an argument of module {target.name!r}")
+    given, composites = take_apart(original, f"an argument of module {target.name!r}")
     needs = [tensor.requires_grad for tensor in given]
     parts = pack(given, needs, origins_of(given))
-    extras = sharing_of(given) | carried(
-        f"module {target.name!r}, which rank {target.rank} owns, was called", task.state.device, task.state.settings
+    shared, layouts = sharing_of(given), layouts_of(given)
+    collected = collector.outgoing()
+    state = TaskState.capture()
+    context = context_of(
+        f"module {target.name!r}, which rank {target.rank} owns, was called",
+        state,
+        task.state,
+        checkpointing=frame.checkpointing > 0,
+        hooks=hooks,
+        collector=collected,
     )
     seed = reproducible.place()
-    extras["seed"] = target.seed_at(seed)
-    if not hooks:
-        extras["hooks"] = False
-    if sparse:
-        extras["sparse"] = sparse
+    if composites:
         given = original + given[len(original) :]
-    wanted = collector.outgoing()
-    if wanted is not None:
-        extras["collector"] = wanted
-    state = TaskState.capture()
     asked = tuple((link.module_id, range) for link, range in links)
     under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0, hooks)
     site = runtime[Sites].of((task.module, number, target.model_id, asked, under))
-    observed = state.inference_mode or wanted is not None or runtime[Sites].watcher is not None
+    observed = state.inference_mode or collected is not None or runtime[Sites].watcher is not None
     description = _core.Description(spec, parts) if runtime[Sites].learns and not observed else None
     predicted = None if description is None else runtime[Sites].prediction(site, description)
     held = runtime[Sites].holds(site, predicted is not None) and not observed
-    then: list[Then] = []
+    chain: list[_core.ForwardLink] = []
     if following:
-        then = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
-        extras["then"] = [tuple(one) for one in then]
+        chain = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
     inputs: list[tuple[GradientEdge, int]] = [
         (edge, index) for index, tensor in enumerate(given) if needs[index] and (edge := edge_of(tensor)) is not None
     ]
-    if views := hooked_views(frame, given, inputs):
-        extras["hooked_views"] = views
-    extras_spec, _ = _core.flatten(extras, registry)
-    request = runtime.server.send_request(
+    notes = _core.ArgumentNotes(
+        shared=shared,
+        strides=layouts.strides,
+        overlapping=layouts.overlapping,
+        relaid=layouts.relaid,
+        composites=composites,
+        hooked_views=hooked_views(frame, given, inputs),
+    )
+    request = runtime.server.send_forward(
         task.worker,
-        to=target.rank,
-        kind="forward",
-        model=target.model_id,
-        module=target.module_id,
-        range=children,
-        forward=None,
-        control=None,
-        microbatch=frame.microbatch,
-        parent=frame.request,
-        call=number,
-        grad_mode=state.grad_mode,
-        inference_mode=state.inference_mode,
-        autocast=state.autocast,
-        checkpointing=frame.checkpointing > 0,
-        spec=_core.Spec.join([spec, extras_spec]),
-        parts=parts,
+        target.rank,
+        _core.Place(model=target.model_id, microbatch=frame.microbatch, parent=frame.request, number=number),
+        _core.ForwardCall(
+            target.module_id, children, seed=target.seed_at(seed), notes=notes, context=context, chain=chain
+        ),
+        spec,
+        parts,
         hold=held,
         expected=None if predicted is None else predicted[0],
     )
-    requests = [request, *(one.request for one in then)]
+    requests = [request, *(link.request for link in chain)]
+    answers: Sequence[_core.Answer | _core.Description]
     if predicted is None:
         with suspended():
             answers = runtime.server.wait(task.worker, requests, "forward")
         if description is not None:
-            runtime[Sites].learn(site, description, [_core.Description(*answer) for answer in answers])
+            runtime[Sites].learn(site, description, [answer.describe() for answer in answers])
     else:
-        answers = [(one.spec, one) for one in predicted]
+        answers = predicted
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
     response = Response(task, frame, site, requests, held=held, is_there=predicted is None)
-    value, done = _receive_chain(response, call, [link for link, _ in following], then, answers, given, sparse)
+    value, done = _receive_chain(response, call, [link for link, _ in following], chain, answers, given, composites)
     reproducible.pass_calls(seed, sum(link.passes for link, _ in links[:done]))
     return value, done
 
 
-class Then(NamedTuple):
-    """A request that the rank before is to send, with its own result as argument.
-
-    Attributes:
-        rank: Whom to ask.
-        request: The request's id at the first caller, who gets the answer.
-        module: The id of the module.
-        children: Which of its children to run.
-        number: The call's number in the first caller's frame.
-        seed: Where its random numbers start.
-    """
-
-    rank: int
-    request: int
-    module: int
-    children: tuple[int, int] | None
-    number: int
-    seed: int
-
-
 def _announce(
-    task: RunningTask, frame: Frame, links: Sequence[Link], predicted: list[Any] | None, seed: int
-) -> list[Then]:
-    then = []
+    task: RunningTask, frame: Frame, links: Sequence[Link], predicted: list[_core.Description] | None, seed: int
+) -> list[_core.ForwardLink]:
+    chain = []
     for place, (link, children) in enumerate(links, start=1):
-        request = task.runtime.server.announce_request(
+        request = task.runtime.server.announce_forward(
             task.worker,
             to=link.rank,
-            kind="forward",
             model=link.model_id,
             module=link.module_id,
             microbatch=frame.microbatch,
-            range=children,
             expected=None if predicted is None else predicted[place],
         )
-        number = frame.next_call_number()
-        then.append(Then(link.rank, request, link.module_id, children, number, link.seed_at(seed)))
+        chain.append(
+            _core.ForwardLink(
+                rank=link.rank,
+                request=request,
+                module=link.module_id,
+                range=children,
+                number=frame.next_call_number(),
+                seed=link.seed_at(seed),
+            )
+        )
         seed = reproducible.behind(seed, link.passes)
-    return then
+    return chain
 
 
 def _receive_chain(
     response: Response,
     call: Call,
     following: list[RemoteModule],
-    then: list[Then],
-    answers: list[tuple[Any, Any]],
+    chain: list[_core.ForwardLink],
+    answers: Sequence[_core.Answer | _core.Description],
     given: list[torch.Tensor],
-    sparse: Described,
+    composites: Composites,
 ) -> tuple[Any, int]:
     """Take the answers of a chain of calls: that a result went on, or was given up; of the last that ran its result."""
     frame = response.frame
-    for done, (spec, parts) in enumerate(answers, start=1):
-        result_spec, returned_spec = spec.split()
-        returned: dict[str, Any] = returned_spec.build([], registry) or {}
-        is_open = returned.get("open", False)
-        if returned.get("ordered"):
+    for done, answer in enumerate(answers, start=1):
+        notes = answer.notes
+        if notes.ordered:
             response.in_order()
-        if sparse and done == 1:
-            watch_kept(frame, call.module, sparse, returned, given)
-        if call.passed and not is_open:
+        if composites and done == 1:
+            watch_kept(frame, call.module, composites, notes, given)
+        if call.passed and not notes.open:
             frame.calls.append(_ending_before(call))
             call.passed, call.inputs = [], []
-        if not returned.get("passed"):
-            response.answered(call, done - 1, parts)
-            return _receive(response, call, result_spec, returned, parts, given), done
-        rebuild_results(frame, call.module, [], [], returned, given)
-        link, asked, before = following[done - 1], then[done - 1], call
+        if not answer.is_passed_on:
+            response.answered(call, done - 1, answer)
+            return _receive(response, call, answer, notes, given), done
+        rebuild_results(frame, call.module, [], [], notes, given)
+        link, asked, before = following[done - 1], chain[done - 1], call
         call = Call(link.rank, link.name, link.module_id, link.model_id, asked.request, asked.number, [], [])
-        if is_open:
+        if notes.open:
             passed = Passed(before.rank, before.module, before.module_id, before.request, before.number)
             call.inputs, call.passed = before.inputs, [*before.passed, passed]
         given = []
@@ -270,7 +248,7 @@ def _ending_before(call: Call) -> Call:
 
 def _arguments(
     target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, list[torch.Tensor]]:
+) -> tuple[_core.Spec, list[torch.Tensor]]:
     try:
         spec, given = _core.flatten((args, dict(kwargs)), registry, ["args", "kwargs"])
     except UnsupportedValueError:
@@ -319,20 +297,24 @@ def refuse_transforms(what: str) -> None:
 
 
 def _receive(
-    response: Response, call: Call, result_spec: Any, returned: dict[str, Any], parts: Any, given: list[torch.Tensor]
+    response: Response,
+    call: Call,
+    answer: _core.Answer | _core.Description,
+    notes: _core.ResultNotes,
+    given: list[torch.Tensor],
 ) -> Any:
-    metas = [parts.meta(index) for index in range(len(parts))]
-    needs = [bool(meta[4]) for meta in metas]
-    received = response.tensors_of(metas, may_stay=returned.keys() <= _OF_TENSORS_ELSEWHERE)
+    metas = answer.metas()
+    needs = [requires_grad for *_, requires_grad in metas]
+    received = response.tensors_of(metas, may_stay=notes.may_stay)
     frame = response.frame
-    if returned.get("open"):
+    if notes.open:
         frame.calls.append(call)
-    if "written" in returned:
-        call.inputs = past_views(call.inputs, given, {index for index, _ in returned["written"]})
-    tensors, call.results = rebuild_results(frame, call.module, received, needs, returned, given)
-    if "sparse" in returned:
-        tensors = received_results(frame, call.module, tensors, returned, given)
-    result, additions = build(response.runtime, call.rank, result_spec, tensors)
-    if additions is not None:
-        collector.incoming(additions)
+    if written := notes.written:
+        call.inputs = past_views(call.inputs, given, {index for index, _ in written})
+    tensors, call.results = rebuild_results(frame, call.module, received, needs, notes, given)
+    if composites := notes.composites:
+        tensors = received_results(frame, call.module, tensors, composites, given)
+    result = build(response.runtime, call.rank, answer.spec, tensors)
+    if (collected := notes.collected) is not None:
+        collector.incoming(build(response.runtime, call.rank, collected, tensors))
     return result

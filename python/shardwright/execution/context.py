@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from shardwright import _core
 from shardwright.errors import FrameError
 from shardwright.execution import process
 from shardwright.execution.forward_mode import check_wait
@@ -46,6 +47,11 @@ class TaskState:
             if torch.is_autocast_enabled(device)
         ]
         return TaskState(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+    @staticmethod
+    def of(context: _core.TorchContext) -> TaskState:
+        """The state that a call carries."""
+        return TaskState(context.grad_mode, context.inference_mode, context.autocast)
 
     def applied(self) -> AbstractContextManager[Any]:
         """Run the block under this state, in a thread that has torch's defaults."""
@@ -154,23 +160,46 @@ class StepState:
         process.restore_random_state(self.random)
 
 
-def carried(what: str, device: torch.device | None, settings: process.Settings) -> dict[str, Any]:
-    """What the calling task has changed of the script's device and settings, for the rank that it calls."""
-    changed: dict[str, Any] = {}
-    now = default_device(what)
-    if now != device:
-        changed["device"] = now
-    different = process.difference(settings, process.settings())
-    if different:
-        changed["settings"] = different
-    return changed
+def context_of(
+    what: str,
+    state: TaskState,
+    script: StepState,
+    *,
+    checkpointing: bool,
+    hooks: bool,
+    collector: list[tuple[str, int | _core.Spec]] | None,
+) -> _core.TorchContext:
+    """The torch state of a call, with what the calling task has changed of the script's device and settings.
+
+    Args:
+        what: The call, for errors.
+        state: The calling task's.
+        script: What the step began with.
+        checkpointing: Whether the module is to be checkpointed.
+        hooks: Whether its hooks run.
+        collector: What ``transformers`` collects.
+
+    Raises:
+        FrameError: A torch mode is active that cannot follow.
+    """
+    device = default_device(what)
+    return _core.TorchContext(
+        grad_mode=state.grad_mode,
+        inference_mode=state.inference_mode,
+        autocast=state.autocast,
+        checkpointing=checkpointing,
+        hooks=hooks,
+        device=None if device == script.device else str(device),
+        settings=process.difference(script.settings, process.settings()),
+        collector=collector,
+    )
 
 
-def as_carried(extras: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Run the block under what :func:`carried` gave."""
-    if "settings" in extras:
-        process.restore_settings(process.changed(process.settings(), extras["settings"]))
-    return on_device(extras.get("device"))
+def as_carried(context: _core.TorchContext) -> AbstractContextManager[Any]:
+    """Run the block with the default device and under the settings of a call."""
+    if context.settings:
+        process.restore_settings(process.changed(process.settings(), context.settings))
+    return on_device(None if context.device is None else torch.device(context.device))
 
 
 class Suspended:

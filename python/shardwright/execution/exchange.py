@@ -1,7 +1,7 @@
 """What a request and its response say about tensors beyond their bytes: sharing, views and writes.
 
-A request's body is ``((args, kwargs), extras)``, a response's ``(result, returned)``. Tensors are numbered in the
-order in which :func:`shardwright._core.flatten` meets them, each once; a response may carry further ones.
+Tensors are numbered in the order in which :func:`shardwright._core.flatten` meets them, each once; a response may carry
+further ones.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from shardwright import _core
 from shardwright.errors import FrameError
 from shardwright.execution.given import first_changed, snapshots
 from shardwright.execution.layout import layouts_of, restride
-from shardwright.execution.recipes import Recipe, follow, recipe_of, replayable_base
+from shardwright.execution.recipes import follow, replayable_base, view_of
+from shardwright.execution.sparse import Composites
 from shardwright.frames import Frame, Slot, cut, owning_edge
 from shardwright.frames.remote import is_remote, when_here
 from shardwright.frames.watch import memory_id
 from shardwright.values.tensors import is_dense
 
 
-def sharing_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
-    """What the executing rank cannot see: arguments that share memory, and how those lie that are not dense."""
+def sharing_of(tensors: list[torch.Tensor]) -> list[list[int]]:
+    """What the executing rank cannot see: the groups of arguments that share memory."""
     shared: dict[int, list[int]] = {}
     if len(tensors) > 1:
         for index, tensor in enumerate(tensors):
             if not is_remote(tensor):  # those share memory with nothing
                 shared.setdefault(memory_id(tensor), []).append(index)
-    groups = [group for group in shared.values() if len(group) > 1]
-    return layouts_of(tensors) | ({"groups": groups} if groups else {})
+    return [group for group in shared.values() if len(group) > 1]
 
 
 class Arguments:
     """The arguments of one execution, as they were before it, to see afterwards what it did to them."""
 
-    def __init__(self, module: str, tensors: list[torch.Tensor], tree: Any, extras: dict[str, Any]) -> None:
+    def __init__(self, module: str, tensors: list[torch.Tensor], tree: Any, notes: _core.ArgumentNotes) -> None:
         """Remember versions, histories and the contents of containers."""
         self.module = module
         self.tensors = tensors
-        self.groups: list[list[int]] = extras.get("groups", [])
-        self.relaid: list[int] = extras.get("relaid", [])
-        self.overlapping: list[int] = extras.get("overlapping", [])
+        self.groups = notes.shared
+        self.relaid = notes.relaid
+        self.overlapping = notes.overlapping
         #: Whether the caller has no such tensors: another rank made them, and sent them here.
-        self.private: bool = extras.get("private", False)
+        self.private = notes.private
         #: Of those, the ones whose memory that rank keeps.
-        self.kept: list[int] = extras.get("kept", [])
+        self.kept = notes.kept
         self._versions = [tensor._version for tensor in tensors]
         self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
         self._containers = snapshots(tree)
@@ -103,31 +104,76 @@ class Returned:
         tensors: The results, then the bases of results that share memory, then the arguments that were written to.
         needs: Which of them get a gradient.
         recipes: By number, how the requester finds a result among what it already has.
-        strides: By number, how the tensors lie that are not dense.
+        strides: For the numbers of tensors that are not dense, how they lie.
         watch: Results that share memory in a way that cannot be rebuilt.
         watch_arguments: Arguments that such results share memory with.
         written: The written arguments, each with its number among the tensors.
         dropped: Views made under ``no_grad`` that require a gradient, which torch drops.
+        composites: Sparse and nested tensors, taken apart.
+        collected: What ``transformers`` has collected beside the result; None where nothing was to be.
     """
 
     tensors: list[torch.Tensor]
     needs: list[bool] = field(default_factory=list)
-    recipes: dict[int, Recipe] = field(default_factory=dict)
-    strides: dict[int, list[int]] = field(default_factory=dict)
+    recipes: dict[int, _core.Recipe] = field(default_factory=dict)
+    strides: list[tuple[int, list[int]]] = field(default_factory=list)
     watch: list[int] = field(default_factory=list)
     watch_arguments: list[int] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    composites: Composites = field(default_factory=list)
+    collected: _core.Spec | None = None
 
     def is_plain(self, num_results: int) -> bool:
         """Whether the results stand in no relation to the arguments or to each other."""
         related = self.recipes or self.watch or self.watch_arguments or self.written or self.dropped
         return not related and len(self.tensors) == num_results
 
-    def as_value(self) -> dict[str, Any]:
-        """What travels beside the result; empty in the ordinary case that nothing needs saying."""
-        names = ("recipes", "strides", "watch", "watch_arguments", "written", "dropped")
-        return {name: value for name in names if (value := getattr(self, name))}
+    def noted(self, left: Left) -> _core.ResultNotes:
+        """What the answer says of its tensors."""
+        return _core.ResultNotes(
+            recipes=list(self.recipes.items()),
+            strides=self.strides,
+            watch=self.watch,
+            watch_arguments=self.watch_arguments,
+            written=self.written,
+            dropped=self.dropped,
+            composites=self.composites,
+            collected=self.collected,
+            kept_arguments=left.kept_arguments,
+            kept_results=left.kept_results,
+            open=left.is_open,
+            hooked=left.is_hooked,
+            ordered=left.is_ordered,
+        )
+
+
+@dataclass(slots=True)
+class Left:
+    """What an execution leaves behind.
+
+    Attributes:
+        is_ordered: Whether it has changed what a module keeps.
+        is_open: Whether a gradient may come back to it.
+        is_hooked: Whether it has put hooks on tensors of its own.
+        kept_arguments: Arguments whose memory something keeps.
+        kept_results: Results whose memory something keeps.
+    """
+
+    is_ordered: bool
+    is_open: bool = False
+    is_hooked: bool = False
+    kept_arguments: list[int] = field(default_factory=list)
+    kept_results: list[int] = field(default_factory=list)
+
+    def noted(self) -> _core.ResultNotes:
+        """What an answer says whose result went on to the next rank: of that one's tensors nothing."""
+        return _core.ResultNotes(
+            kept_arguments=self.kept_arguments,
+            open=self.is_open,
+            hooked=self.is_hooked,
+            ordered=self.is_ordered,
+        )
 
 
 def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Arguments) -> Returned:
@@ -151,22 +197,24 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
     for place, tensor in enumerate(returned.tensors):
         argument = numbers.get(id(tensor))
         if argument is not None:
-            returned.recipes[place] = ("argument", argument, [], [], 0, False, False, True, tensor.requires_grad)
+            returned.recipes[place] = _core.Recipe(argument=argument, requires_grad=tensor.requires_grad)
             continue
         base = replayable_base(tensor, replay)
         if base is None:
             continue
         argument = numbers.get(id(base))
         if argument is not None and argument not in arguments.relaid:
-            returned.recipes[place] = recipe_of("view of argument", argument, tensor, base)
+            view = view_of(tensor, base)
+            returned.recipes[place] = _core.Recipe(argument=argument, view=view, requires_grad=tensor.requires_grad)
         elif argument is None and base is not tensor and id(base) in places and is_dense(base):
-            returned.recipes[place] = recipe_of("view of result", places[id(base)], tensor, base)
+            view, number = view_of(tensor, base), places[id(base)]
+            returned.recipes[place] = _core.Recipe(result=number, view=view, requires_grad=tensor.requires_grad)
     _find_shared(frame, returned, arguments)
     returned.needs = [
         tensor.requires_grad and place not in returned.recipes for place, tensor in enumerate(returned.tensors)
     ]
-    layouts = layouts_of(returned.tensors).get("strides", {})
-    returned.strides = {place: strides for place, strides in layouts.items() if place not in returned.recipes}
+    laid = layouts_of(returned.tensors).strides
+    returned.strides = [(place, strides) for place, strides in laid if place not in returned.recipes]
     for index in written:
         returned.written.append((index, len(returned.tensors)))
         node = arguments.rewritten(index)
@@ -259,7 +307,7 @@ def rebuild_results(
     module: str,
     received: list[torch.Tensor],
     needs: list[bool],
-    returned: dict[str, Any],
+    notes: _core.ResultNotes,
     given: list[torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[tuple[Slot, int]]]:
     """Make the requester's tensors of a response, and write to its own what the module wrote.
@@ -267,36 +315,34 @@ def rebuild_results(
     Returns:
         The tensors by number, and the slot and number of each that was cut.
     """
-    recipes: dict[int, Recipe] = returned.get("recipes", {})
+    recipes, dropped, hooked = notes.recipes, notes.dropped, notes.hooked
     tensors = list(received)
     slots: list[tuple[Slot, int]] = []
-    for place, strides in returned.get("strides", {}).items():
+    for place, strides in notes.strides:
         tensors[place] = restride(tensors[place], strides)
-    dropped: list[int] = returned.get("dropped", [])
     for place, need in enumerate(needs):
         if need and place in dropped:
             tensors[place] = _dropped(tensors[place])
         elif need:
             tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
             slots.append((slot, place))
-    for index, place in returned.get("written", ()):
+    for index, place in notes.written:
         _write_back(frame, given[index], tensors[place], needs[place])
-    for place, recipe in recipes.items():
+    for place, recipe in recipes:
         tensors[place] = follow(recipe, given, tensors)
-        needs_gradient = recipe[-1]
-        if tensors[place].requires_grad != needs_gradient:
+        if tensors[place].requires_grad != recipe.requires_grad:
             raise FrameError(
                 f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "
                 "the rank of its caller: return a clone()"
             )
     carrying = [place for place, need in enumerate(needs) if need]
-    carrying += [place for place, recipe in recipes.items() if recipe[0] != "argument" and recipe[-1]]
-    if len(carrying) > 1 or returned.get("hooked"):
+    carrying += [place for place, recipe in recipes if recipe.view is not None and recipe.requires_grad]
+    if len(carrying) > 1 or hooked:
         why = (
             f"one of several results of module {module!r} would not see the gradient that comes through the others: "
             "register it inside the module"
         )
-        if returned.get("hooked"):
+        if hooked:
             why = (
                 f"a result of module {module!r}, which put hooks on tensors of its own, would run before those: "
                 "register it on a clone()"
@@ -304,16 +350,16 @@ def rebuild_results(
         for place in carrying:
             _no_hooks(frame, tensors[place], why)
             node = tensors[place].grad_fn
-            if node is not None and returned.get("hooked"):
+            if node is not None and hooked:
                 frame.hooked_elsewhere.add(node)
-    shared = [tensors[place] for place in returned.get("watch", ())]
-    shared += [given[index] for index in returned.get("watch_arguments", ())]
+    shared = [tensors[place] for place in notes.watch]
+    shared += [given[index] for index in notes.watch_arguments]
     for tensor in shared:
         frame.watch(tensor, f"module {module!r} returned tensors that share memory; one of them lives on")
     if shared:
         frame.elsewhere.join(shared)
-    kept = [tensors[place] for place in returned.get("kept_results", ())]
-    kept += [given[index] for index in returned.get("kept_arguments", ())]
+    kept = [tensors[place] for place in notes.kept_results]
+    kept += [given[index] for index in notes.kept_arguments]
     for tensor in kept:
         why = f"module {module!r} kept a tensor that it was given or returned"
         when_here(tensor, partial(_keep_elsewhere, frame, why))

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
 from shardwright.values.tensors import is_dense
 
 
-def layouts_of(tensors: list[torch.Tensor]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """How those of some tensors lie that are not dense.
+
+    Attributes:
+        strides: By index, for :func:`restride`.
+        overlapping: The indices of those with several elements at one place in memory.
+        relaid: Of those the ones that arrive in another layout, because elements overlap in other ways than by
+            expansion.
+    """
+
+    strides: list[tuple[int, list[int]]] = field(default_factory=list)
+    overlapping: list[int] = field(default_factory=list)
+    relaid: list[int] = field(default_factory=list)
+
+
+def layouts_of(tensors: list[torch.Tensor]) -> Layouts:
     """How tensors lie that are not dense.
 
     Whether ``reshape`` or ``contiguous`` gives a copy depends on it, and with that where a later write goes.
-
-    Returns:
-        ``strides`` by index, for :func:`restride`; ``overlapping``: the indices of those with several elements at one
-        place in memory; ``relaid``: those that arrive in another layout, because elements overlap in other ways than by
-        expansion. Only what is not empty.
     """
-    layouts: dict[str, Any] = {}
+    layouts = Layouts()
     for index, tensor in enumerate(tensors):
         if is_dense(tensor):
             continue
         expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         overlapping = _overlaps([part for part in _parts(tensor) if part[0] > 0])
         if expanded or overlapping:
-            layouts.setdefault("overlapping", []).append(index)
+            layouts.overlapping.append(index)
         if overlapping:
-            layouts.setdefault("relaid", []).append(index)
+            layouts.relaid.append(index)
         else:
-            layouts.setdefault("strides", {})[index] = list(tensor.stride())
+            layouts.strides.append((index, list(tensor.stride())))
     return layouts
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from shardwright import _core
+
 #: Values in the order of :data:`_SETTINGS`.
 Settings = tuple[Any, ...]
 #: Copies of the default generators: the CPU's, and the state of the current CUDA device's.
@@ -43,37 +45,46 @@ def _set_warning_filters(value: tuple[int, list[Any]]) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-_Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
+_Get = Callable[[], Any]
+_Set = Callable[[Any], None]
 
 #: What the ranks are told of whose modules a task calls.
-_SENT: tuple[_Setting, ...] = (
-    ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ("flash attention", torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    ("memory-efficient attention", torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    ("mathematical attention", torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
-    ("cuDNN attention", torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
-    ("matrix product precision", torch._C._get_float32_matmul_precision, torch._C._set_float32_matmul_precision),
-    ("deterministic algorithms", torch._C._get_deterministic_algorithms, _set_deterministic),
+_SENT: tuple[tuple[_core.TorchSetting, _Get, _Set], ...] = (
+    (_core.TorchSetting.DEFAULT_DTYPE, torch.get_default_dtype, torch.set_default_dtype),
+    (_core.TorchSetting.FLASH_ATTENTION, torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     (
-        "deterministic algorithms' warnings",
+        _core.TorchSetting.MEMORY_EFFICIENT_ATTENTION,
+        torch._C._get_mem_efficient_sdp_enabled,
+        torch._C._set_sdp_use_mem_efficient,
+    ),
+    (_core.TorchSetting.MATH_ATTENTION, torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
+    (_core.TorchSetting.CUDNN_ATTENTION, torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    (
+        _core.TorchSetting.MATMUL_PRECISION,
+        torch._C._get_float32_matmul_precision,
+        torch._C._set_float32_matmul_precision,
+    ),
+    (_core.TorchSetting.DETERMINISTIC, torch._C._get_deterministic_algorithms, _set_deterministic),
+    (
+        _core.TorchSetting.DETERMINISTIC_WARN_ONLY,
         torch._C._get_deterministic_algorithms_warn_only,
         _set_deterministic_warnings,
     ),
-    ("anomaly detection", torch.is_anomaly_enabled, _set_anomaly),
-    ("anomaly detection's check for NaN", torch.is_anomaly_check_nan_enabled, _set_anomaly_check_nan),
-    ("cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
-    ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
-    ("cuDNN determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
-    ("oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    (_core.TorchSetting.ANOMALY, torch.is_anomaly_enabled, _set_anomaly),
+    (_core.TorchSetting.ANOMALY_CHECK_NAN, torch.is_anomaly_check_nan_enabled, _set_anomaly_check_nan),
+    (_core.TorchSetting.CUDNN, torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+    (_core.TorchSetting.CUDNN_BENCHMARK, torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+    (_core.TorchSetting.CUDNN_DETERMINISTIC, torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
+    (_core.TorchSetting.ONEDNN, torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 )
 #: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
-_OWN: tuple[_Setting, ...] = (
-    ("warning filters", _warning_filters, _set_warning_filters),
-    ("standard output", lambda: sys.stdout, lambda value: setattr(sys, "stdout", value)),
-    ("standard error", lambda: sys.stderr, lambda value: setattr(sys, "stderr", value)),
+_OWN: tuple[tuple[_Get, _Set], ...] = (
+    (_warning_filters, _set_warning_filters),
+    (lambda: sys.stdout, lambda value: setattr(sys, "stdout", value)),
+    (lambda: sys.stderr, lambda value: setattr(sys, "stderr", value)),
 )
-_SETTINGS = (*_SENT, *_OWN)
-_GETTERS = [get for _, get, _ in _SETTINGS]
+_SETTINGS = (*((get, set_) for _, get, set_ in _SENT), *_OWN)
+_GETTERS = [get for get, _ in _SETTINGS]
 
 
 def cuda_in_use() -> bool:
@@ -114,21 +125,32 @@ def restore_settings(wanted: Settings) -> None:
     """Make the settings what they were."""
     now = settings()
     if now != wanted:
-        for (_, _, set_), value, other in zip(_SETTINGS, wanted, now, strict=True):
+        for (_, set_), value, other in zip(_SETTINGS, wanted, now, strict=True):
             if value != other:
                 set_(value)
 
 
-def difference(before: Settings, after: Settings) -> dict[str, Any]:
-    """The settings in ``after`` that are not as they were ``before``, by name; less objects of this process."""
+def difference(before: Settings, after: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
+    """The settings in ``after`` that are not as they were ``before``; less objects of this process."""
     if before == after:
-        return {}
-    return {name: new for (name, _, _), old, new in zip(_SENT, before, after, strict=False) if old != new}
+        return []
+    pairs = zip(_SENT, before, after, strict=False)
+    return [(setting, _told(new)) for (setting, _, _), old, new in pairs if old != new]
 
 
-def changed(base: Settings, different: dict[str, Any]) -> Settings:
+def _told(value: Any) -> bool | str:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def changed(base: Settings, different: list[tuple[_core.TorchSetting, bool | str]]) -> Settings:
     """``base`` with some settings changed."""
-    return tuple(different.get(name, value) for (name, _, _), value in zip(_SETTINGS, base, strict=True))
+    told = dict(different)
+    values = list(base)
+    for index, (setting, _, _) in enumerate(_SENT):
+        if setting in told:
+            value = told[setting]
+            values[index] = getattr(torch, str(value)) if setting == _core.TorchSetting.DEFAULT_DTYPE else value
+    return tuple(values)
 
 
 def random_state() -> RandomState:

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-#: How a result is found at the requester instead of sent: the kind, the number it refers to, sizes, strides, offset,
-#: whether it is read conjugated and whether negated beside that, whether it was made in grad mode, and whether it
-#: requires a gradient.
-Recipe = tuple[str, int, list[int], list[int], int, bool, bool, bool, bool]
+from shardwright import _core
 
 _creation_of: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_meta
 _Creation: Any = torch._C._autograd.CreationMeta
@@ -49,23 +46,30 @@ def _passes_custom_function(tensor: torch.Tensor, base: torch.Tensor) -> bool:
     return False
 
 
-def recipe_of(kind: str, number: int, tensor: torch.Tensor, base: torch.Tensor) -> Recipe:
-    """Say how a tensor is found as a view of its base, which is the given tensor or result of that number."""
-    offset = int(tensor.storage_offset()) - int(base.storage_offset())
-    grad_mode = bool(_creation_of(tensor) not in (_Creation.NO_GRAD_MODE, _Creation.INFERENCE_MODE))
-    conjugated, negated = tensor.is_conj() != base.is_conj(), tensor.is_neg() != base.is_neg()
-    layout = list(tensor.shape), list(tensor.stride()), offset
-    return kind, number, *layout, conjugated, negated, grad_mode, tensor.requires_grad
+def view_of(tensor: torch.Tensor, base: torch.Tensor) -> _core.View:
+    """How a tensor is made again as a view of its base."""
+    return _core.View(
+        tensor.shape,
+        tensor.stride(),
+        int(tensor.storage_offset()) - int(base.storage_offset()),
+        conjugated=tensor.is_conj() != base.is_conj(),
+        negated=tensor.is_neg() != base.is_neg(),
+        grad_mode=bool(_creation_of(tensor) not in (_Creation.NO_GRAD_MODE, _Creation.INFERENCE_MODE)),
+    )
 
 
-def follow(recipe: Recipe, given: list[torch.Tensor], results: list[torch.Tensor]) -> torch.Tensor:
+def follow(recipe: _core.Recipe, given: list[torch.Tensor], results: list[torch.Tensor]) -> torch.Tensor:
     """Find a result among the arguments, or make it as a view of an argument or of another result."""
-    kind, number, shape, strides, offset, conjugated, negated, grad_mode, _ = recipe
-    if kind == "argument":
-        return given[number]
-    base = given[number] if kind == "view of argument" else results[number]
-    with torch.set_grad_enabled(grad_mode):
-        view = base.as_strided(shape, strides, base.storage_offset() + offset)
-        if conjugated:
-            view = view.conj()
-        return torch._neg_view(view) if negated else view
+    if recipe.result is not None:
+        base = results[recipe.result]
+    else:
+        assert recipe.argument is not None, "a recipe names an argument or a result"
+        base = given[recipe.argument]
+    view = recipe.view
+    if view is None:
+        return base
+    with torch.set_grad_enabled(view.grad_mode):
+        made = base.as_strided(view.shape, view.strides, base.storage_offset() + view.offset)
+        if view.conjugated:
+            made = made.conj()
+        return torch._neg_view(made) if view.negated else made

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
+from shardwright import _core
 from shardwright.errors import FrameError
 from shardwright.execution.context import suspended
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame
 from shardwright.frames.remote import RemoteTensor, bring, is_remote, remote_tensor
-from shardwright.values.tensors import Origin, dtype_of, unpack_one
+from shardwright.values.tensors import Meta, Origin, dtype_of, unpack_one
 
 if TYPE_CHECKING:
     from shardwright.execution.call import RemoteModule
@@ -38,8 +39,8 @@ class Record:
         steady: Whether it has always given the same.
     """
 
-    given: Any
-    result: list[Any]
+    given: _core.Description
+    result: list[_core.Description]
     since: int
     steady: bool = True
 
@@ -109,7 +110,7 @@ class Sites:
         if site.wanted is None:
             site.wanted = self._step
 
-    def prediction(self, site: Site, given: Any) -> list[Any] | None:
+    def prediction(self, site: Site, given: _core.Description) -> list[_core.Description] | None:
         """What a call with such arguments will give, once that has been the same for some steps; else None."""
         if not self._predicts or site.ordered:
             return None
@@ -119,7 +120,7 @@ class Sites:
                 return record.result if known else None
         return None
 
-    def learn(self, site: Site, given: Any, result: list[Any]) -> None:
+    def learn(self, site: Site, given: _core.Description, result: list[_core.Description]) -> None:
         """Remember what a call has given."""
         for record in site.records:
             if record.given == given:
@@ -157,24 +158,24 @@ class Response:
         #: Who has run the last of the requests that ran, and its place among them.
         self.holder, self.module, self.last = 0, "", 0
         #: That answer's tensors, as far as they have come; None while it is not there.
-        self._parts: Any = None
+        self._parts: _core.TensorParts | None = None
         #: Those that this rank has not used yet.
         self.tensors: list[torch.Tensor] = []
         if not is_there:
             task.responses.append(self)
 
-    def answered(self, call: Call, last: int, parts: Any) -> None:
+    def answered(self, call: Call, last: int, answer: _core.Answer | _core.Description) -> None:
         """Set which call gave the result, the how manieth of the requests that was, and what came of it."""
         self.holder, self.module, self.last = call.rank, call.module, last
-        if not self._predicted:
-            self._parts = parts
+        if isinstance(answer, _core.Answer):
+            self._parts = answer.parts
 
     def in_order(self) -> None:
         """The call has changed what a module keeps: from now on its caller, and theirs, go on only after it."""
         self.site.ordered = True
         self._task().ordered = True
 
-    def tensors_of(self, metas: list[Any], *, may_stay: bool) -> list[torch.Tensor]:
+    def tensors_of(self, metas: list[Meta], *, may_stay: bool) -> list[torch.Tensor]:
         """The tensors of the answer: those that are not here come when something uses them, or now."""
         return [
             self.take(index)
@@ -183,7 +184,7 @@ class Response:
             for index, meta in enumerate(metas)
         ]
 
-    def _remote(self, index: int, meta: Any) -> torch.Tensor:
+    def _remote(self, index: int, meta: Meta) -> torch.Tensor:
         dtype, shape, strides, device, _ = meta
         on = "cuda" if device == "cuda" and torch.cuda.is_available() else "cpu"
         tensor: torch.Tensor = remote_tensor(shape, strides, dtype_of(dtype), on, _Tensor(self, index, meta))
@@ -194,34 +195,39 @@ class Response:
 
     def take(self, index: int) -> torch.Tensor:
         """The values of a tensor; waits for the answer, and for the tensor if it did not come with it."""
-        self.verify()
-        if self._parts.is_here(index):
-            return unpack_one(self._parts, index)
+        parts = self.verify()
+        if parts.is_here(index):
+            return unpack_one(parts, index)
         self.runtime[Sites].want(self.site)
         task = self._task()
         fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
         with suspended():
-            ((_, parts),) = self.runtime.server.wait(task.worker, [fetched], task.phase)
-        return unpack_one(parts, 0)
+            (answer,) = self.runtime.server.wait(task.worker, [fetched], task.phase)
+        return unpack_one(answer.parts, 0)
 
     def look(self) -> bool:
         """Whether the answer is there; never waits."""
         if self._parts is None:
             answers = self.runtime.server.take_if_answered(self.requests)
             if answers is not None:
-                self._parts = answers[self.last][1]
+                self._parts = answers[self.last].parts
         return self._parts is not None
 
-    def verify(self) -> None:
-        """Wait until the answer is there; another one than was predicted fails the step."""
+    def verify(self) -> _core.TensorParts:
+        """Wait until the answer is there; another one than was predicted fails the step.
+
+        Returns:
+            Its tensors.
+        """
         if self._parts is None:
             task = self._task()
             # The schedule decides who goes on, but for a task that has nothing more to do.
-            if task.ending and self.look():
-                return
-            with suspended():
-                answers = self.runtime.server.wait(task.worker, self.requests, task.phase)
-            self._parts = answers[self.last][1]
+            if not task.ending or not self.look():
+                with suspended():
+                    answers = self.runtime.server.wait(task.worker, self.requests, task.phase)
+                self._parts = answers[self.last].parts
+        assert self._parts is not None, "it has been waited for"
+        return self._parts
 
     def _task(self) -> RunningTask:
         task = running_task()
@@ -240,7 +246,7 @@ class _Tensor:
 
     response: Response
     index: int
-    meta: tuple[str, list[int], list[int], str, bool]
+    meta: Meta
 
     def take(self) -> torch.Tensor:
         return self.response.take(self.index)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,15 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.execution import process
-from shardwright.execution.backward import ServerBackward, ThenBackward
-from shardwright.execution.call import Then
+from shardwright.execution.backward import ServerBackward
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import TaskState, as_carried
-from shardwright.execution.exchange import Arguments, Returned, describe_results, sharing_of
+from shardwright.execution.exchange import Arguments, Left, Returned, describe_results, sharing_of
+from shardwright.execution.executed import Executed, Onward, sent_by
 from shardwright.execution.frame_table import FrameTable
+from shardwright.execution.gradients import pack_gradients, unpack_gradients
 from shardwright.execution.hooked_views import refuse_other_uses
-from shardwright.execution.layout import restride
+from shardwright.execution.layout import layouts_of, restride
 from shardwright.execution.placed import placed_model
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import finish
@@ -30,28 +30,12 @@ from shardwright.execution.state_order import splits_backward
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.remote import bring_all
-from shardwright.frames.watch import TensorMemory, Watched
 from shardwright.huggingface import collector
 from shardwright.job.received import build
-from shardwright.values import decode, encode, pack, registry, unpack
+from shardwright.values import pack, registry, unpack
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A tensor that crossed: does anything on this rank keep its memory after the call?"""
-
-    name: str
-    number: int
-    memory: TensorMemory
-    watched: Watched | None
-
-    @staticmethod
-    def of(name: str, number: int, tensor: torch.Tensor, module: str) -> _Sent:
-        why = f"module {module!r} kept a tensor that it was given or returned"
-        return _Sent(name, number, TensorMemory(tensor), None if tensor.is_inference() else Watched(tensor, why))
 
 
 def root_frame(task: RunningTask) -> Frame:
@@ -60,136 +44,112 @@ def root_frame(task: RunningTask) -> Frame:
     return Frame(task.microbatch, leaves=task.runtime[Leaves])
 
 
-def run_forward(runtime: Runtime, request: Any, task: RunningTask) -> None:
+def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> None:
     """Run a module forward for another rank, answer, and keep the frame if a gradient may come back."""
+    call = request.forward
     placement = placed_model(runtime, request.model)
     placement.wait_until_placed(task)
-    module = placement.module_of(request.module)
-    name = placement.name_of(request.module)
+    module = placement.module_of(call.module)
+    name = placement.name_of(call.module)
     frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime[Leaves])
     frame.spanning = placement.is_divided(module)
-    frame.executed = _executed(module, request)
-    tree_spec, extras_spec = request.spec.split()
-    extras: dict[str, Any] = extras_spec.build([], registry)
-    then = [Then(*one) for one in extras.get("then", ())]
-    if "stopped" in extras:  # the rank before has sent its result to the caller, who goes on from there
+    frame.executed = _executed(module, call.range)
+    if call.is_stopped:  # the rank before has sent its result to the caller, who goes on from there
         runtime.server.ends_with_forward(task.worker)
-        _stop(runtime, request, task, then)
-        _respond(runtime, request, None, {"stopped": True})
+        _stop(runtime, request, call, task)
+        runtime.server.respond(request, _core.Answer.stopped())
         return
-    spec, parts, returned, sent, lone = _forward(runtime, module, name, frame, request, tree_spec, extras)
-    if task.ordered:
-        returned["ordered"] = True
+    notes = call.notes
+    executed = _forward(runtime, name, frame, request, call, notes)
+    left = Left(is_ordered=task.ordered)
     if placement.kept is not None:
         placement.kept.check(task, module)
     finish(task)
     # The tensors are gone now, unless autograd or the module keeps them.
-    for one in sent:
+    for one in executed.sent:
         if one.memory.lives or frame.elsewhere.keeps(one.memory.id):
-            returned.setdefault(one.name, []).append(one.number)
+            (left.kept_arguments if one.is_argument else left.kept_results).append(one.number)
             if one.watched is not None:
                 runtime[FrameTable].watch(request.microbatch, one.watched)
-    if "private" in extras:
-        returned.pop("kept_arguments", None)  # nobody else has them
+    if notes.private:
+        left.kept_arguments = []  # nobody else has them
     runtime[FrameTable].settle(request.microbatch)
-    if frame.answers or frame.calls or frame.inputs_live():
-        returned["open"] = True
+    left.is_open = bool(frame.answers or frame.calls or frame.inputs_live())
+    if left.is_open:
         runtime[FrameTable].keep((request.requester, request.id), frame)
     else:
         runtime.server.ends_with_forward(task.worker)
-    if frame.hooked:
-        returned["hooked"] = True
-    if lone is None:
-        _stop(runtime, request, task, then)
-        _respond(runtime, request, (spec, parts), returned)
+    left.is_hooked = frame.hooked
+    if executed.onward is None:
+        _stop(runtime, request, call, task)
+        answer = _core.Answer.result(executed.spec, executed.parts, executed.returned.noted(left))
     else:
-        argument_spec, following = lone
-        kept = returned.pop("kept_results", None)
-        if kept:
-            following["kept"] = kept
-        _pass_on(runtime, request, task, then, argument_spec, parts, following)
-        _respond(runtime, request, None, returned | {"passed": True})
+        following = call.next(executed.onward.noted(left.kept_results))
+        assert following is not None, "results go on in chains"
+        _pass_on(runtime, request, task, following, executed.onward.spec, executed.parts)
+        answer = _core.Answer.passed_on(left.noted())
+    runtime.server.respond(request, answer)
 
 
-def _respond(runtime: Runtime, request: Any, result: tuple[Any, Any] | None, returned: dict[str, Any]) -> None:
-    spec, parts = result or (_core.flatten(None, registry)[0], pack([], []))
-    returned_spec, _ = _core.flatten(returned or None, registry)
-    runtime.server.respond(request, _core.Spec.join([spec, returned_spec]), parts)
-
-
-def _stop(runtime: Runtime, request: Any, task: RunningTask, then: list[Then]) -> None:
+def _stop(runtime: Runtime, request: _core.Request, call: _core.ForwardCall, task: RunningTask) -> None:
     """Tell the ranks that follow in a chain, if any do, that they get nothing."""
-    if then:
-        _pass_on(runtime, request, task, then, _core.flatten(None, registry)[0], pack([], []), {"stopped": True})
+    following = call.next_stopped()
+    if following is not None:
+        _pass_on(runtime, request, task, following, _core.flatten(None, registry)[0], _core.TensorParts())
 
 
 def _pass_on(
     runtime: Runtime,
-    request: Any,
+    request: _core.Request,
     task: RunningTask,
-    then: list[Then],
-    argument_spec: Any,
-    parts: Any,
-    extras: dict[str, Any],
+    following: tuple[_core.ForwardLink, _core.ForwardCall],
+    spec: _core.Spec,
+    parts: _core.TensorParts,
 ) -> None:
     """Send the next request of a chain in the name of its first caller."""
-    following, *rest = then
-    extras |= {"seed": following.seed}
-    if rest:
-        extras["then"] = [tuple(one) for one in rest]
-    extras_spec, _ = _core.flatten(extras, registry)
-    runtime.server.send_request_for(
-        task.worker,
-        request,
-        id=following.request,
-        to=following.rank,
-        kind="forward",
-        module=following.module,
-        range=following.children,
-        call=following.number,
-        spec=_core.Spec.join([argument_spec, extras_spec]),
-        parts=parts,
-    )
+    runtime.server.send_forward_for(task.worker, request, *following, spec, parts)
 
 
 def _forward(
     runtime: Runtime,
-    module: nn.Module,
     name: str,
     frame: Frame,
-    request: Any,
-    tree_spec: Any,
-    extras: dict[str, Any],
-) -> tuple[Any, Any, dict[str, Any], list[_Sent], tuple[Any, dict[str, Any]] | None]:
-    given = _cut_arguments(frame, request, name, extras.get("strides", {}))
-    whole, watched = received_arguments(frame, name, given, extras.get("sparse", {}))
-    args, kwargs = build(runtime, request.requester, tree_spec, whole)
-    arguments = Arguments(name, given, (args, *kwargs.values()), extras)
-    frame.place = extras["seed"]
+    request: _core.Request,
+    call: _core.ForwardCall,
+    notes: _core.ArgumentNotes,
+) -> Executed:
+    given = _cut_arguments(frame, request.parts, name, notes.strides)
+    whole, watched = received_arguments(frame, name, given, notes.composites)
+    args, kwargs = build(runtime, request.requester, request.spec, whole)
+    arguments = Arguments(name, given, (args, *kwargs.values()), notes)
+    frame.place = call.seed
     process.seed(frame.place)
-    state = TaskState(request.grad_mode, request.inference_mode, request.autocast)
-    with state.applied(), as_carried(extras):
-        with in_frame(frame), collector.executing(extras.get("collector")) as additions:
-            result = _execute(frame.executed, request, args, kwargs, hooks=extras.get("hooks", True))
+    context = call.context
+    with TaskState.of(context).applied(), as_carried(context):
+        with in_frame(frame), collector.executing(context.collector) as additions:
+            result = _execute(frame.executed, call.range, context, args, kwargs)
         frame.settle()
         arguments.check_containers()
         added = additions()
-        spec, results = _core.flatten((result, added), registry, [f"the result of {name}", "collected outputs"])
+        both, results = _core.flatten((result, added), registry, [f"the result of {name}", "collected outputs"])
+        spec, collected = both.split()
         results = bring_all(results)
         for one in watched:
             one.check(request.microbatch)
         returned_whole = results
-        results, sparse = take_apart(returned_whole, f"the result of module {name!r}", whole)
-        if sparse:
+        results, composites = take_apart(returned_whole, f"the result of module {name!r}", whole)
+        if composites:
             watched += watched_in(returned_whole, f"module {name!r} returned a sparse or nested tensor to another rank")
         for one in watched:
             runtime[FrameTable].watch(request.microbatch, one)
         returned = describe_results(frame, results, arguments)
-        lone = None
-        if "then" in extras and added is None and not sparse and returned.is_plain(len(results)):
+        returned.composites = composites
+        if added is not None:
+            returned.collected = collected
+        onward = None
+        if call.is_followed and added is None and not composites and returned.is_plain(len(results)):
             argument_spec, _ = _core.flatten(((result,), {}), registry)
-            carried = {key: extras[key] for key in ("settings", "device") if key in extras}
-            lone = argument_spec, sharing_of(results) | carried | {"private": True}
+            onward = Onward(argument_spec, sharing_of(results), layouts_of(results))
     for place, tensor in enumerate(returned.tensors):
         if returned.needs[place]:
             frame.answers = True
@@ -199,58 +159,55 @@ def _forward(
                 frame.hooked |= tensor.grad_fn in frame.hooked_elsewhere
             else:
                 returned.dropped.append(place)
-    if "hooked_views" in extras:
-        refuse_other_uses(name, frame, extras["hooked_views"], [index for index, _ in returned.written])
-    said = returned.as_value() | ({"sparse": sparse} if sparse else {})
-    if lone is not None:  # how results lie is told to the next rank
-        said.pop("strides", None)
-    return spec, _pack(returned), said, _sent(name, given, returned), lone
+    if hooked_views := notes.hooked_views:
+        refuse_other_uses(name, frame, hooked_views, [index for index, _ in returned.written])
+    parts, sent = _pack(returned), sent_by(name, given, returned)
+    returned.tensors = []
+    return Executed(spec, parts, returned, sent, onward)
 
 
-def _cut_arguments(frame: Frame, request: Any, name: str, strides: dict[int, list[int]]) -> list[torch.Tensor]:
-    given = unpack(request.parts)
-    for index, layout in strides.items():
+def _cut_arguments(
+    frame: Frame, parts: _core.TensorParts, name: str, strides: list[tuple[int, list[int]]]
+) -> list[torch.Tensor]:
+    given = unpack(parts)
+    for index, layout in strides:
         given[index] = restride(given[index], layout)
     for index in range(len(given)):
-        if request.parts.meta(index)[4]:
+        if parts.meta(index)[4]:
             given[index], slot = cut(given[index], f"an argument of module {name!r}")
             frame.inputs.append((slot, index))
         frame.arguments.append(weakref.ref(given[index]))
     return given
 
 
-def _pack(returned: Returned) -> Any:
+def _pack(returned: Returned) -> _core.TensorParts:
     sent = [t.new_empty(0) if i in returned.recipes else t for i, t in enumerate(returned.tensors)]
     return pack(sent, returned.needs)
 
 
-def _sent(name: str, given: list[torch.Tensor], returned: Returned) -> list[_Sent]:
-    sent = [_Sent.of("kept_arguments", index, tensor, name) for index, tensor in enumerate(given)]
-    for place, tensor in enumerate(returned.tensors):
-        if place not in returned.recipes:
-            sent.append(_Sent.of("kept_results", place, tensor, name))
-    return sent
-
-
-def _executed(module: nn.Module, request: Any) -> list[nn.Module]:
+def _executed(module: nn.Module, children: tuple[int, int] | None) -> list[nn.Module]:
     """What a request runs: a module, or some consecutive children of an ``nn.Sequential``."""
-    if request.range is None:
+    if children is None:
         return [module]
-    start, end = request.range
+    start, end = children
     return [child for child in list(module._modules.values())[start:end] if child is not None]
 
 
 def _execute(
-    modules: list[nn.Module], request: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, hooks: bool
+    modules: list[nn.Module],
+    children: tuple[int, int] | None,
+    context: _core.TorchContext,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     value = None
     for module in modules:
         run: Callable[..., Any] = module
-        if not hooks:
+        if not context.hooks:
             run = module.forward
-        elif request.range is None:
+        elif children is None:
             run = MethodType(nn.Module.__call__, module)  # a `__call__` of its class has been run by the caller
-        if request.checkpointing:
+        if context.checkpointing:
             run = partial(_without_own_checkpoint, module, run)
             value = run_checkpointed(module, run, args, kwargs)
         else:
@@ -271,20 +228,20 @@ def _without_own_checkpoint(module: nn.Module, run: Callable[..., Any], *args: A
         attributes["gradient_checkpointing"] = True
 
 
-def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> None:
+def run_request_backward(runtime: Runtime, request: _core.Request, task: RunningTask) -> None:
     """Run the backward of an earlier forward request and answer with its arguments' gradients.
 
     A request to close, which no gradient reached, is one without gradients: a later call of the module may still have
     brought some to this one, through state that the module carried from the one to the other.
     """
-    frame = runtime[FrameTable].take((request.requester, request.forward))
+    call = request.backward
+    frame = runtime[FrameTable].take((request.requester, call.forward))
     task.place = frame.place
     runtime[FrameTable].settle(request.microbatch)
     runtime[FrameTable].forget_watched(request.microbatch)
     # State that modules hand on past arguments and results may lead from one frame's graph into another's.
     frame.retain_graph = placed_model(runtime, request.model).one_at_a_time or runtime[FrameTable].visited_again(frame)
-    received, then = decode(request.spec, request.parts)
-    gradients = dict(received)
+    gradients = dict(unpack_gradients(call.gradients, request.parts))
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
     frame.results = []
     run_backward(frame, roots, ServerBackward(task, frame), close=True, defer=deferring(task))
@@ -292,28 +249,14 @@ def run_request_backward(runtime: Runtime, request: Any, task: RunningTask) -> N
     frame.inputs = []
     placement = placed_model(runtime, request.model)
     if placement.kept is not None:
-        placement.kept.check(task, placement.module_of(request.module))
-    if not then:
-        runtime.server.respond(request, *encode(answer))
+        placement.kept.check(task, placement.module_of(call.module))
+    pairs, parts = pack_gradients(answer)
+    following = call.next(pairs)
+    if following is None:
+        runtime.server.respond(request, _core.Answer.of_gradients(pairs, parts))
         return
-    following, *rest = (ThenBackward(*one) for one in then)
-    if following.indices is not None:
-        results = dict(following.indices)
-        answer = [(results[index], gradient) for index, gradient in answer]
-    spec, parts = encode((answer, [tuple(one) for one in rest]))
-    runtime.server.send_request_for(
-        task.worker,
-        request,
-        id=following.request,
-        to=following.rank,
-        kind="backward" if answer else "close",
-        module=following.module,
-        forward=following.forward,
-        call=following.number,
-        spec=spec,
-        parts=parts,
-    )
-    runtime.server.respond(request, *encode(None))
+    runtime.server.send_backward_for(task.worker, request, *following, parts)
+    runtime.server.respond(request, _core.Answer.done())
 
 
 def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:

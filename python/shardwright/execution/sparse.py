@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 
+from shardwright import _core
 from shardwright.errors import UnsupportedValueError
 from shardwright.frames import Frame
 from shardwright.frames.remote import RemoteTensor
 from shardwright.frames.watch import Watched
 
-#: By place, what a tensor is: ``sparse`` with the places of its indices and values, its sizes and whether it is
-#: coalesced; ``nested`` with the places of its values and offsets, and its ragged dimension; or the number of the
-#: argument that it is.
-Described = dict[int, tuple[Any, ...] | int]
+#: Of the tensors of a list that travel as several their places, and what they are.
+Composites = list[tuple[int, _core.Composite]]
 
 
 def take_apart(
     tensors: list[torch.Tensor], where: str, arguments: Sequence[torch.Tensor] = ()
-) -> tuple[list[torch.Tensor], Described]:
+) -> tuple[list[torch.Tensor], Composites]:
     """Dense tensors for a list in which some are sparse or nested.
 
     Args:
@@ -38,28 +37,29 @@ def take_apart(
     """
     places = [place for place, tensor in enumerate(tensors) if has_parts(tensor)]
     if not places:
-        return tensors, {}
+        return tensors, []
     numbers = {id(tensor): number for number, tensor in enumerate(arguments)}
-    dense, described = list(tensors), Described()
+    dense, composites = list(tensors), Composites()
     offsets_at: dict[int, int] = {}
     for place in places:
         tensor: Any = tensors[place]
         dense[place] = torch.empty(0)
         number = numbers.get(id(tensor))
         if number is not None:
-            described[place] = number
+            composites.append((place, _core.Composite.of_argument(number)))
         elif tensor.is_nested:
             values, offsets = _nested_parts(tensor, where)
             # Tensors are of one ragged size only where they have the same object as offsets.
             at = offsets_at.setdefault(id(offsets), len(dense))
             if at == len(dense):
                 dense.append(offsets)
-            described[place] = "nested", len(dense), at, tensor._ragged_idx
+            composites.append((place, _core.Composite.of_nested(len(dense), at, tensor._ragged_idx)))
             dense.append(values)
         else:
-            described[place] = "sparse", len(dense), len(dense) + 1, list(tensor.shape), tensor.is_coalesced()
+            indices, shape, coalesced = len(dense), list(tensor.shape), tensor.is_coalesced()
+            composites.append((place, _core.Composite.of_sparse(indices, indices + 1, shape, coalesced)))
             dense += _sparse_parts(tensor, where)
-    return dense, described
+    return dense, composites
 
 
 def has_parts(tensor: torch.Tensor) -> bool:
@@ -101,23 +101,24 @@ def _nested_parts(tensor: Any, where: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def put_together(
-    dense: list[torch.Tensor], described: Described, arguments: Sequence[torch.Tensor] = ()
+    dense: list[torch.Tensor], composites: Composites, arguments: Sequence[torch.Tensor] = ()
 ) -> list[torch.Tensor]:
     """The list that was taken apart; sparse and nested tensors have the history of their values."""
-    if not described:
+    if not composites:
         return dense
     tensors = list(dense)
-    for place, one in described.items():
+    for place, composite in composites:
         with torch.enable_grad():
-            if isinstance(one, int):
-                tensors[place] = arguments[one]
-            elif one[0] == "nested":
-                _, values, offsets, dimension = one
+            if composite.argument is not None:
+                tensors[place] = arguments[composite.argument]
+            elif composite.nested is not None:
+                values, offsets, dimension = composite.nested
                 tensors[place] = torch.nested.nested_tensor_from_jagged(
                     dense[values], dense[offsets], jagged_dim=dimension
                 )
             else:
-                _, indices, values, sizes, coalesced = one
+                assert composite.sparse is not None, "there are three kinds"
+                indices, values, sizes, coalesced = composite.sparse
                 tensors[place] = torch.sparse_coo_tensor(
                     dense[indices], dense[values], sizes, is_coalesced=coalesced, check_invariants=True
                 )
@@ -131,18 +132,18 @@ def watched_in(tensors: list[torch.Tensor], why: str) -> list[Watched]:
 
 
 def received_arguments(
-    frame: Frame, module: str, dense: list[torch.Tensor], described: Described
+    frame: Frame, module: str, dense: list[torch.Tensor], composites: Composites
 ) -> tuple[list[torch.Tensor], list[Watched]]:
     """The arguments of a module that runs for another rank, and what notices that it writes to those of parts."""
-    tensors = put_together(dense, described)
-    if not described:
+    tensors = put_together(dense, composites)
+    if not composites:
         return tensors, []
-    frame.arguments += [weakref.ref(tensors[place]) for place in described]
+    frame.arguments += [weakref.ref(tensors[place]) for place, _ in composites]
     return tensors, watched_in(tensors, f"module {module!r} was given a sparse or nested tensor by another rank")
 
 
 def received_results(
-    frame: Frame, module: str, tensors: list[torch.Tensor], returned: dict[str, Any], given: list[torch.Tensor]
+    frame: Frame, module: str, tensors: list[torch.Tensor], composites: Composites, given: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The results of a module on another rank; from now on nobody may write to those of parts.
 
@@ -150,12 +151,11 @@ def received_results(
         frame: The caller's.
         module: The module.
         tensors: The results' tensors, those of parts taken apart.
-        returned: What the answer says of them.
+        composites: What the answer says of those.
         given: The arguments, then the parts of some.
     """
-    described: Described = returned.get("sparse", {})
-    result = put_together(tensors, described, given)
-    for place in described:
+    result = put_together(tensors, composites, given)
+    for place, _ in composites:
         tensor = result[place]
         frame.watch(tensor, f"module {module!r} returned a sparse or nested tensor to another rank")
         if tensor.grad_fn is not None:
@@ -166,10 +166,11 @@ def received_results(
     return result
 
 
-def watch_kept(frame: Frame, module: str, described: Described, returned: dict[str, Any], given: Any) -> None:
+def watch_kept(
+    frame: Frame, module: str, composites: Composites, notes: _core.ResultNotes, given: list[torch.Tensor]
+) -> None:
     """See that arguments of parts of which the module kept something are not written to."""
-    kept = {*returned.get("kept_arguments", ()), *returned.get("watch_arguments", ())}
-    for place, one in described.items():
-        assert not isinstance(one, int), "arguments are sent"
-        if kept & {one[1], one[2]}:
+    kept = {*notes.kept_arguments, *notes.watch_arguments}
+    for place, composite in composites:
+        if kept.intersection(composite.parts):
             frame.watch(given[place], f"module {module!r} kept a sparse or nested tensor that it was given")

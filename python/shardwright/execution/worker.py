@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shardwright import failure_text
+from shardwright import _core, failure_text
 from shardwright.errors import RemoteError, ShardwrightError, StepAborted
 from shardwright.execution.context import StepState
 from shardwright.execution.late import as_state_write
@@ -90,7 +90,7 @@ class WorkerPool:
             finally:
                 del task
 
-    def _run_safely(self, worker: int, task: Any) -> None:
+    def _run_safely(self, worker: int, task: _core.Task) -> None:
         state = self._state
         if state is None:
             return  # the main thread has given the step up
@@ -112,18 +112,18 @@ class WorkerPool:
             set_running_task(None)
             self.running.pop(threading.get_ident(), None)
 
-    def _run(self, task: Any, running: RunningTask, state: StepState) -> None:
+    def _run(self, task: _core.Task, running: RunningTask, state: StepState) -> None:
         runtime = self._runtime
         runtime[Turn].take(running)
         with state.applied():
-            if task.kind == "root":
+            if task.token is not None:
+                run_weight_gradients(runtime, task.token, running)
+            elif task.request is None:
                 assert self._root is not None, "only the root is granted root tasks"
                 with state.task.applied():
                     self._root(task.microbatch)
             elif task.kind == "forward":
                 run_forward(runtime, task.request, running)
-            elif task.kind == "weight":
-                run_weight_gradients(runtime, task.token, running)
             else:
                 run_request_backward(runtime, task.request, running)
 

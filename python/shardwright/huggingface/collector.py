@@ -15,7 +15,13 @@ from typing import Any
 
 from torch import nn
 
+from shardwright import _core
+from shardwright.errors import UnsupportedValueError
+from shardwright.values.registry import registry
+
 Collected = dict[str, list[Any]]
+#: What a request carries of a collector: for each list how long it is, else the value.
+Wanted = list[tuple[str, int | _core.Spec]]
 
 
 def _variable() -> Any:
@@ -28,32 +34,56 @@ def collects(hook: Callable[..., Any]) -> bool:
     return (getattr(hook, "__module__", None) or "").partition(".")[0] == "transformers"
 
 
-def outgoing() -> dict[str, Any] | None:
-    """What a request carries: the length of each list and the other entries; None when nothing is collected."""
+def _active() -> dict[str, Any] | None:
     variable = _variable()
-    active = None if variable is None else variable.get()
+    return None if variable is None else variable.get()
+
+
+def collected_names() -> list[str]:
+    """What the calling code collects, or is told to."""
+    return list(_active() or ())
+
+
+def outgoing() -> Wanted | None:
+    """What a request carries: the length of each list and the other entries; None when nothing is collected.
+
+    Raises:
+        UnsupportedValueError: One of the other entries holds a tensor, or is of a type that cannot cross ranks.
+    """
+    active = _active()
     if not active:
         return None
-    return {key: len(value) if isinstance(value, list) else (value,) for key, value in active.items()}
+    return [
+        (key, len(value) if isinstance(value, list) else _without_tensors(key, value)) for key, value in active.items()
+    ]
+
+
+def _without_tensors(key: str, value: Any) -> _core.Spec:
+    spec, tensors = _core.flatten(value, registry)
+    if tensors:
+        raise UnsupportedValueError(f"the entry {key!r} of what transformers collects holds a tensor", "tensor")
+    return spec
 
 
 _NOTHING: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
 
 
-def executing(wanted: dict[str, Any] | None) -> AbstractContextManager[Callable[[], Collected | None]]:
+def executing(wanted: Wanted | None) -> AbstractContextManager[Callable[[], Collected | None]]:
     """Collect around the execution of a request; the function given tells what was added."""
     return _NOTHING if wanted is None else _executing(wanted)
 
 
 @contextmanager
-def _executing(wanted: dict[str, Any]) -> Iterator[Callable[[], Collected]]:
+def _executing(wanted: Wanted) -> Iterator[Callable[[], Collected]]:
     variable = _variable()
     if variable is None:
         import transformers.utils.output_capturing  # noqa: F401
 
         variable = _variable()
-    lengths = {key: value for key, value in wanted.items() if isinstance(value, int)}
-    own: dict[str, Any] = {key: [None] * value if isinstance(value, int) else value[0] for key, value in wanted.items()}
+    lengths = {key: value for key, value in wanted if isinstance(value, int)}
+    own: dict[str, Any] = {
+        key: [None] * value if isinstance(value, int) else value.build([], registry) for key, value in wanted
+    }
     token = variable.set(own)
     try:
         yield lambda: {key: own[key][length:] for key, length in lengths.items()}

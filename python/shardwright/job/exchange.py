@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from shardwright import _core
 from shardwright.errors import PeerLostError
 from shardwright.job.runtime import Runtime
 from shardwright.job.waiting import Wait
@@ -34,7 +35,7 @@ class Gathers:
         self.epoch = epoch
 
 
-def send_object(runtime: Runtime, rank: int, channel: str, spec: Any, parts: Any) -> None:
+def send_object(runtime: Runtime, rank: int, channel: str, spec: _core.Spec, parts: _core.TensorParts) -> None:
     """Send an encoded object to a rank, which takes it by :func:`receive_object`; does not wait for it.
 
     Raises:

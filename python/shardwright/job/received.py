@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright import _core
 from shardwright.errors import UnsupportedValueError
 from shardwright.job.runtime import Runtime
 from shardwright.values import registry, unpack
 from shardwright.values.registry import UnknownNameError
 
 
-def decode_from(runtime: Runtime, rank: int, spec: Any, parts: Any) -> Any:
+def decode_from(runtime: Runtime, rank: int, spec: _core.Spec, parts: _core.TensorParts) -> Any:
     """Build a value that a rank has sent.
 
     Raises:
@@ -19,7 +20,7 @@ def decode_from(runtime: Runtime, rank: int, spec: Any, parts: Any) -> Any:
     return build(runtime, rank, spec, unpack(parts))
 
 
-def build(runtime: Runtime, rank: int, spec: Any, tensors: list[Any]) -> Any:
+def build(runtime: Runtime, rank: int, spec: _core.Spec, tensors: list[Any]) -> Any:
     """Build a value that a rank has sent, with these tensors in it.
 
     Raises:

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwright import logs
+from shardwright import _core, logs
 from shardwright.errors import ShardwrightError
 from shardwright.job.place import Place
 from shardwright.job.step import Step
@@ -41,7 +41,7 @@ class Runtime:
 
     logger = logs.logger
 
-    def __init__(self, place: Place, node: Any, server: Any) -> None:
+    def __init__(self, place: Place, node: Any, server: _core.Server) -> None:
         """Take over the parts; see :func:`shardwright.start.init`."""
         self.place = place
         self.step = Step(place.cfg.microbatches)

@@ -56,7 +56,3 @@ class Models:
     def optimizer_of(self, model: DistributedModel) -> Any:
         """The distributed optimizer that trains a model, None when there is none yet."""
         return next((optimizer for optimizer in self.optimizers if optimizer.trains(model)), None)
-
-    def serve_control(self, request: Any) -> None:
-        """Answer a control request of another rank of the pipeline."""
-        self.placement(request.model).serve_control(request)

@@ -211,35 +211,16 @@ class Placement:
             self.runtime[Models].pending_controls.append(self._send_control(task, rank, "partition", text))
 
     def _send_control(self, task: RunningTask, rank: int, control: str, value: Any) -> int:
-        spec, parts = encode(value)
-        request: int = self.runtime.server.send_request(
-            task.worker,
-            to=rank,
-            kind="control",
-            model=self.model_id,
-            module=0,
-            range=None,
-            forward=None,
-            control=control,
-            microbatch=task.microbatch,
-            parent=None,
-            call=0,
-            grad_mode=False,
-            inference_mode=False,
-            autocast=[],
-            checkpointing=False,
-            spec=spec,
-            parts=parts,
-        )
-        return request
+        place = _core.Place(model=self.model_id, microbatch=task.microbatch)
+        return self.runtime.server.send_control(task.worker, rank, place, control, *encode(value))
 
-    def serve_control(self, request: Any) -> None:
+    def serve_control(self, request: _core.Request) -> None:
         """Answer a control request: the root's decision, or on the root a peer's question whether it was sent."""
         if request.control == "partition":
             self._serve_partition(request)
-        self.runtime.server.respond(request, *encode(None))
+        self.runtime.server.respond(request, _core.Answer.done())
 
-    def _serve_partition(self, request: Any) -> None:
+    def _serve_partition(self, request: _core.Request) -> None:
         if self.partitioned:
             return  # a failed step's decision came here, though not to all
         try:

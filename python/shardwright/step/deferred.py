@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardwright import _core
 from shardwright.errors import ShardwrightError
-from shardwright.execution.sparse import Described, has_parts, put_together, take_apart
+from shardwright.execution.sparse import has_parts, put_together, take_apart
 from shardwright.job.exchange import receive_object
 from shardwright.job.runtime import current_runtime
 from shardwright.values import decode, encode, registry
@@ -75,21 +76,31 @@ def _release(runtime: Runtime, root: int, key: int) -> None:
 registry.add(DeferredTensor, "shardwright:DeferredTensor", DeferredTensor.fields, DeferredTensor.received)
 
 
+#: Dense tensors, and what makes a sparse or a nested one of them.
+_Fields = tuple[list[torch.Tensor], tuple[int, int, list[int], bool] | None, tuple[int, int, int] | None]
+
+
 class ResultOfParts:
     """Stands for a returned sparse or nested tensor on its way, which arrives as itself."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Take it apart."""
-        self._fields = take_apart([tensor.detach()], "the result of a step")
+        self._tensors, ((_, self._composite),) = take_apart([tensor.detach()], "the result of a step")
 
-    def fields(self) -> tuple[list[torch.Tensor], Described]:
+    def fields(self) -> _Fields:
         """Its parts, and what it is."""
-        return self._fields
+        return self._tensors, self._composite.sparse, self._composite.nested
 
     @staticmethod
-    def received(fields: tuple[list[torch.Tensor], Described]) -> torch.Tensor:
+    def received(fields: _Fields) -> torch.Tensor:
         """The tensor."""
-        return put_together(*fields)[0]
+        tensors, sparse, nested = fields
+        if sparse is not None:
+            composite = _core.Composite.of_sparse(*sparse)
+        else:
+            assert nested is not None, "it is sparse or nested"
+            composite = _core.Composite.of_nested(*nested)
+        return put_together(tensors, [(0, composite)])[0]
 
 
 registry.add(ResultOfParts, "shardwright:ResultOfParts", ResultOfParts.fields, ResultOfParts.received)

@@ -331,10 +331,10 @@ class _Pipeline:
         runtime = self.runtime
         while True:
             event = runtime.server.supervise()
-            if event.kind == "start_worker":
+            if event.worker is not None:
                 runtime[WorkerPool].start(event.worker)
-            elif event.kind == "control":
-                runtime[Models].serve_control(event.request)
+            elif event.request is not None:
+                runtime[Models].placement(event.request.model).serve_control(event.request)
             elif event.kind == "stall_report":
                 if runtime.observer is not None:
                     runtime.observer.want()
@@ -343,7 +343,7 @@ class _Pipeline:
                 weights = runtime[StepWeights]
                 runtime.server.end_step(*encode((sent, self.batch, weights.given, weights.counts)))
                 return self.results
-            elif event.kind == "step_end":
+            elif event.body is not None:
                 results, batch, given, counts = decode_from(runtime, runtime.place.pp_ranks[0], *event.body)
                 runtime[StepWeights].take_over(given, counts)
                 assert isinstance(results, list), "the root sends one result per microbatch"

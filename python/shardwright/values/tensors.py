@@ -27,9 +27,11 @@ _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()
 _NOT_ELSEWHERE: Mapping[int, Any] = MappingProxyType({})
 
 
-#: A tensor that another rank holds: its dtype, shape, strides, device and whether it requires a gradient; that rank,
-#: who asked for it, the request, and its place in the answer.
-Origin = tuple[tuple[str, list[int], list[int], str, bool], int, int, int, int]
+#: A tensor's dtype, shape, strides, device and whether it requires a gradient.
+Meta = tuple[str, list[int], list[int], str, bool]
+#: A tensor that another rank holds: what it is like; that rank, who asked for it, the request, and its place in the
+#: answer.
+Origin = tuple[Meta, int, int, int, int]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -37,7 +39,9 @@ def dtype_of(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mapping[int, Origin] = _NOT_ELSEWHERE) -> Any:
+def pack(
+    tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mapping[int, Origin] = _NOT_ELSEWHERE
+) -> _core.TensorParts:
     """Copy tensors into a body.
 
     Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are copied in the order of the
@@ -47,9 +51,6 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mappin
         tensors: Any strided tensors.
         requires_grad: For each whether the receiver shall make it require a gradient.
         origins: By index, those that go to the receiver from the rank that holds them.
-
-    Returns:
-        A ``_core.TensorParts``.
 
     Raises:
         UnsupportedValueError: A tensor is sparse, quantized, nested, on the meta device, or of a special subclass.
@@ -77,12 +78,12 @@ def pack(tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mappin
     return parts
 
 
-def _append_device(parts: Any, tensor: torch.Tensor, requires_grad: bool) -> bool:
+def _append_device(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> bool:
     """Add a dense tensor of a GPU behind what its current stream has to do; False where that is not possible."""
     stream = torch.cuda.current_stream(tensor.device)
     # The allocator may have made it for another stream.
     tensor.detach().record_stream(stream)
-    added: bool = parts.append_device(
+    return parts.append_device(
         tensor.data_ptr(),
         tensor.nbytes,
         _NAMES[tensor.dtype],
@@ -92,7 +93,6 @@ def _append_device(parts: Any, tensor: torch.Tensor, requires_grad: bool) -> boo
         ordinal=tensor.device.index,
         stream=stream.cuda_stream,
     )
-    return added
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -148,12 +148,12 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return host
 
 
-def unpack(parts: Any) -> list[torch.Tensor]:
+def unpack(parts: _core.TensorParts) -> list[torch.Tensor]:
     """Make the tensors of a received body, each the only owner of its memory; none requires a gradient."""
     return [unpack_one(parts, index) for index in range(len(parts))]
 
 
-def unpack_one(parts: Any, index: int) -> torch.Tensor:
+def unpack_one(parts: _core.TensorParts, index: int) -> torch.Tensor:
     """Make one tensor of a received body; each can be made once."""
     if _has_device() and parts.is_of_device(index):
         return _on_device(parts, index)
@@ -165,7 +165,7 @@ def _has_device() -> bool:
     return torch.cuda.is_available()
 
 
-def _on_device(parts: Any, index: int) -> torch.Tensor:
+def _on_device(parts: _core.TensorParts, index: int) -> torch.Tensor:
     """A tensor of the current GPU, from the bytes of one that came from a GPU."""
     dtype, shape, strides, _, _ = parts.meta(index)
     tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cuda")
@@ -175,7 +175,7 @@ def _on_device(parts: Any, index: int) -> torch.Tensor:
     return tensor.copy_(_wrapped(parts, index).pin_memory(), non_blocking=True)
 
 
-def _wrapped(parts: Any, index: int) -> torch.Tensor:
+def _wrapped(parts: _core.TensorParts, index: int) -> torch.Tensor:
     """A tensor around received bytes in host memory."""
     buffer, dtype, shape, strides, _ = parts.take_tensor(index)
     if len(buffer):

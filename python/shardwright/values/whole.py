@@ -9,11 +9,8 @@ from shardwright.values.registry import registry
 from shardwright.values.tensors import pack, unpack
 
 
-def encode(value: Any) -> tuple[Any, Any]:
+def encode(value: Any) -> tuple[_core.Spec, _core.TensorParts]:
     """Take a value apart; its tensors will need no gradient where they arrive.
-
-    Returns:
-        A ``_core.Spec`` and a ``_core.TensorParts``.
 
     Raises:
         UnsupportedValueError: It holds a value or a tensor of a type that cannot cross ranks.
@@ -22,6 +19,6 @@ def encode(value: Any) -> tuple[Any, Any]:
     return spec, pack(tensors, [False] * len(tensors))
 
 
-def decode(spec: Any, parts: Any) -> Any:
+def decode(spec: _core.Spec, parts: _core.TensorParts) -> Any:
     """Build a received value of the library's own."""
     return spec.build(unpack(parts), registry)

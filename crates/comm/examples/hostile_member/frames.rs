@@ -7,9 +7,9 @@ use shardwright_core::{
 };
 use shardwright_wire::codec::{encode, encode_placed};
 use shardwright_wire::{
-    Abort, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, Frame, HeldTensor, Limits,
-    Message, ObjectMessage, Outcome, Place, Request, Response, SharedMemory, SharedPlace,
-    StepBegin, StepEnd, TaskContext, TaskEvent, TaskOrder, TensorMeta, TensorPart, Value, Work,
+    Abort, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardCall, ForwardOver, Frame, HeldTensor,
+    Limits, Message, ObjectMessage, Outcome, Place, Request, Response, SharedMemory, SharedPlace,
+    StepBegin, StepEnd, TaskEvent, TaskOrder, TensorMeta, TensorPart, Value,
 };
 
 /// A tensor of so many bytes in an object, which lies at a place in shared memory where one is given.
@@ -104,7 +104,7 @@ fn answers(step: StepEpoch) -> Vec<(&'static str, Message)> {
                 id: REQUEST,
                 step,
                 responder: FAR,
-                outcome: Outcome::Value(body()),
+                outcome: Outcome::Value(body().into()),
             })),
         ),
         (
@@ -184,10 +184,7 @@ fn orders(step: StepEpoch) -> Vec<(&'static str, Message)> {
                 id: REQUEST,
                 step,
                 model: ModelId(u32::MAX),
-                work: Work::Forward {
-                    module: ModuleId(u32::MAX),
-                    range: None,
-                },
+                work: ForwardCall::new(ModuleId(u32::MAX)).into(),
                 microbatch: MicrobatchId(u32::MAX),
                 requester: FAR,
                 place: Place {
@@ -195,12 +192,6 @@ fn orders(step: StepEpoch) -> Vec<(&'static str, Message)> {
                     call: CallId(u32::MAX),
                 },
                 path: CallPath::default(),
-                context: TaskContext {
-                    grad_mode: true,
-                    inference_mode: false,
-                    autocast: Vec::new(),
-                    checkpointing: false,
-                },
                 hold: true,
                 released: vec![REQUEST; 100],
                 body: body(),

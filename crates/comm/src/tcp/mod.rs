@@ -21,6 +21,7 @@ mod door;
 pub mod fuzzing;
 mod handshake;
 mod link;
+mod local;
 mod rendezvous;
 mod roll;
 mod stream;

@@ -7,39 +7,24 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use shardwright_core::Rank;
-use shardwright_wire::Limits;
 
 use super::address::Listener;
 use super::dial::Cancel;
 use super::rendezvous::{JobOptions, connect, start};
 use super::transport::{Connected, Tcp};
-use crate::routing::Choice;
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::Receiver;
 
 /// The options of a rank of a job on this host.
 pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
+    let secret = Secret::new(b"the secret of the tests".to_vec());
     JobOptions {
-        rank: Rank(rank),
-        world,
-        host: "127.0.0.1".to_owned(),
-        port,
-        listener: None,
-        bind_address: None,
         host_name: format!("host-{rank}"),
-        secret: Secret::new(b"the secret of the tests".to_vec()),
-        encrypt: false,
         version: "0.1.0".to_owned(),
         fingerprint: "seed=1".to_owned(),
         connect_timeout: Duration::from_secs(20),
-        liveness_timeout: Duration::from_secs(15),
-        limits: Limits::default(),
-        pool: None,
-        device: None,
-        ucx_address: Vec::new(),
-        transport: Choice::Auto,
-        lacks: None,
+        ..JobOptions::on_this_host(Rank(rank), world, port, secret)
     }
 }
 

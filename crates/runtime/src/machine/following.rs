@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, PipelineRank, RequestId, WorkerId};
 use shardwright_schedule::{Progress, Ready, ReadyKind, Schedule, Unit};
-use shardwright_wire::Work;
 
 use super::dispatch::{ReadyItem, Subject, Turn};
 use super::order::{Order, Standing, choose};
+use super::requests::About;
 use super::{Machine, Stage};
 use crate::failure::{FailureKind, ServerError};
 use crate::trace::TraceKind;
@@ -157,11 +157,11 @@ impl Machine {
     }
 
     /// A worker asks another rank for something.
-    pub(super) fn order_asks(&mut self, worker: Option<WorkerId>, id: RequestId, work: &Work) {
+    pub(super) fn order_asks(&mut self, worker: Option<WorkerId>, id: RequestId, about: &About) {
         if let Some(microbatch) = worker.and_then(|worker| self.root_microbatch(worker))
             && let Some(order) = &mut self.order
         {
-            order.root_asks(id, work, microbatch);
+            order.root_asks(id, about, microbatch);
         }
     }
 
@@ -245,7 +245,8 @@ impl Machine {
     fn item_module(&self, item: &ReadyItem) -> String {
         let module = match &item.subject {
             Subject::Request(request) => {
-                super::requests::work_module(&request.work).map(|module| (request.model, module))
+                let module = request.work.module();
+                module.map(|module| (request.model, module))
             }
             Subject::WeightGradient(deferred) => deferred.model.zip(deferred.module),
             Subject::Root | Subject::Worker(_) => None,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use shardwright_core::{CallId, ModelId, ModuleId, Rank, RequestId, WorkerId};
 use shardwright_wire::{
-    Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, Request, TensorMeta,
-    TensorPart, Value, text,
+    Answer, AnswerKind, Body, Buffer, Delivery, ErrorReport, Fetch, HeldTensor, Message, Request,
+    TensorMeta, TensorPart, Value, text,
 };
 
 use super::Machine;
@@ -23,6 +23,8 @@ pub(super) type Site = (Rank, ModelId, Option<ModuleId>, CallId);
 /// What a response will be, if the module does as it did before: its value, and its tensors' descriptions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
+    /// What it will be, and what will be said of its tensors.
+    pub kind: AnswerKind,
     /// The value.
     pub value: Value,
     /// The tensors.
@@ -31,15 +33,17 @@ pub struct Expected {
 
 impl Expected {
     /// What a response was.
-    pub fn of(body: &Body) -> Self {
+    pub fn of(Answer { kind, body }: &Answer) -> Self {
         Self {
+            kind: kind.clone(),
             value: body.value.clone(),
             tensors: body.tensors.iter().map(|part| part.meta.clone()).collect(),
         }
     }
 
-    pub(super) fn is(&self, body: &Body) -> bool {
-        self.value == body.value
+    pub(super) fn is(&self, Answer { kind, body }: &Answer) -> bool {
+        self.kind == *kind
+            && self.value == body.value
             && self.tensors.len() == body.tensors.len()
             && self
                 .tensors
@@ -62,15 +66,9 @@ impl Expected {
                 format!("{}{:?}{grad}", meta.dtype, meta.shape)
             })
             .collect();
-        // The result comes first, twice: before what was collected, and before what is said about its tensors.
-        let first = |value| match value {
-            Value::Tuple(items) => items.into_iter().next().unwrap_or(Value::None),
-            other => other,
-        };
-        let result = first(first(self.value.clone()));
         format!(
             "{} with tensors [{}]",
-            text::value(&result),
+            text::value(&self.value),
             tensors.join("; ")
         )
     }
@@ -287,7 +285,7 @@ impl Machine {
             self.account.received(bytes.unwrap_or_default() as u64);
         }
         if key.0 == self.config.rank && self.outstanding.contains_key(&key.1) {
-            self.take_answer(from, key.1, delivery.body, now);
+            self.take_answer(from, key.1, delivery.body.into(), now);
             return;
         }
         let Some(part) = delivery.body.tensors.pop() else {
@@ -310,13 +308,13 @@ impl Machine {
         &mut self,
         id: RequestId,
         expected: &Expected,
-        body: &Body,
+        answer: &Answer,
         now: Duration,
     ) {
         let request = &self.outstanding[&id];
         let message = format!(
             "given arguments alike, it returned {} where it had returned {} in the steps recorded for static mode",
-            Expected::of(body).text(),
+            Expected::of(answer).text(),
             expected.text(),
         );
         let report = ErrorReport {

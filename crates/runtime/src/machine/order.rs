@@ -9,7 +9,9 @@ use std::num::NonZeroU32;
 
 use shardwright_core::{MicrobatchId, PipelineRank, Rank, RequestId};
 use shardwright_schedule::{Part, Program, Progress, RankOrder, Ready, ReadyKind, Schedule, Unit};
-use shardwright_wire::{Request, Work};
+use shardwright_wire::{Request, Work, WorkKind};
+
+use super::requests::About;
 
 /// What a rank does with a ready item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +92,7 @@ impl Order {
     /// what comes after its last stage belongs to that one.
     pub(super) fn asked_here(&mut self, request: &Request) {
         let stages = self.list.num_stages();
-        if matches!(request.work, Work::Forward { .. }) && stages > 0 && !self.is_root {
+        if matches!(request.work, Work::Forward(_)) && stages > 0 && !self.is_root {
             let calls = self.calls.entry(request.microbatch).or_default();
             let call = Call {
                 stage: calls.len().min(stages - 1),
@@ -109,17 +111,13 @@ impl Order {
     }
 
     /// The step function of a microbatch asks another rank for something.
-    pub(super) fn root_asks(&mut self, id: RequestId, work: &Work, microbatch: MicrobatchId) {
+    pub(super) fn root_asks(&mut self, id: RequestId, about: &About, microbatch: MicrobatchId) {
         let task = self.root_tasks.entry(microbatch).or_default();
-        match work {
-            Work::Forward { .. } => {
-                task.calls.insert(id, task.num_calls);
-                task.num_calls += 1;
-            }
-            Work::Backward { forward, .. } | Work::Close { forward, .. } => {
-                task.calls.remove(forward);
-            }
-            Work::Control { .. } => {}
+        if about.kind == WorkKind::Forward {
+            task.calls.insert(id, task.num_calls);
+            task.num_calls += 1;
+        } else if let Some(forward) = about.forward {
+            task.calls.remove(&forward);
         }
     }
 
@@ -163,11 +161,8 @@ impl Order {
     /// Which unit a request is.
     pub(super) fn request_unit(&self, request: &Request) -> Option<Unit> {
         let (id, part) = match &request.work {
-            Work::Forward { .. } => (request.id, Part::Forward),
-            Work::Backward { forward, .. } | Work::Close { forward, .. } => {
-                (*forward, Part::Backward)
-            }
-            Work::Control { .. } => return None,
+            Work::Forward(_) => (request.id, Part::Forward),
+            work => (work.forward()?, Part::Backward),
         };
         let call = self.call(request.microbatch, (request.requester, id))?;
         Some(Unit {
@@ -232,7 +227,7 @@ impl Order {
     /// An item has the turn.
     pub(super) fn grants(&mut self, unit: Option<Unit>, request: Option<&Request>) {
         if let Some(request) = request
-            && let Work::Backward { forward, .. } | Work::Close { forward, .. } = request.work
+            && let Some(forward) = request.work.forward()
         {
             let key = (request.requester, forward);
             self.forwards.insert((request.requester, request.id), key);

@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use shardwright_core::{ModelId, Rank, WorkerId};
+use shardwright_core::{Rank, WorkerId};
 use shardwright_wire::{
-    Asked, Message, Phase, Request, TaskEvent, TaskName, TaskOrder, TaskSource, Work,
+    Asked, Message, Phase, Request, TaskEvent, TaskName, TaskOrder, TaskSource,
 };
 
 use super::dispatch::Subject;
-use super::requests::{work_module, work_phase};
+use super::requests::About;
 use super::tasks::CurrentTask;
 use super::{Action, Machine, Stage};
 use crate::failure::{FailureKind, ServerError};
@@ -92,13 +92,7 @@ impl Machine {
     }
 
     /// A worker's task asks another rank for something.
-    pub(super) fn tell_asked(
-        &mut self,
-        worker: Option<WorkerId>,
-        to: Rank,
-        model: ModelId,
-        work: &Work,
-    ) {
+    pub(super) fn tell_asked(&mut self, worker: Option<WorkerId>, to: Rank, about: &About) {
         if !self.has_peers() {
             return;
         }
@@ -106,9 +100,9 @@ impl Machine {
         if let Some(task) = task {
             let asked = Asked {
                 place: self.place_of(to),
-                phase: work_phase(work),
+                phase: about.kind.phase(),
                 microbatch: task.microbatch,
-                module: (model, work_module(work)),
+                module: (about.model, about.module),
             };
             self.happened(TaskEvent::Asks(asked));
         }
@@ -274,9 +268,9 @@ impl Machine {
                 place: self.place_of(request.requester),
                 id: request.id,
             },
-            phase: work_phase(&request.work).unwrap_or(Phase::Forward),
+            phase: request.work.kind().phase().unwrap_or(Phase::Forward),
             microbatch: request.microbatch,
-            module: work_module(&request.work).map(|module| (request.model, module)),
+            module: request.work.module().map(|module| (request.model, module)),
         }
     }
 

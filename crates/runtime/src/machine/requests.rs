@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use shardwright_core::{CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
 use shardwright_schedule::ReadyKind;
-use shardwright_wire::{Body, Message, Outcome, Phase, Request, Response, Work};
+use shardwright_wire::{Answer, Message, Outcome, Phase, Request, Response, Work, WorkKind};
 
 use super::dispatch::Subject;
 use super::held::Expected;
@@ -21,7 +21,7 @@ pub(super) struct Outstanding {
     pub(super) module: Option<ModuleId>,
     pub(super) phase: Option<Phase>,
     pub(super) microbatch: MicrobatchId,
-    pub(super) response: Option<Body>,
+    pub(super) response: Option<Answer>,
     /// What the response is taken to be until it is there.
     pub(super) expected: Option<Expected>,
     /// Whether nobody will look at the response.
@@ -43,12 +43,31 @@ enum Waiter {
     Main,
 }
 
-pub(super) fn work_module(work: &Work) -> Option<ModuleId> {
-    match work {
-        Work::Forward { module, .. }
-        | Work::Backward { module, .. }
-        | Work::Close { module, .. } => Some(*module),
-        Work::Control { .. } => None,
+/// What a request is about, as far as its requester has to know that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// What is asked for.
+    pub kind: WorkKind,
+    /// The model.
+    pub model: ModelId,
+    /// The module, where it is about one.
+    pub module: Option<ModuleId>,
+    /// Of a backward or a close, the forward request.
+    pub forward: Option<RequestId>,
+    /// The microbatch.
+    pub microbatch: MicrobatchId,
+}
+
+impl About {
+    /// What work of a model is about.
+    pub fn new(model: ModelId, work: &Work, microbatch: MicrobatchId) -> Self {
+        Self {
+            kind: work.kind(),
+            model,
+            module: work.module(),
+            forward: work.forward(),
+            microbatch,
+        }
     }
 }
 
@@ -60,21 +79,13 @@ pub(super) fn resumption(phase: Phase) -> ReadyKind {
     }
 }
 
-pub(super) fn work_phase(work: &Work) -> Option<Phase> {
-    match work {
-        Work::Forward { .. } => Some(Phase::Forward),
-        Work::Backward { .. } | Work::Close { .. } => Some(Phase::Backward),
-        Work::Control { .. } => None,
-    }
-}
-
 impl Machine {
     /// Makes a request. `worker` is `None` on the main thread.
     pub fn send_request(
         &mut self,
         worker: Option<WorkerId>,
         to: Rank,
-        new: NewRequest,
+        mut new: NewRequest,
         now: Duration,
     ) -> Result<RequestId, ServerError> {
         self.require_running("send_request")?;
@@ -86,15 +97,10 @@ impl Machine {
             self.fail_with(failure, true, now);
             return Err(ServerError::Aborted);
         }
-        let id = self.expect_answer(
-            to,
-            new.model,
-            &new.work,
-            new.microbatch,
-            new.expected.clone(),
-        );
-        self.order_asks(worker, id, &new.work);
-        self.tell_asked(worker, to, new.model, &new.work);
+        let about = About::new(new.model, &new.work, new.microbatch);
+        let id = self.expect_answer(to, &about, new.expected.take());
+        self.order_asks(worker, id, &about);
+        self.tell_asked(worker, to, &about);
         self.send(worker, (self.config.rank, id), to, new, now);
         Ok(id)
     }
@@ -105,17 +111,15 @@ impl Machine {
         &mut self,
         worker: WorkerId,
         to: Rank,
-        model: ModelId,
-        work: &Work,
-        microbatch: MicrobatchId,
+        about: &About,
         expected: Option<Expected>,
     ) -> Result<RequestId, ServerError> {
         self.require_running("announce_request")?;
         self.require_turn(worker, "announce_request")?;
         self.require_in_pipeline(to)?;
-        let id = self.expect_answer(to, model, work, microbatch, expected);
-        self.order_asks(Some(worker), id, work);
-        self.tell_asked(Some(worker), to, model, work);
+        let id = self.expect_answer(to, about, expected);
+        self.order_asks(Some(worker), id, about);
+        self.tell_asked(Some(worker), to, about);
         Ok(id)
     }
 
@@ -140,28 +144,21 @@ impl Machine {
         Ok(())
     }
 
-    fn expect_answer(
-        &mut self,
-        to: Rank,
-        model: ModelId,
-        work: &Work,
-        microbatch: MicrobatchId,
-        expected: Option<Expected>,
-    ) -> RequestId {
+    fn expect_answer(&mut self, to: Rank, about: &About, expected: Option<Expected>) -> RequestId {
         let id = self.next_id();
-        self.step.sent.count(work);
-        self.total.sent.count(work);
-        if matches!(work, Work::Control { .. }) {
+        self.step.sent.count(about.kind);
+        self.total.sent.count(about.kind);
+        if about.kind == WorkKind::Control {
             self.account.divides();
         }
         self.outstanding.insert(
             id,
             Outstanding {
                 to,
-                model,
-                module: work_module(work),
-                phase: work_phase(work),
-                microbatch,
+                model: about.model,
+                module: about.module,
+                phase: about.kind.phase(),
+                microbatch: about.microbatch,
                 response: None,
                 expected,
                 unneeded: false,
@@ -221,7 +218,6 @@ impl Machine {
             requester,
             place: new.place,
             path,
-            context: new.context,
             hold: new.hold,
             released: self.held.take_released(to),
             body: new.body,
@@ -245,7 +241,7 @@ impl Machine {
     }
 
     /// The answers to requests whose wait is over, in the order asked for.
-    pub fn take_responses(&mut self, requests: &[RequestId]) -> Result<Vec<Body>, ServerError> {
+    pub fn take_responses(&mut self, requests: &[RequestId]) -> Result<Vec<Answer>, ServerError> {
         requests
             .iter()
             .map(|id| {
@@ -291,13 +287,13 @@ impl Machine {
 
     pub(super) fn on_response(&mut self, from: Rank, response: Response, now: Duration) {
         match response.outcome {
-            Outcome::Value(body) => self.take_answer(from, response.id, body, now),
+            Outcome::Value(answer) => self.take_answer(from, response.id, answer, now),
             Outcome::Failed(report) => self.fail_with(Failure::remote(report), false, now),
         }
     }
 
     /// An answer to a request of this rank, or a tensor that it has asked for.
-    pub(super) fn take_answer(&mut self, from: Rank, id: RequestId, body: Body, now: Duration) {
+    pub(super) fn take_answer(&mut self, from: Rank, id: RequestId, answer: Answer, now: Duration) {
         let Some(request) = self
             .outstanding
             .get_mut(&id)
@@ -307,9 +303,9 @@ impl Machine {
             return;
         };
         if let Some(expected) = request.expected.take()
-            && !expected.is(&body)
+            && !expected.is(&answer)
         {
-            self.depart(id, &expected, &body, now);
+            self.depart(id, &expected, &answer, now);
             return;
         }
         let record = TraceRecord {
@@ -322,12 +318,12 @@ impl Machine {
             microbatch: Some(request.microbatch),
             peer: Some(from),
             request: Some(id),
-            bytes: body_bytes(&body),
+            bytes: body_bytes(&answer.body),
             start: now,
             end: now,
         };
         let (microbatch, phase) = (request.microbatch, request.phase);
-        request.response = Some(body);
+        request.response = Some(answer);
         let waiter = request.waiter;
         if request.unneeded {
             self.outstanding.remove(&id);
@@ -374,9 +370,9 @@ impl Machine {
             step: self.plan.step,
             kind,
             worker,
-            phase: work_phase(&request.work),
+            phase: request.work.kind().phase(),
             model: Some(request.model),
-            module: work_module(&request.work),
+            module: request.work.module(),
             microbatch: Some(request.microbatch),
             peer: Some(peer),
             request: Some(request.id),

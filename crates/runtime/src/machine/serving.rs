@@ -4,12 +4,11 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use shardwright_core::{CallId, CallPath, MicrobatchId, ModelId, Rank, RequestId};
+use shardwright_core::{CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId};
 use shardwright_schedule::ReadyKind;
-use shardwright_wire::{Body, Message, Outcome, Request, Response, TensorPart, Work};
+use shardwright_wire::{Answer, Message, Outcome, Request, Response, TensorPart, Work, WorkKind};
 
 use super::dispatch::{ReadyItem, Subject};
-use super::requests::{work_module, work_phase};
 use super::{Action, Machine};
 use crate::failure::ServerError;
 use crate::trace::{TraceKind, TraceRecord, body_bytes};
@@ -20,8 +19,9 @@ pub(super) type Key = (Rank, RequestId);
 /// A request that another rank waits for.
 #[derive(Clone, Debug)]
 pub(super) struct Served {
-    work: Work,
+    kind: WorkKind,
     model: ModelId,
+    module: Option<ModuleId>,
     microbatch: MicrobatchId,
     call: CallId,
     hold: bool,
@@ -85,8 +85,9 @@ impl Machine {
             self.held.forget((from, released));
         }
         let served = Served {
-            work: request.work.clone(),
+            kind: request.work.kind(),
             model: request.model,
+            module: request.work.module(),
             microbatch: request.microbatch,
             call: request.place.call,
             hold: request.hold,
@@ -95,7 +96,7 @@ impl Machine {
         self.record_request(TraceKind::Receive, None, from, &request, now);
         self.serving.insert(key, served);
         self.held.fill_early(&mut request);
-        if !matches!(request.work, Work::Forward { .. }) {
+        if !matches!(request.work, Work::Forward(_)) {
             self.admit(request);
             return;
         }
@@ -115,21 +116,18 @@ impl Machine {
         for part in &mut request.body.tensors {
             part.held = None;
         }
-        let kind = match &request.work {
-            Work::Forward { .. } => ReadyKind::RequestForward,
-            Work::Backward { forward, .. } | Work::Close { forward, .. } => {
-                // The requester need not have waited for the forward's answer.
-                let key = (request.requester, *forward);
-                if !self.parked.answered.contains(&key) {
-                    self.parked.behind.insert(key, request);
-                    return;
-                }
-                if matches!(request.work, Work::Close { .. }) {
-                    ReadyKind::RequestClose
-                } else {
-                    ReadyKind::RequestBackward
-                }
+        if let Some(forward) = request.work.forward() {
+            // The requester need not have waited for the forward's answer.
+            let key = (request.requester, forward);
+            if !self.parked.answered.contains(&key) {
+                self.parked.behind.insert(key, request);
+                return;
             }
+        }
+        let kind = match &request.work {
+            Work::Forward(_) => ReadyKind::RequestForward,
+            Work::Backward(_) => ReadyKind::RequestBackward,
+            Work::Close(_) => ReadyKind::RequestClose,
             Work::Control { .. } => {
                 self.account.divides();
                 self.controls.push_back(request);
@@ -170,7 +168,7 @@ impl Machine {
         &mut self,
         requester: Rank,
         id: RequestId,
-        body: Body,
+        answer: impl Into<Answer>,
         now: Duration,
     ) -> Result<(), ServerError> {
         match self.require_running("respond") {
@@ -181,28 +179,22 @@ impl Machine {
         let Some(served) = self.serving.remove(&key) else {
             return Err(ServerError::NotServed { requester, id });
         };
-        self.step.served.count(&served.work);
-        self.total.served.count(&served.work);
-        let body = if served.hold {
-            let site = (
-                requester,
-                served.model,
-                work_module(&served.work),
-                served.call,
-            );
-            self.hold(key, site, body)
-        } else {
-            body
-        };
-        let bytes = body_bytes(&body);
+        self.step.served.count(served.kind);
+        self.total.served.count(served.kind);
+        let mut answer = answer.into();
+        if served.hold {
+            let site = (requester, served.model, served.module, served.call);
+            answer.body = self.hold(key, site, answer.body);
+        }
+        let bytes = body_bytes(&answer.body);
         self.account.sent(bytes);
         self.trace.push(TraceRecord {
             step: self.plan.step,
             kind: TraceKind::Send,
             worker: None,
-            phase: work_phase(&served.work),
+            phase: served.kind.phase(),
             model: Some(served.model),
-            module: work_module(&served.work),
+            module: served.module,
             microbatch: Some(served.microbatch),
             peer: Some(requester),
             request: Some(id),
@@ -214,11 +206,11 @@ impl Machine {
             id,
             step: self.plan.step,
             responder: self.config.rank,
-            outcome: Outcome::Value(body),
+            outcome: Outcome::Value(answer),
         };
         self.route(requester, Message::Response(Box::new(response)), now);
         self.send_wanted(key, now);
-        if matches!(served.work, Work::Forward { .. }) {
+        if served.kind == WorkKind::Forward {
             self.parked.answered.insert(key);
             if let Some(request) = self.parked.behind.remove(&key) {
                 self.admit(request);

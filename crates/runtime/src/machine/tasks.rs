@@ -53,11 +53,9 @@ impl CurrentTask {
                 (TraceKind::WeightGradient, Phase::Backward, deferred.module)
             }
             Task::Request(request) => match &request.work {
-                Work::Forward { module, .. } => (TraceKind::Forward, Phase::Forward, Some(*module)),
-                Work::Backward { module, .. } => {
-                    (TraceKind::Backward, Phase::Backward, Some(*module))
-                }
-                Work::Close { module, .. } => (TraceKind::Close, Phase::Backward, Some(*module)),
+                Work::Forward(call) => (TraceKind::Forward, Phase::Forward, Some(call.module)),
+                Work::Backward(call) => (TraceKind::Backward, Phase::Backward, Some(call.module)),
+                Work::Close(call) => (TraceKind::Close, Phase::Backward, Some(call.module)),
                 Work::Control { .. } => unreachable!("control requests go to the main thread"),
             },
         };

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, WorkerId};
-use shardwright_wire::{Body, HeldTensor, Phase, Work};
+use shardwright_core::{Rank, RequestId, WorkerId};
+use shardwright_wire::{Answer, HeldTensor, Phase};
 
 use super::Server;
 use crate::bells::wait_on;
 use crate::failure::ServerError;
-use crate::machine::{Expected, NewRequest, StateKey, Waiting};
+use crate::machine::{About, Expected, NewRequest, StateKey, Waiting};
 
 impl Server {
     /// Makes a request; see [`Machine::send_request`].
@@ -26,14 +26,10 @@ impl Server {
         &self,
         worker: WorkerId,
         to: Rank,
-        model: ModelId,
-        work: &Work,
-        microbatch: MicrobatchId,
+        about: &About,
         expected: Option<Expected>,
     ) -> Result<RequestId, ServerError> {
-        self.enter(|machine, _| {
-            machine.announce_request(worker, to, model, work, microbatch, expected)
-        })
+        self.enter(|machine, _| machine.announce_request(worker, to, about, expected))
     }
 
     /// Asks for a tensor that another rank holds; see [`Machine::fetch`].
@@ -73,7 +69,7 @@ impl Server {
         worker: WorkerId,
         requests: &[RequestId],
         phase: Phase,
-    ) -> Result<Vec<Body>, ServerError> {
+    ) -> Result<Vec<Answer>, ServerError> {
         let mut state = self.lock();
         if state.machine.wait(worker, requests, phase, self.now())? == Waiting::Suspended {
             state = self.resumed(state, worker)?;
@@ -120,7 +116,7 @@ impl Server {
     }
 
     /// The answers to requests, if they are all there.
-    pub fn take_if_answered(&self, requests: &[RequestId]) -> Option<Vec<Body>> {
+    pub fn take_if_answered(&self, requests: &[RequestId]) -> Option<Vec<Answer>> {
         let mut state = self.lock();
         let answered = state.machine.are_answered(requests);
         answered
@@ -139,7 +135,7 @@ impl Server {
         &self,
         requests: &[RequestId],
         patience: Duration,
-    ) -> Result<Option<Vec<Body>>, ServerError> {
+    ) -> Result<Option<Vec<Answer>>, ServerError> {
         let deadline = Instant::now() + patience;
         let mut state = self.lock();
         state.machine.block_main(true);
@@ -184,7 +180,12 @@ impl Server {
     }
 
     /// Answers a request.
-    pub fn respond(&self, requester: Rank, id: RequestId, body: Body) -> Result<(), ServerError> {
-        self.enter(|machine, now| machine.respond(requester, id, body, now))
+    pub fn respond(
+        &self,
+        requester: Rank,
+        id: RequestId,
+        answer: impl Into<Answer>,
+    ) -> Result<(), ServerError> {
+        self.enter(|machine, now| machine.respond(requester, id, answer, now))
     }
 }

@@ -168,11 +168,11 @@ fn a_waiting_main_thread_hears_its_answer_and_control_requests_go_first() {
                 let asked = [asked.unwrap()];
                 rank.server.begin_main_wait(&asked).unwrap();
                 let answer = loop {
-                    if let Some(bodies) = rank.server.main_wait(&asked, EVER).unwrap() {
-                        break bodies;
+                    if let Some(answers) = rank.server.main_wait(&asked, EVER).unwrap() {
+                        break answers;
                     }
                 };
-                assert_eq!(answer[0].value, Value::Int(9));
+                assert_eq!(answer[0].body.value, Value::Int(9));
             }
             rank.supervise(&behaviour)
         });

@@ -9,7 +9,7 @@ use shardwright_wire::{
 };
 
 use super::alone::*;
-use super::rig::{backward, config, context, forward, new_request, plan};
+use super::rig::{backward, config, forward, new_request, plan};
 use crate::{Action, Expected, FailureKind, Grant, Machine, MainEvent, Task};
 
 const STEP: StepEpoch = StepEpoch(1);
@@ -66,7 +66,6 @@ fn request(id: u64, work: Work, body: Body, released: &[u64]) -> Message {
             call: CallId(0),
         },
         path: CallPath(vec![id as u32]),
-        context: context(),
         hold: true,
         released: released.iter().copied().map(RequestId).collect(),
         body,
@@ -143,7 +142,7 @@ fn answered(peer: &mut Machine) -> (TensorPart, Vec<(Rank, RequestId)>) {
     for (to, message) in sent(peer) {
         match message {
             Message::Response(response) => match response.outcome {
-                Outcome::Value(body) => answers.extend(body.tensors),
+                Outcome::Value(answer) => answers.extend(answer.body.tensors),
                 Outcome::Failed(report) => panic!("{report:?}"),
             },
             Message::Delivery(delivery) => deliveries.push((to, delivery.request)),
@@ -269,7 +268,7 @@ fn going_on(expected: TensorPart) -> Machine {
     root.take_grant(WorkerId(0));
     let mut new = new_request(forward(1), MicrobatchId(0), Value::None);
     new.hold = true;
-    new.expected = Some(Expected::of(&with(expected)));
+    new.expected = Some(Expected::of(&with(expected).into()));
     root.send_request(Some(WorkerId(0)), Rank(1), new, at(0))
         .unwrap();
     root
@@ -280,7 +279,7 @@ fn respond(root: &mut Machine, part: TensorPart) {
         id: RequestId(1),
         step: STEP,
         responder: Rank(1),
-        outcome: Outcome::Value(with(part)),
+        outcome: Outcome::Value(with(part).into()),
     };
     root.deliver(Rank(1), Message::Response(Box::new(response)), at(0));
 }
@@ -320,7 +319,7 @@ fn a_tensor_that_is_fetched_comes_as_an_answer() {
     assert_eq!(asked, Some((Rank(1), fetch(tensor, 0, id.0))));
     root.deliver(Rank(1), delivery(id.0, part(LARGE, 4)), at(0));
     let answers = root.take_responses(&[id]).unwrap();
-    assert_eq!(answers, [with(part(LARGE, 4))]);
+    assert_eq!(answers, [with(part(LARGE, 4)).into()]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use shardwright_wire::{
 };
 
 use super::alone::*;
-use super::rig::{config, context, forward, new_request};
+use super::rig::{config, forward, new_request};
 use crate::{Action, Grant, Machine, MainEvent, Task};
 
 const STEP: StepEpoch = StepEpoch(1);
@@ -56,7 +56,6 @@ fn request(id: u64, microbatch: u32, path: &[u32], is_here: bool) -> Request {
             call: CallId(0),
         },
         path: CallPath(path.to_vec()),
-        context: context(),
         hold: true,
         released: Vec::new(),
         body: with(part(is_here)),

@@ -7,7 +7,7 @@ use shardwright_schedule::{Program, Schedule};
 use shardwright_wire::{Message, Request, StepBegin, Value, Work};
 
 use super::alone::{at, end, machine};
-use super::rig::{backward, body, close, context, forward, plan};
+use super::rig::{backward, body, close, forward, plan};
 use crate::{FailureKind, Grant, Machine, MainEvent, StepPlan, Task};
 
 const ONE_STAGE: &str = "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n";
@@ -50,7 +50,6 @@ pub(super) fn ask(peer: &mut Machine, id: u64, work: Work, microbatch: u32) {
             call: shardwright_core::CallId(0),
         },
         path: CallPath(vec![id as u32]),
-        context: context(),
         hold: false,
         released: Vec::new(),
         body: body(Value::None),

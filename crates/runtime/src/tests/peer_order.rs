@@ -99,8 +99,8 @@ fn model(collectives: &Arc<Collectives>, other_branch: bool) -> Behaviour {
                 }
                 Task::Request(request) => {
                     let phase = match request.work {
-                        Work::Forward { module, .. } => format!("forward of {module}"),
-                        Work::Backward { module, .. } => format!("backward of {module}"),
+                        Work::Forward(ref call) => format!("forward of {}", call.module),
+                        Work::Backward(ref call) => format!("backward of {}", call.module),
                         _ => unreachable!("nothing is closed here"),
                     };
                     collectives.meet(rank, &format!("{phase} for {microbatch}"))?;

@@ -12,7 +12,7 @@ use shardwright_core::{
     CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId,
 };
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Body, Phase, Place, TaskContext, Value, Work};
+use shardwright_wire::{BackwardCall, Body, CloseCall, ForwardCall, Phase, Place, Value, Work};
 
 use crate::{
     Failure, LocalError, MachineConfig, MainEvent, NewRequest, Server, ServerError, StepPlan, Task,
@@ -58,15 +58,6 @@ pub(super) fn body(value: Value) -> Body {
     }
 }
 
-pub(super) fn context() -> TaskContext {
-    TaskContext {
-        grad_mode: true,
-        inference_mode: false,
-        autocast: Vec::new(),
-        checkpointing: false,
-    }
-}
-
 /// A first call in a microbatch.
 pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) -> NewRequest {
     NewRequest {
@@ -77,7 +68,6 @@ pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) ->
             parent: None,
             call: CallId(0),
         },
-        context: context(),
         hold: false,
         expected: None,
         body: body(value),
@@ -85,24 +75,15 @@ pub(super) fn new_request(work: Work, microbatch: MicrobatchId, value: Value) ->
 }
 
 pub(super) fn forward(module: u32) -> Work {
-    Work::Forward {
-        module: ModuleId(module),
-        range: None,
-    }
+    ForwardCall::new(ModuleId(module)).into()
 }
 
 pub(super) fn backward(module: u32, forward: RequestId) -> Work {
-    Work::Backward {
-        module: ModuleId(module),
-        forward,
-    }
+    BackwardCall::new(ModuleId(module), forward).into()
 }
 
 pub(super) fn close(module: u32, forward: RequestId) -> Work {
-    Work::Close {
-        module: ModuleId(module),
-        forward,
-    }
+    CloseCall::new(ModuleId(module), forward).into()
 }
 
 pub(super) fn microbatch_of(task: &Task) -> MicrobatchId {
@@ -204,19 +185,20 @@ impl TestRank {
         microbatch: MicrobatchId,
         value: Value,
     ) -> Result<(RequestId, Value), ServerError> {
-        let phase = if matches!(work, Work::Forward { .. }) {
+        let phase = if matches!(work, Work::Forward(_)) {
             Phase::Forward
         } else {
             Phase::Backward
         };
         let id = self.request(Some(worker), to, work, microbatch, value)?;
-        let bodies = self.off_turn(|| self.server.wait(worker, &[id], phase))?;
+        let answers = self.off_turn(|| self.server.wait(worker, &[id], phase))?;
         Ok((
             id,
-            bodies
+            answers
                 .into_iter()
                 .next()
                 .expect("one request has one answer")
+                .body
                 .value,
         ))
     }

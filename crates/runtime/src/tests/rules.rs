@@ -134,7 +134,7 @@ fn a_response_from_the_wrong_rank_or_twice_is_dropped_and_counted() {
             id: RequestId(1),
             step: StepEpoch(1),
             responder: Rank(responder),
-            outcome: Outcome::Value(body(Value::None)),
+            outcome: Outcome::Value(body(Value::None).into()),
         }))
     };
     root.deliver(Rank(0), response(0), at(0));

@@ -40,10 +40,10 @@ impl Simulation {
                 }
                 Some(Grant::Resume) => {
                     let ids: Vec<_> = worker.waits.iter().map(|(id, _)| *id).collect();
-                    let bodies = simulated.machine.take_responses(&ids).unwrap();
-                    for (body, (_, expected)) in bodies.into_iter().zip(worker.waits.drain(..)) {
+                    let answers = simulated.machine.take_responses(&ids).unwrap();
+                    for (answer, (_, expected)) in answers.into_iter().zip(worker.waits.drain(..)) {
                         assert_eq!(
-                            body.value, expected,
+                            answer.body.value, expected,
                             "a response is lost or belongs to another"
                         );
                     }

@@ -206,7 +206,7 @@ fn forwards_are_over_when_all_answers_are_there_and_the_step_function_is_past_th
         id,
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: shardwright_wire::Outcome::Value(body(Value::None)),
+        outcome: shardwright_wire::Outcome::Value(body(Value::None).into()),
     };
     root.deliver(Rank(1), Message::Response(Box::new(response)), at(0));
     assert_eq!(told_over(&mut root), [0]);

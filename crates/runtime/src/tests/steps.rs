@@ -42,14 +42,15 @@ pub(super) fn chain(world: u32) -> Behaviour {
                         return Ok(Value::Int(depth + 1));
                     }
                     let place = (rank.id, request.step, microbatch);
-                    let mut work = request.work.clone();
-                    if let Work::Backward { forward, .. } | Work::Close { forward, .. } = &mut work
-                    {
-                        *forward = made.lock().unwrap()[&place];
-                    }
+                    let made_here = || made.lock().unwrap()[&place];
+                    let work = match &request.work {
+                        Work::Backward(_) => backward(1, made_here()),
+                        Work::Close(_) => close(1, made_here()),
+                        other => other.clone(),
+                    };
                     let value = Value::Int(depth + 1);
                     let (id, value) = rank.call(worker, next, work.clone(), microbatch, value)?;
-                    if matches!(work, Work::Forward { .. }) {
+                    if matches!(work, Work::Forward(_)) {
                         made.lock().unwrap().insert(place, id);
                     }
                     Ok(value)
@@ -134,10 +135,11 @@ fn requests_may_run_at_once() {
         let ids = [1, 2, 1]
             .map(|to| rank.request(Some(worker), to, forward(to), *microbatch, Value::None));
         let ids: Vec<_> = ids.into_iter().collect::<Result<_, _>>()?;
-        let bodies = rank
+        let answers = rank
             .server
             .wait(worker, &ids, shardwright_wire::Phase::Forward);
-        let values: Vec<Value> = bodies?.into_iter().map(|body| body.value).collect();
+        let answers = answers?.into_iter();
+        let values: Vec<Value> = answers.map(|answer| answer.body.value).collect();
         assert_eq!(values, [Value::Int(1), Value::Int(2), Value::Int(1)]);
         Ok(Value::None)
     });

@@ -26,7 +26,7 @@ fn answer(id: RequestId) -> Message {
         id,
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(body(Value::None)),
+        outcome: Outcome::Value(body(Value::None).into()),
     }))
 }
 

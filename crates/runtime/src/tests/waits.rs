@@ -100,7 +100,7 @@ pub(super) fn answer_of(id: u64) -> Message {
         id: RequestId(id),
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(body(Value::None)),
+        outcome: Outcome::Value(body(Value::None).into()),
     }))
 }
 

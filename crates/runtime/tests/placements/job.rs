@@ -141,7 +141,7 @@ impl<'a> Job<'a> {
 
     fn arrives(&mut self, from: usize, to: usize, message: Message) {
         if let Message::Request(request) = &message
-            && matches!(request.work, Work::Forward { .. })
+            && matches!(request.work, Work::Forward(_))
         {
             self.known[to].insert((request.microbatch, request.path.clone()));
         }
@@ -198,7 +198,7 @@ impl<'a> Job<'a> {
         match grant {
             Grant::Task(task) => {
                 if let Task::Request(request) = &task
-                    && matches!(request.work, Work::Forward { .. })
+                    && matches!(request.work, Work::Forward(_))
                 {
                     // EX-14
                     let known = &mut self.known[rank];

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
-use shardwright_runtime::{Expected, NewRequest, Task, Waiting};
+use shardwright_runtime::{About, Expected, NewRequest, Task, Waiting};
 use shardwright_wire::{
-    Body, Buffer, HeldTensor, Phase, Place, TaskContext, TensorMeta, TensorPart, Value, Work,
+    BackwardCall, Body, Buffer, ForwardCall, HeldTensor, Phase, Place, TensorMeta, TensorPart,
+    Value, Work,
 };
 
 use crate::job::{Job, NOW};
@@ -82,7 +83,7 @@ fn body(held: Option<HeldTensor>) -> Body {
 }
 
 fn new_request(work: Work, microbatch: MicrobatchId, body: Body) -> NewRequest {
-    let is_forward = matches!(work, Work::Forward { .. });
+    let is_forward = matches!(work, Work::Forward(_));
     NewRequest {
         model: ModelId(0),
         work,
@@ -91,12 +92,6 @@ fn new_request(work: Work, microbatch: MicrobatchId, body: Body) -> NewRequest {
             parent: None,
             call: CallId(0),
         },
-        context: TaskContext {
-            grad_mode: true,
-            inference_mode: false,
-            autocast: Vec::new(),
-            checkpointing: false,
-        },
         hold: is_forward,
         expected: is_forward.then(expected),
         body,
@@ -104,14 +99,11 @@ fn new_request(work: Work, microbatch: MicrobatchId, body: Body) -> NewRequest {
 }
 
 fn expected() -> Expected {
-    Expected::of(&body(None))
+    Expected::of(&body(None).into())
 }
 
 fn forward(node: usize) -> Work {
-    Work::Forward {
-        module: ModuleId(node as u32),
-        range: None,
-    }
+    ForwardCall::new(ModuleId(node as u32)).into()
 }
 
 impl Worker {
@@ -134,11 +126,11 @@ impl Worker {
             Task::Request(request) => {
                 self.microbatch = request.microbatch;
                 self.serves = Some((request.requester, request.id));
-                match request.work {
-                    Work::Forward { module, .. } => module.0 as usize,
-                    Work::Backward { forward, .. } => {
+                match &request.work {
+                    Work::Forward(call) => call.module.0 as usize,
+                    Work::Backward(call) => {
                         self.to_reverse
-                            .clone_from(&made[&(request.requester, forward)]);
+                            .clone_from(&made[&(request.requester, call.forward)]);
                         self.then = Then::Backward;
                         return;
                     }
@@ -252,14 +244,8 @@ impl Worker {
         let mut onward = Vec::new();
         for next in &nodes[1..] {
             let to = Rank(program.ranks[*next]);
-            let announced = machine.announce_request(
-                id,
-                to,
-                ModelId(0),
-                &forward(*next),
-                self.microbatch,
-                Some(expected()),
-            );
+            let about = About::new(ModelId(0), &forward(*next), self.microbatch);
+            let announced = machine.announce_request(id, to, &about, Some(expected()));
             onward.push((*next, announced.expect("the step runs")));
         }
         let held = given.map(|(holder, request)| HeldTensor {
@@ -326,11 +312,8 @@ impl Worker {
             self.then = Then::End;
             return;
         };
-        let work = Work::Backward {
-            module: ModuleId(0),
-            forward,
-        };
-        let request = new_request(work, self.microbatch, body(None));
+        let call = BackwardCall::new(ModuleId(0), forward);
+        let request = new_request(call.into(), self.microbatch, body(None));
         let machine = &mut job.machines[rank];
         let request = machine
             .send_request(Some(id), to, request, NOW)

@@ -19,7 +19,7 @@ use shardwright_runtime::{
 };
 use shardwright_schedule::{ActionKind, Schedule};
 use shardwright_simulate::{Chain, Costs, Latency, StageCosts, TaskKind, simulate_schedule};
-use shardwright_wire::{Body, Message, Phase, Place, TaskContext, Value, Work};
+use shardwright_wire::{BackwardCall, Body, ForwardCall, Message, Phase, Place, Value, Work};
 
 /// Rank, segment, what, microbatch, start, end.
 type Slice = (u32, u32, TaskKind, u32, Duration, Duration);
@@ -252,8 +252,8 @@ impl<'a> Servers<'a> {
             Task::Request(request) => {
                 let microbatch = request.microbatch.0;
                 let mut operations = match &request.work {
-                    Work::Forward { module, .. } => self.forward(module.0, microbatch),
-                    Work::Backward { module, .. } => self.backward(module.0, microbatch),
+                    Work::Forward(call) => self.forward(call.module.0, microbatch),
+                    Work::Backward(call) => self.backward(call.module.0, microbatch),
                     other => panic!("{other:?} is not asked for"),
                 };
                 operations.push_back(Operation::Respond(request.requester, request.id));
@@ -335,25 +335,13 @@ fn new_request(
     NewRequest {
         model: ModelId(0),
         work: match phase {
-            Phase::Forward => Work::Forward {
-                module,
-                range: None,
-            },
-            Phase::Backward => Work::Backward {
-                module,
-                forward: forward.expect("it went forward"),
-            },
+            Phase::Forward => ForwardCall::new(module).into(),
+            Phase::Backward => BackwardCall::new(module, forward.expect("it went forward")).into(),
         },
         microbatch: MicrobatchId(microbatch),
         place: Place {
             parent: None,
             call: CallId(0),
-        },
-        context: TaskContext {
-            grad_mode: true,
-            inference_mode: false,
-            autocast: Vec::new(),
-            checkpointing: false,
         },
         hold: false,
         expected: None,

@@ -1,12 +1,13 @@
-//! Messages: every field in the order of its declaration.
+//! Messages: every field in the order of its declaration, but that what names tensors stands behind their body.
 
 use shardwright_core::{CallId, MicrobatchId, ModelId, Rank, RequestId, StepEpoch};
 
+use super::call::{read_answer, read_work, write_answer, write_work};
 use super::frame::{Frame, FrameKind};
 use super::order::{read_order, write_order};
 use super::parts::{
-    read_context, read_fetch, read_held, read_path, read_released, read_report, read_work,
-    write_context, write_fetch, write_held, write_path, write_released, write_report, write_work,
+    check_fit, read_fetch, read_held, read_path, read_released, read_report, write_fetch,
+    write_held, write_path, write_released, write_report,
 };
 use super::placement::{self, Placed, SharedPlace};
 use super::reader::Reader;
@@ -14,6 +15,7 @@ use super::value::{self, Budget};
 use super::writer::{Writer, bounded};
 use super::{CodecError, Limits};
 use crate::buffer::Buffer;
+use crate::call::Answer;
 use crate::message::{
     Abort, Body, Delivery, ForwardOver, Message, ObjectMessage, Outcome, Place, Request, Response,
     StepBegin, StepEnd,
@@ -124,16 +126,16 @@ impl Encoder<'_> {
                 writer.u64(request.id.0);
                 writer.u64(request.step.0);
                 writer.u32(request.model.0);
-                write_work(writer, &request.work);
                 writer.u32(request.microbatch.0);
                 writer.u32(request.requester.0);
                 writer.option(request.place.parent, |writer, parent| writer.u64(parent.0));
                 writer.u32(request.place.call.0);
                 write_path(writer, &request.path);
-                write_context(writer, &request.context);
                 writer.bool(request.hold);
                 write_released(writer, &request.released);
-                self.body(writer, &request.body)
+                self.body(writer, &request.body)?;
+                let tensors = request.body.tensors.len();
+                write_work(writer, &request.work, self.limits, tensors)
             }
             Message::Response(response) => {
                 writer.u8(1);
@@ -141,9 +143,10 @@ impl Encoder<'_> {
                 writer.u64(response.step.0);
                 writer.u32(response.responder.0);
                 match &response.outcome {
-                    Outcome::Value(body) => {
+                    Outcome::Value(Answer { kind, body }) => {
                         writer.u8(0);
-                        self.body(writer, body)
+                        self.body(writer, body)?;
+                        write_answer(writer, kind, self.limits, body.tensors.len())
                     }
                     Outcome::Failed(report) => {
                         writer.u8(1);
@@ -245,20 +248,6 @@ impl Encoder<'_> {
     }
 }
 
-/// WI-3; a tensor that is held elsewhere may come without its bytes.
-fn check_fit(meta: &TensorMeta, bytes: u64, held: bool) -> Result<(), CodecError> {
-    let absent = held && bytes == 0 && meta.num_bytes().is_some();
-    if absent || meta.fits(bytes) {
-        return Ok(());
-    }
-    Err(CodecError::TensorSize {
-        bytes,
-        dtype: meta.dtype.clone(),
-        shape: meta.shape.clone(),
-        strides: meta.strides.clone(),
-    })
-}
-
 struct Decoder<'a> {
     limits: &'a Limits,
     placed: Vec<Placed>,
@@ -267,29 +256,13 @@ struct Decoder<'a> {
 impl Decoder<'_> {
     fn message(&mut self, reader: &mut Reader<'_>) -> Result<Message, CodecError> {
         Ok(match reader.u8()? {
-            0 => Message::Request(Box::new(Request {
-                id: RequestId(reader.u64()?),
-                step: StepEpoch(reader.u64()?),
-                model: ModelId(reader.u32()?),
-                work: read_work(reader)?,
-                microbatch: MicrobatchId(reader.u32()?),
-                requester: Rank(reader.u32()?),
-                place: Place {
-                    parent: reader.option(|reader| reader.u64().map(RequestId))?,
-                    call: CallId(reader.u32()?),
-                },
-                path: read_path(reader)?,
-                context: read_context(reader)?,
-                hold: reader.bool()?,
-                released: read_released(reader)?,
-                body: self.body(reader)?,
-            })),
+            0 => Message::Request(Box::new(self.request(reader)?)),
             1 => Message::Response(Box::new(Response {
                 id: RequestId(reader.u64()?),
                 step: StepEpoch(reader.u64()?),
                 responder: Rank(reader.u32()?),
                 outcome: match reader.u8()? {
-                    0 => Outcome::Value(self.body(reader)?),
+                    0 => Outcome::Value(self.answer(reader)?),
                     1 => Outcome::Failed(read_report(reader)?),
                     found => {
                         return Err(CodecError::Tag {
@@ -338,6 +311,42 @@ impl Decoder<'_> {
                 });
             }
         })
+    }
+
+    fn request(&mut self, reader: &mut Reader<'_>) -> Result<Request, CodecError> {
+        let id = RequestId(reader.u64()?);
+        let step = StepEpoch(reader.u64()?);
+        let model = ModelId(reader.u32()?);
+        let microbatch = MicrobatchId(reader.u32()?);
+        let requester = Rank(reader.u32()?);
+        let place = Place {
+            parent: reader.option(|reader| reader.u64().map(RequestId))?,
+            call: CallId(reader.u32()?),
+        };
+        let path = read_path(reader)?;
+        let hold = reader.bool()?;
+        let released = read_released(reader)?;
+        let body = self.body(reader)?;
+        let work = read_work(reader, self.limits, body.tensors.len())?;
+        Ok(Request {
+            id,
+            step,
+            model,
+            work,
+            microbatch,
+            requester,
+            place,
+            path,
+            hold,
+            released,
+            body,
+        })
+    }
+
+    fn answer(&mut self, reader: &mut Reader<'_>) -> Result<Answer, CodecError> {
+        let body = self.body(reader)?;
+        let kind = read_answer(reader, self.limits, body.tensors.len())?;
+        Ok(Answer { kind, body })
     }
 
     fn body(&mut self, reader: &mut Reader<'_>) -> Result<Body, CodecError> {

@@ -8,9 +8,12 @@
 //!   memory than a small multiple of the bytes that have arrived.
 //! - WI-2: what is encoded without an error decodes to an equal message.
 //! - WI-3: a tensor's bytes fit its dtype, sizes and strides.
+//! - WI-4: whatever names a tensor of its body (values, notes, gradients) names one that is there.
 
+mod call;
 mod frame;
 mod message;
+mod notes;
 mod order;
 mod parts;
 mod placement;
@@ -23,7 +26,7 @@ pub use message::{Incoming, decode_control, encode, encode_placed};
 pub use placement::{Placed, SharedMemory, SharedPlace};
 
 /// The version of the format; a change that an older reader cannot read raises it.
-pub const FORMAT_VERSION: u16 = 6;
+pub const FORMAT_VERSION: u16 = 7;
 
 /// What a frame may hold at most; the same at sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,11 +105,19 @@ pub enum CodecError {
         /// How much is allowed.
         allowed: u64,
     },
+    /// A setting with a value of another kind.
+    #[error("{setting} is set to a {found}")]
+    Setting {
+        /// The setting.
+        setting: &'static str,
+        /// What it is set to.
+        found: &'static str,
+    },
     /// Text that is not UTF-8.
     #[error("text that is not UTF-8")]
     Text,
-    /// The tree names a tensor that the message lacks.
-    #[error("the value names tensor {index} of {tensors}")]
+    /// Something names a tensor that the message lacks (WI-4).
+    #[error("the message names tensor {index} of {tensors}")]
     TensorIndex {
         /// The named one.
         index: u32,

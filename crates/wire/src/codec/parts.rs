@@ -1,71 +1,38 @@
 //! What messages are made of, apart from values and tensors.
 
-use shardwright_core::{CallPath, MicrobatchId, ModuleId, Rank, RequestId, StepEpoch};
+use shardwright_core::{CallPath, MicrobatchId, Rank, RequestId, StepEpoch};
 
 use super::CodecError;
 use super::reader::Reader;
 use super::writer::Writer;
-use crate::message::{ErrorReport, Fetch, Phase, SequentialRange, TaskContext, Work};
-use crate::tensor::HeldTensor;
+use crate::message::{ErrorReport, Fetch, Phase};
+use crate::tensor::{HeldTensor, TensorMeta};
 
-/// More device types than torch has.
-const MAX_AUTOCAST: u64 = 64;
 /// More requests than a rank makes of another between two others.
 const MAX_RELEASED: u64 = 1 << 20;
-/// More calls within one another than a thread has stack for, and longer chains than a model has parts.
+/// More calls within one another than a thread has stack for.
 const MAX_PATH: u64 = 1 << 16;
 
-pub(super) fn write_work(writer: &mut Writer, work: &Work) {
-    match work {
-        Work::Forward { module, range } => {
-            writer.u8(0);
-            writer.u32(module.0);
-            writer.option(*range, |writer, range| {
-                writer.u32(range.start);
-                writer.u32(range.end);
-            });
-        }
-        Work::Backward { module, forward } => {
-            writer.u8(1);
-            writer.u32(module.0);
-            writer.u64(forward.0);
-        }
-        Work::Close { module, forward } => {
-            writer.u8(2);
-            writer.u32(module.0);
-            writer.u64(forward.0);
-        }
-        Work::Control { name } => {
-            writer.u8(3);
-            writer.text(name);
-        }
+/// WI-3; a tensor that is held elsewhere may come without its bytes.
+pub(super) fn check_fit(meta: &TensorMeta, bytes: u64, held: bool) -> Result<(), CodecError> {
+    let absent = held && bytes == 0 && meta.num_bytes().is_some();
+    if absent || meta.fits(bytes) {
+        return Ok(());
     }
-}
-
-pub(super) fn write_context(writer: &mut Writer, context: &TaskContext) {
-    writer.bool(context.grad_mode);
-    writer.bool(context.inference_mode);
-    writer.count(context.autocast.len());
-    for (device, dtype, cache) in &context.autocast {
-        writer.text(device);
-        writer.text(dtype);
-        writer.bool(*cache);
-    }
-    writer.bool(context.checkpointing);
+    Err(CodecError::TensorSize {
+        bytes,
+        dtype: meta.dtype.clone(),
+        shape: meta.shape.clone(),
+        strides: meta.strides.clone(),
+    })
 }
 
 pub(super) fn write_released(writer: &mut Writer, released: &[RequestId]) {
-    writer.count(released.len());
-    for request in released {
-        writer.u64(request.0);
-    }
+    writer.list(released, |writer, request| writer.u64(request.0));
 }
 
 pub(super) fn write_path(writer: &mut Writer, path: &CallPath) {
-    writer.count(path.0.len());
-    for number in &path.0 {
-        writer.u32(*number);
-    }
+    writer.list(&path.0, |writer, number| writer.u32(*number));
 }
 
 pub(super) fn write_held(writer: &mut Writer, held: HeldTensor) {
@@ -99,68 +66,14 @@ pub(super) fn write_report(writer: &mut Writer, report: &ErrorReport) {
     writer.text(&report.traceback);
 }
 
-pub(super) fn read_work(reader: &mut Reader<'_>) -> Result<Work, CodecError> {
-    Ok(match reader.u8()? {
-        0 => Work::Forward {
-            module: ModuleId(reader.u32()?),
-            range: reader.option(|reader| {
-                Ok(SequentialRange {
-                    start: reader.u32()?,
-                    end: reader.u32()?,
-                })
-            })?,
-        },
-        1 => Work::Backward {
-            module: ModuleId(reader.u32()?),
-            forward: RequestId(reader.u64()?),
-        },
-        2 => Work::Close {
-            module: ModuleId(reader.u32()?),
-            forward: RequestId(reader.u64()?),
-        },
-        3 => Work::Control {
-            name: reader.text()?,
-        },
-        found => {
-            return Err(CodecError::Tag {
-                what: "work",
-                found: u64::from(found),
-            });
-        }
-    })
-}
-
-pub(super) fn read_context(reader: &mut Reader<'_>) -> Result<TaskContext, CodecError> {
-    let grad_mode = reader.bool()?;
-    let inference_mode = reader.bool()?;
-    let count = reader.count("autocast states", MAX_AUTOCAST)?;
-    let mut autocast = Vec::new();
-    for _ in 0..count {
-        autocast.push((reader.text()?, reader.text()?, reader.bool()?));
-    }
-    Ok(TaskContext {
-        grad_mode,
-        inference_mode,
-        autocast,
-        checkpointing: reader.bool()?,
-    })
-}
-
 pub(super) fn read_released(reader: &mut Reader<'_>) -> Result<Vec<RequestId>, CodecError> {
-    let count = reader.count("released requests", MAX_RELEASED)?;
-    let mut released = Vec::new();
-    for _ in 0..count {
-        released.push(RequestId(reader.u64()?));
-    }
-    Ok(released)
+    reader.list("released requests", MAX_RELEASED, |reader| {
+        reader.u64().map(RequestId)
+    })
 }
 
 pub(super) fn read_path(reader: &mut Reader<'_>) -> Result<CallPath, CodecError> {
-    let count = reader.count("calls in a path", MAX_PATH)?;
-    let mut numbers = Vec::new();
-    for _ in 0..count {
-        numbers.push(reader.u32()?);
-    }
+    let numbers = reader.list("calls in a path", MAX_PATH, Reader::u32)?;
     Ok(CallPath(numbers))
 }
 

@@ -103,6 +103,21 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A list of at most so many items, of which each takes at least one byte.
+    pub(super) fn list<T>(
+        &mut self,
+        what: &'static str,
+        allowed: u64,
+        mut read: impl FnMut(&mut Self) -> Result<T, CodecError>,
+    ) -> Result<Vec<T>, CodecError> {
+        let count = self.count(what, allowed)?;
+        let mut items = Vec::new();
+        for _ in 0..count {
+            items.push(read(self)?);
+        }
+        Ok(items)
+    }
+
     pub(super) fn finish(self) -> Result<(), CodecError> {
         if self.bytes.is_empty() {
             return Ok(());

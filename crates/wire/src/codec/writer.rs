@@ -61,6 +61,13 @@ impl Writer {
         self.blob(value.as_bytes());
     }
 
+    pub(super) fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Self, &T)) {
+        self.count(items.len());
+        for item in items {
+            write(self, item);
+        }
+    }
+
     pub(super) fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
         self.bool(value.is_some());
         if let Some(value) = value {

@@ -7,11 +7,14 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
 use shardwright_wire::{
-    Abort, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor, Message,
-    NoMemory, ObjectMessage, Outcome, Phase, Place, Request, Response, SequentialRange, StepBegin,
-    StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart,
-    Value, Work,
+    Abort, Answer, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor,
+    Message, NoMemory, ObjectMessage, Outcome, Phase, Place, Request, Response, StepBegin, StepEnd,
+    TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value,
 };
+
+mod calls;
+
+use calls::{answer_kinds, works};
 
 fn values(tensors: u32) -> BoxedStrategy<Value> {
     let leaves = prop_oneof![
@@ -132,47 +135,34 @@ fn reports() -> impl Strategy<Value = ErrorReport> {
         )
 }
 
-fn works() -> impl Strategy<Value = Work> {
-    prop_oneof![
-        (any::<u32>(), option::of(any::<(u32, u32)>())).prop_map(|(module, range)| Work::Forward {
-            module: ModuleId(module),
-            range: range.map(|(start, end)| SequentialRange { start, end }),
-        }),
-        any::<(u32, u64)>().prop_map(|(module, forward)| Work::Backward {
-            module: ModuleId(module),
-            forward: RequestId(forward),
-        }),
-        any::<(u32, u64)>().prop_map(|(module, forward)| Work::Close {
-            module: ModuleId(module),
-            forward: RequestId(forward),
-        }),
-        ".{0,9}".prop_map(|name| Work::Control { name }),
-    ]
+fn tensors_of(body: &Body) -> u32 {
+    u32::try_from(body.tensors.len()).unwrap()
 }
 
-fn contexts() -> impl Strategy<Value = TaskContext> {
-    (
-        any::<(bool, bool, bool)>(),
-        vec((".{0,9}", ".{0,9}", any::<bool>()), 0..3),
-    )
-        .prop_map(
-            |((grad_mode, inference_mode, checkpointing), autocast)| TaskContext {
-                grad_mode,
-                inference_mode,
-                autocast,
-                checkpointing,
-            },
-        )
+fn answers() -> impl Strategy<Value = Answer> {
+    bodies().prop_flat_map(|body| {
+        let kinds = answer_kinds(tensors_of(&body));
+        (kinds, Just(body)).prop_map(|(kind, body)| Answer { kind, body })
+    })
 }
 
 fn requests() -> impl Strategy<Value = Request> {
     let ids = any::<(u64, u64, u32, u32, u32, u32)>();
     let held = (any::<bool>(), vec(any::<u64>(), 0..3));
-    let about = (works(), option::of(any::<u64>()), contexts());
     let path = vec(any::<u32>(), 0..4);
-    (ids, about, held, path, bodies()).prop_map(
-        |((id, step, model, microbatch, requester, call), about, (hold, released), path, body)| {
-            let (work, parent, context) = about;
+    let bodies = bodies().prop_flat_map(|body| {
+        let works = works(tensors_of(&body));
+        (works, Just(body))
+    });
+    (ids, option::of(any::<u64>()), held, path, bodies).prop_map(
+        |(
+            (id, step, model, microbatch, requester, call),
+            parent,
+            (hold, released),
+            path,
+            about,
+        )| {
+            let (work, body) = about;
             Request {
                 id: RequestId(id),
                 step: StepEpoch(step),
@@ -185,7 +175,6 @@ fn requests() -> impl Strategy<Value = Request> {
                     call: CallId(call),
                 },
                 path: CallPath(path),
-                context,
                 hold,
                 released: released.into_iter().map(RequestId).collect(),
                 body,
@@ -197,7 +186,7 @@ fn requests() -> impl Strategy<Value = Request> {
 /// Any message.
 pub(crate) fn messages() -> impl Strategy<Value = Message> {
     let outcomes = prop_oneof![
-        bodies().prop_map(Outcome::Value),
+        answers().prop_map(Outcome::Value),
         reports().prop_map(Outcome::Failed)
     ];
     prop_oneof![

@@ -64,8 +64,7 @@ def refuse(module: nn.Module, others: Mapping[str, object]) -> None:
     Raises:
         ConfigError: One of them asks for what a distributed layer cannot do.
     """
-    collected = collector.outgoing() or {}
-    if any("attentions" in key for key in collected):
+    if any("attentions" in name for name in collector.collected_names()):
         others = {**others, "output_attentions": True}
     for name, value in others.items():
         what, hint = _REFUSED.get(name), ""

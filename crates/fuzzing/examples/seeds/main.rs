@@ -1,6 +1,8 @@
 //! Writes the first inputs of every target into the folder of kept inputs: golden messages, values, handshakes, tables.
 #![expect(clippy::unwrap_used, reason = "a tool may panic")]
 
+mod calls;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,11 +12,13 @@ use shardwright_core::{
 };
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
-    Abort, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HEADER_BYTES,
-    HeldTensor, Limits, Message, ObjectMessage, Outcome, Phase, Place, Request, Response,
-    SequentialRange, StepBegin, StepEnd, TaskContext, TaskEvent, TaskName, TaskOrder, TaskSource,
-    TensorMeta, TensorPart, Value, Work,
+    Abort, Answer, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver,
+    HEADER_BYTES, HeldTensor, Limits, Message, ObjectMessage, Outcome, Phase, Place, Request,
+    Response, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
+    TensorPart, Value,
 };
+
+use calls::{answer_kinds, works};
 
 fn text(text: &str) -> Value {
     Value::Str(text.to_owned())
@@ -137,25 +141,7 @@ fn report() -> ErrorReport {
 
 fn messages() -> Vec<Message> {
     let report = report();
-    let module = ModuleId(7);
-    let works = [
-        Work::Forward {
-            module,
-            range: Some(SequentialRange { start: 1, end: 4 }),
-        },
-        Work::Backward {
-            module,
-            forward: RequestId(11),
-        },
-        Work::Close {
-            module,
-            forward: RequestId(11),
-        },
-        Work::Control {
-            name: "partition".to_owned(),
-        },
-    ];
-    let requests = works.into_iter().map(|work| {
+    let requests = works().into_iter().map(|work| {
         Message::Request(Box::new(Request {
             id: RequestId(12),
             step: StepEpoch(5),
@@ -168,12 +154,6 @@ fn messages() -> Vec<Message> {
                 call: CallId(2),
             },
             path: CallPath(vec![0, 3, 1]),
-            context: TaskContext {
-                grad_mode: true,
-                inference_mode: false,
-                autocast: vec![("cpu".to_owned(), "bfloat16".to_owned(), true)],
-                checkpointing: false,
-            },
             hold: true,
             released: vec![RequestId(3)],
             body: body(),
@@ -190,7 +170,7 @@ fn messages() -> Vec<Message> {
     let step = StepEpoch(5);
     let mut all: Vec<Message> = requests.collect();
     all.extend([
-        response(Outcome::Value(body())),
+        response(Outcome::Value(body().into())),
         response(Outcome::Failed(report.clone())),
         Message::StepBegin(StepBegin {
             step,
@@ -227,6 +207,10 @@ fn messages() -> Vec<Message> {
         Message::Goodbye(None),
         Message::Goodbye(Some(Box::new(report))),
     ]);
+    all.extend(answer_kinds().map(|kind| {
+        let body = body();
+        response(Outcome::Value(Answer { kind, body }))
+    }));
     all
 }
 
