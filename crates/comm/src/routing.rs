@@ -12,8 +12,7 @@
 //!    buffer, which the destination has mapped: one copy, and nothing to ask
 //!    for. Tensors of devices are staged there too, with one copy less than UCX
 //!    between host memories would need.
-//! 4. [`Route::HostStaged`]: UCX from host memory to host memory, which it
-//!    registers itself; by RDMA where the hosts have it, else by what else UCX has.
+//! 4. [`Route::HostStaged`]: UCX from host memory to host memory, by the transport that it chooses.
 //! 5. [`Route::Tcp`]: the link that every pair of ranks has, and needs nothing.
 //!
 //! - RO-1: both ends decide the same, since the facts name source and

@@ -1,4 +1,4 @@
-//! UCX: active messages over what a machine has, from shared memory to RDMA.
+//! UCX: active messages over shared memory and, where a job trusts its network, TCP.
 //!
 //! UCX is looked for at run time, and nothing here needs it to build. This layer moves messages
 //! between workers and reports what happens; routes, liveness and threads belong to its callers.

@@ -4,22 +4,20 @@ use crate::routing::Choice;
 
 /// Transports within a host, of which none has a socket of the Internet protocol: memory that the system lets only
 /// processes of the same user open. `sysv` is not among them, because its segments outlive a killed process, nor
-/// `cma`, whose copies through the kernel are slower than those through shared memory.
-const WITHIN_HOST: &str = "self,posix,cuda";
-
-/// The same, and RDMA, whose peers prove nothing but need an adapter of the same fabric.
-const WITH_RDMA: &str = "self,posix,rc,dc,ud,cuda";
+/// `cma`, whose copies through the kernel are slower than those through shared memory. Those of devices are not either:
+/// UCX is given host memory only.
+const WITHIN_HOST: &str = "self,posix";
 
 /// The same, and TCP, at which UCX believes whoever calls.
-const WITH_TCP: &str = "self,posix,tcp,rc,dc,ud,cuda";
+const WITH_TCP: &str = "self,posix,tcp";
 
 /// The transports that a job chooses from. What leaves the host unproved is used where the configuration asks for it by
 /// name, and what leaves it unencrypted not where it asks for encryption.
 pub fn transports_of(choice: Choice, one_host: bool, encrypt: bool) -> &'static str {
-    match choice {
-        _ if one_host || encrypt => WITHIN_HOST,
-        Choice::Ucx => WITH_TCP,
-        Choice::Auto | Choice::Tcp | Choice::SharedMemory => WITH_RDMA,
+    if choice == Choice::Ucx && !one_host && !encrypt {
+        WITH_TCP
+    } else {
+        WITHIN_HOST
     }
 }
 
@@ -118,7 +116,6 @@ mod tests {
                 let named = |name| transports.split(',').any(|one| one == name);
                 assert!(named("posix"));
                 assert_eq!(named("tcp"), choice == Choice::Ucx && !one_host && !encrypt);
-                assert_eq!(named("rc"), !one_host && !encrypt);
             }
         }
     }

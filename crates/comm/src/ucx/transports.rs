@@ -4,22 +4,8 @@ use super::library::Library;
 use super::options::Options;
 use super::raw::{Context, RawWorker};
 
-/// The transports that are tried, by UCX's names. `sysv` is left out, because it may leave
-/// segments behind.
-const TRIED: &[&str] = &[
-    "self",
-    "posix",
-    "tcp",
-    "rc",
-    "dc",
-    "ud",
-    "cma",
-    "xpmem",
-    "knem",
-    "cuda_copy",
-    "cuda_ipc",
-    "gdr_copy",
-];
+/// The transports that a job may use, by UCX's names.
+const TRIED: &[&str] = &["self", "posix", "tcp"];
 
 /// The transports of which UCX can make a context and a worker here.
 pub fn transports(library: &Library) -> Vec<String> {
