@@ -39,7 +39,6 @@ __all__ = [
     "simulate",
     "splits_backward",
     "take_log",
-    "use_device",
 ]
 
 __version__: Final[str]
@@ -105,7 +104,6 @@ class CommOptions:
         spin_microseconds: SupportsIndex,
         ucx_library: str | None,
         ucx_packages: SupportsGetItem[int, str],
-        host_buffer_bytes: SupportsIndex,
         device_to_device: bool,
         device_buffer_bytes: SupportsIndex,
         cuda_library: str | None = None,
@@ -288,9 +286,9 @@ class Node:
         liveness_timeout: SupportsFloat | SupportsIndex,
         bind_address: str | None,
         host_name: str,
+        options: CommOptions,
         buffer_bytes: SupportsIndex = 0,
         listener: Listener | None = None,
-        options: CommOptions | None = None,
         ucx: bool = True,
         lacks: str | None = None,
     ) -> Node:
@@ -312,10 +310,9 @@ class Node:
         The name of a rank's host.
         """
     @staticmethod
-    def in_process(world: SupportsIndex, faults: str | None = None) -> list[Node]:
+    def in_process(world: SupportsIndex) -> list[Node]:
         """
-        Nodes of ranks that share this process. With `faults`, for tests only, what they send goes wrong on
-        its way, in the same way each time: `"seed=7 delay=0.1 reorder=0.2 drop=0.01 after=30 from=1 deadline=2"`.
+        Nodes of ranks that share this process.
         """
     def publish(self, /, spec: Spec, parts: TensorParts, peers: SupportsGetItem[int, SupportsIndex]) -> int:
         """
@@ -348,6 +345,11 @@ class Node:
     def stats(self, /) -> dict[str, int]:
         """
         Counters since the start of the connection.
+        """
+    def use_device(self, /, ordinal: SupportsIndex) -> None:
+        """
+        Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device
+        memory.
         """
     @property
     def world(self, /) -> int:
@@ -1136,9 +1138,4 @@ def splits_backward(schedule: str) -> bool:
 def take_log() -> list[tuple[int, str]]:
     """
     Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
-    """
-
-def use_device(ordinal: SupportsIndex) -> None:
-    """
-    Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
     """

@@ -58,7 +58,7 @@ def test_the_core_gets_every_option() -> None:
     assert repr(comm_options(cfg, environ, 1, one_host=True)) == (
         "CommOptions { transport: Tcp, one_host: true, encrypt: false, spin: 300µs, ucx_library: None, "
         f"ucx_packages: {json.dumps(ucx_packages())}, "
-        "host_buffer_bytes: 1073741824, device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
+        "device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
     )
 
 

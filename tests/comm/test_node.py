@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 from shardwright import _core, logs
+from shardwright.communication import comm_options
+from shardwright.config import load_config
 from shardwright.errors import JobStartError, PeerLostError, ShardwrightError
 from shardwright.values import pack, registry, unpack
 
 from tests.jobs.forked import Forked
 
 WAIT = 30.0
+OVER_TCP = comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True)
 
 
 def connect(rank: int, world: int, listener: Any, **changed: Any) -> Any:
@@ -35,6 +38,7 @@ def connect(rank: int, world: int, listener: Any, **changed: Any) -> Any:
         "liveness_timeout": WAIT,
         "bind_address": "127.0.0.1",
         "host_name": f"host-{rank}",
+        "options": OVER_TCP,
         "listener": listener if rank == 0 else None,
     }
     return _core.Node.connect(**{**options, **changed})
@@ -158,11 +162,15 @@ def test_an_interrupt_ends_every_wait(wait: str) -> None:
     script = f"""
 import sys
 from shardwright import _core, logs
+from shardwright.communication import comm_options
+from shardwright.config import load_config
 
 def start():
     listener = _core.Listener.bind("127.0.0.1", 0)
+    options = comm_options(load_config({{}}, {{}}, {{}}), {{}}, 1, one_host=True)
     _core.Node.connect(rank=0, world=2, host="127.0.0.1", port=listener.port, secret=b"s", fingerprint="", version="",
-                       connect_timeout=60.0, liveness_timeout=60.0, bind_address=None, host_name="h", listener=listener)
+                       connect_timeout=60.0, liveness_timeout=60.0, bind_address=None, host_name="h", listener=listener,
+                       options=options)
 
 nodes = _core.Node.in_process(2)
 node = nodes[0]

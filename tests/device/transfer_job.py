@@ -87,7 +87,6 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         "spin_microseconds": 50,
         "ucx_library": None,
         "ucx_packages": [],
-        "host_buffer_bytes": 64 << 20,
         "device_to_device": True,
         "device_buffer_bytes": 32 << 20,
         "one_host": True,
@@ -116,7 +115,7 @@ def main(rank: int, port: int, library: str, rounds: int) -> None:
     node = connect(rank, port, device.options)
     print("joined", flush=True)
     if rounds == 0:  # both only begin to use their devices
-        _core.use_device(0)
+        node.use_device(0)
         deadline = time.monotonic() + WAIT
         while node.comm_stats()["peers"][1 - rank]["devices"] == "not used" and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from shardwright import _core
+from shardwright.communication import comm_options
+from shardwright.config import load_config
 from shardwright.errors import JobStartError
 
 from tests.attack.sieges import while_it_starts
@@ -66,6 +68,7 @@ def call_with_wrong_secret(port: int) -> None:
             liveness_timeout=6.0,
             bind_address="127.0.0.1",
             host_name="stranger",
+            options=comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True),
         )
 
 

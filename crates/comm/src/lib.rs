@@ -7,15 +7,18 @@ pub mod buffers;
 mod concurrency;
 #[cfg(test)]
 mod conformance;
-pub mod connection;
+mod connection;
 pub mod counters;
 pub mod cuda;
-pub mod envelope;
 pub mod error;
-pub mod in_process;
+#[cfg(feature = "fuzzing")]
+pub mod hostile;
+mod in_process;
+mod job;
+mod layers;
 pub mod meeting;
+pub mod node;
 pub mod objects;
-pub mod options;
 pub mod owner;
 pub mod patience;
 pub mod published;
@@ -23,7 +26,6 @@ mod raw;
 pub mod router;
 pub mod routing;
 pub mod secret;
-pub mod sequence;
 pub mod start_error;
 pub mod sync;
 pub mod tcp;
@@ -32,25 +34,23 @@ pub mod ucx;
 
 use std::time::Duration;
 
-pub use buffers::{Exchange, Pool, Reach, SHARED_BYTES};
-pub use connection::Connection;
 pub use counters::{Carried, Counters};
-pub use envelope::{Damaged, Envelope};
 pub use error::{CommError, describe_loss};
+#[cfg(any(test, feature = "faults"))]
 pub use in_process::faults::{Cut, Faults, FaultsError};
-pub use in_process::{InProcess, in_process, in_process_with};
+pub use in_process::{InProcess, in_process};
+pub use job::{CommOptions, JobOptions, Memory};
 pub use meeting::Meeting;
+pub use node::{Joining, Node};
 pub use objects::{ObjectPlane, barrier};
-pub use options::CommOptions;
 pub use owner::Owner;
 pub use patience::{Patience, SLICE};
 pub use published::Published;
 pub use router::Router;
 pub use secret::Secret;
-pub use sequence::{Gap, Sequencer, TooFarAhead};
 pub use shardwright_wire::Beat;
 pub use start_error::{Agreement, StartError};
-pub use tcp::{JobOptions, Listener, Tcp, connect};
+pub use tcp::Listener;
 pub use transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
 
 /// Messages that may wait for one peer's connection. Far above what a step has

@@ -7,6 +7,8 @@ mod command;
 mod config;
 mod description;
 mod error;
+#[cfg(feature = "faults")]
+mod faults;
 mod interruptible;
 mod listener;
 mod log;
@@ -27,7 +29,6 @@ mod tensors;
 mod timeline;
 mod topology;
 mod torch_types;
-mod ucx;
 mod usage;
 mod values;
 
@@ -78,7 +79,7 @@ mod _core {
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]
-    use crate::tensors::{TensorParts, use_device};
+    use crate::tensors::TensorParts;
     #[pymodule_export]
     use crate::usage::PyUsage;
     #[pymodule_export]

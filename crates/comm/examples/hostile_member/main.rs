@@ -9,14 +9,13 @@
 mod frames;
 
 use std::error::Error;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shardwright_comm::routing::Choice;
 use shardwright_comm::ucx::{
     Candidates, EndpointId, Event, Library, Options, Worker, transports_of,
 };
-use shardwright_comm::{JobOptions, Pool, Router, Secret, connect};
+use shardwright_comm::{CommOptions, JobOptions, Secret, hostile};
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Limits};
 
@@ -163,23 +162,18 @@ fn main() -> Outcome<()> {
         bind_address: None,
         host_name: host_name.trim().to_owned(),
         secret: Secret::new(secret),
-        encrypt: false,
         version: version.clone(),
         fingerprint: fingerprint.clone(),
         connect_timeout: WAIT,
         liveness_timeout: WAIT,
         limits: Limits::default(),
-        pool: Some(Pool::new(1 << 20)?),
-        device: None,
-        ucx_address,
-        transport: Choice::Auto,
+        comm: CommOptions::default(),
+        buffer_bytes: 1 << 20,
+        ucx: true,
         lacks: None,
     };
-    let job = connect(options, Arc::new(Router::default()), &mut || true)?;
-    let place = job
-        .ucx_addresses()
-        .get(&VICTIM)
-        .ok_or("rank 0 has no UCX")?;
+    let (job, addresses) = hostile::join(options, "ucx", ucx_address)?;
+    let place = addresses.get(&VICTIM).ok_or("rank 0 has no UCX")?;
     let (key, address) = place.split_at(KEY_BYTES);
     let key = key.to_vec();
     let victim = worker.connect(VICTIM, address)?;

@@ -5,15 +5,14 @@ use std::sync::{Arc, OnceLock};
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode_placed;
-use shardwright_wire::{
-    Buffer, CodecError, Frame, Limits, Message, NoMemory, SharedMemory, SharedPlace,
-};
+use shardwright_wire::{Buffer, Frame, Limits, Message, NoMemory, SharedMemory, SharedPlace};
 
 use super::SHARED_BYTES;
 use super::import::{Import, ImportError};
 use super::pool::{Offer, Pool};
 use crate::counters::Counters;
 use crate::cuda::{DeviceMemory, DeviceTensor};
+use crate::error::CommError;
 use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Route};
 
 /// How the other ranks can be reached.
@@ -81,12 +80,12 @@ impl Exchange {
 
     /// The binary form of a message to a rank; its large tensors are lent to the rank where it
     /// has mapped this rank's buffer.
-    pub fn encode(
+    pub(crate) fn encode(
         &self,
         to: Rank,
         message: &Message,
         limits: &Limits,
-    ) -> Result<Frame, CodecError> {
+    ) -> Result<Frame, CommError> {
         let mut places = Vec::new();
         let mut decisions = Vec::new();
         let frame = encode_placed(message, limits, &mut |buffer| {
@@ -135,7 +134,10 @@ impl Exchange {
                 self.counters.decided(decision);
             }
         }
-        frame
+        frame.map_err(|error| CommError::Unsendable {
+            rank: to,
+            reason: error.to_string(),
+        })
     }
 
     /// Whether a rank will copy a tensor out of this rank's device buffer by itself.

@@ -9,10 +9,11 @@ use shardwright_core::Rank;
 
 use super::tcp::read_to_end;
 use super::{Kind, Recorder};
+use crate::job::{Brought, JobOptions};
 use crate::secret::Secret;
 use crate::start_error::StartError;
+use crate::tcp::Listener;
 use crate::tcp::testing::{all_options, join, options};
-use crate::tcp::{JobOptions, Listener};
 use crate::transport::Transport;
 
 fn fail(all: Vec<JobOptions>) -> Vec<StartError> {
@@ -137,7 +138,7 @@ fn a_rank_that_encrypts_among_others_that_do_not_is_named() {
     for encrypts in [1, 2] {
         let mut all = all_options(3);
         for options in &mut all {
-            options.encrypt = options.rank.0 == encrypts;
+            options.comm.encrypt = options.rank.0 == encrypts;
         }
         for error in fail(all) {
             assert_eq!(
@@ -244,7 +245,8 @@ fn a_port_in_use_is_named() {
 fn a_start_can_be_cancelled() {
     let mut all = all_options(2);
     let mut asked = 0;
-    let outcome = crate::tcp::connect(all.remove(0), Arc::new(Recorder::default()), &mut || {
+    let receiver = Arc::new(Recorder::default());
+    let outcome = crate::tcp::connect(all.remove(0), Brought::default(), receiver, &mut || {
         asked += 1;
         asked < 3
     });

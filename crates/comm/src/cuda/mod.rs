@@ -40,5 +40,5 @@ pub(crate) use buffer::PeerDevice;
 pub use error::CudaError;
 pub use memory::{Capturing, DeviceMemory};
 
-pub use ordered::Ordered;
+pub(crate) use ordered::DeviceLayer;
 pub(crate) use tensor::DeviceTensor;

@@ -14,8 +14,10 @@ use super::device::LOOK_AGAIN;
 use super::inbox::{Job, Kept};
 use super::memory::DeviceMemory;
 use super::tensor::DeviceTensor;
-use crate::Exchange;
+use crate::buffers::Exchange;
 use crate::error::CommError;
+use crate::job::{JobOptions, Memory};
+use crate::layers::{Layer, Met, Prepared};
 use crate::owner::Owner;
 use crate::start_error::StartError;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
@@ -31,8 +33,17 @@ const IDLE: Duration = Duration::from_mins(1);
 const LOOK_FOR_PEERS: Duration = Duration::from_millis(100);
 const LOOKING: Duration = Duration::from_secs(30);
 
+/// The order of messages with tensors of a device among the transports.
+pub(crate) struct DeviceLayer;
+
+/// The same before the ranks have met.
+struct Ready {
+    memory: Arc<DeviceMemory>,
+    receiver: Arc<dyn Receiver>,
+}
+
 /// A transport, before which messages with tensors of a device wait until these are there (CU-1).
-pub struct Ordered {
+struct Ordered {
     inner: Arc<dyn Transport>,
     memory: Arc<DeviceMemory>,
     exchange: Arc<Exchange>,
@@ -54,22 +65,37 @@ struct Queue {
     active_since: Option<Instant>,
 }
 
-impl Ordered {
-    /// Puts the thread before a transport, where there is a device to wait for; `receiver` hears of messages that
-    /// cannot leave.
-    pub fn before(
-        inner: Arc<dyn Transport>,
-        receiver: Arc<dyn Receiver>,
-        exchange: Arc<Exchange>,
-    ) -> Result<Arc<dyn Transport>, StartError> {
-        let Some(memory) = exchange.device().map(Arc::clone) else {
-            return Ok(inner);
-        };
+impl Layer for DeviceLayer {
+    fn name(&self) -> &'static str {
+        "device"
+    }
+
+    fn prepare(
+        &self,
+        _: &JobOptions,
+        memory: &Memory,
+        receiver: &Arc<dyn Receiver>,
+    ) -> Result<Option<Box<dyn Prepared>>, StartError> {
+        Ok(memory.device.as_ref().map(|memory| {
+            Box::new(Ready {
+                memory: Arc::clone(memory),
+                receiver: Arc::clone(receiver),
+            }) as _
+        }))
+    }
+}
+
+impl Prepared for Ready {
+    fn join(self: Box<Self>, met: Met) -> Result<Arc<dyn Transport>, StartError> {
+        let Self { memory, receiver } = *self;
+        let Met {
+            below, exchange, ..
+        } = met;
         if !memory.inbox().claim() {
             return Err(system("it serves another connection"));
         }
         let queue = Queue {
-            inner: Arc::clone(&inner),
+            inner: Arc::clone(&below),
             receiver,
             exchange: Arc::clone(&exchange),
             memory: Arc::clone(&memory),
@@ -83,15 +109,17 @@ impl Ordered {
             .name("sw-device".to_owned())
             .spawn(move || queue.run())
             .map_err(|error| system(&error))?;
-        Ok(Arc::new(Self {
-            inner,
+        Ok(Arc::new(Ordered {
+            inner: below,
             memory,
             exchange,
             owner: Owner::this_process(),
             thread: Mutex::new(Some(thread)),
         }))
     }
+}
 
+impl Ordered {
     /// The message, if it may leave at once: it has no tensors of a device, and none that has waits before it.
     fn queue(&self, to: Rank, message: Message) -> Result<Option<Message>, CommError> {
         self.owner.check()?;
@@ -282,6 +310,10 @@ impl Transport for Ordered {
             Some(message) => self.inner.send_and_read(to, message),
             None => Ok(()),
         }
+    }
+
+    fn check(&self, to: Rank) -> Result<(), CommError> {
+        self.inner.check(to)
     }
 
     fn peer(&self, rank: Rank) -> Option<&PeerInfo> {

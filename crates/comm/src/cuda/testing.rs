@@ -10,10 +10,11 @@ use shardwright_core::Rank;
 use shardwright_wire::{Buffer, ErrorReport, Message};
 
 use super::raw::rehearsal::Rehearsal;
-use super::{DeviceMemory, Ordered};
+use super::{DeviceLayer, DeviceMemory};
 use crate::buffers::Pool;
 use crate::error::CommError;
-use crate::tcp::{JobOptions, testing};
+use crate::job::JobOptions;
+use crate::layers::Stack;
 use crate::transport::{CommStats, PeerInfo, Pulse, Receiver, Sight, Transport};
 
 /// The only device, and its default stream.
@@ -42,20 +43,24 @@ pub(crate) struct FromDevice {
     pub(crate) memory: Arc<DeviceMemory>,
 }
 
-/// Joins in a thread, with the device memory of the options.
+/// Gives a rank a device with a buffer of so many bytes.
+pub(crate) fn configure(options: &mut JobOptions, bytes: u64) {
+    options.comm.cuda_library = Some(library());
+    options.comm.device_buffer_bytes = bytes;
+}
+
+/// Joins in a thread, with the device of the options.
 pub(crate) fn join(
     options: JobOptions,
     receiver: Arc<dyn Receiver>,
 ) -> JoinHandle<Arc<FromDevice>> {
-    let memory = options.device.clone().unwrap();
     let name = format!("test-device-{}", options.rank);
     let thread = std::thread::Builder::new().name(name);
     thread
         .spawn(move || {
-            let joined = testing::join(options, Arc::clone(&receiver));
-            let job = joined.join().unwrap().unwrap();
-            let exchange = job.exchange();
-            let inner = Ordered::before(job, receiver, exchange).unwrap();
+            let stack = Stack::of(&[&DeviceLayer], options, receiver).unwrap();
+            let memory = stack.memory().device().map(Arc::clone).unwrap();
+            let inner = stack.join(&mut || true).unwrap();
             Arc::new(FromDevice { inner, memory })
         })
         .unwrap()

@@ -5,7 +5,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Message, SharedMemory, TensorPart};
 
 use super::buffer::Offered;
-use super::testing::{FromDevice, ORDINAL, STREAM, join, memory};
+use super::testing::{FromDevice, ORDINAL, STREAM, configure, join, memory};
 use crate::buffers::{Import, ImportError, Pool};
 use crate::conformance::{Recorder, WATCHDOG, heavy};
 use crate::error::CommError;
@@ -25,10 +25,9 @@ pub(super) fn pair(device_bytes: u64) -> [Rank2; 2] {
     let recorders: [Arc<Recorder>; 2] = Default::default();
     let mut options = all_options(2);
     for options in &mut options {
-        let pool = Pool::new(32 << 20).unwrap();
         "localhost".clone_into(&mut options.host_name);
-        options.device = Some(memory(&pool, device_bytes));
-        options.pool = Some(pool);
+        options.buffer_bytes = 32 << 20;
+        configure(options, device_bytes);
     }
     let joined: Vec<_> = options
         .into_iter()

@@ -10,7 +10,7 @@ use shardwright_core::Rank;
 use super::acceptor::shut;
 use super::connection::Connection;
 use super::handshake::{HANDSHAKE_VERSION, HandshakeError, Identity, Purpose, call};
-use super::rendezvous::JobOptions;
+use crate::job::JobOptions;
 use crate::start_error::{Agreement, StartError};
 
 /// Ends a start from outside: nothing is waited for any more.
@@ -133,7 +133,7 @@ fn call_rank(
         rank: options.rank,
         world: options.world,
         secret: &options.secret,
-        encrypt: options.encrypt,
+        encrypt: options.comm.encrypt,
     };
     let own = options.rank;
     match call(&stream, &me, purpose, limit) {
@@ -157,7 +157,7 @@ fn call_rank(
                 what: Agreement::Configuration,
                 other: own,
                 ours: format!("encrypt={theirs}"),
-                theirs: format!("encrypt={}", options.encrypt),
+                theirs: format!("encrypt={}", options.comm.encrypt),
             }))
         }
         Err(HandshakeError::AlreadyStarted) => {

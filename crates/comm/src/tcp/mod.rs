@@ -33,8 +33,8 @@ mod visitors;
 use std::time::Duration;
 
 pub use address::Listener;
-pub use rendezvous::{JobOptions, connect};
-pub use transport::Tcp;
+pub(crate) use rendezvous::connect;
+pub(crate) use transport::Tcp;
 
 /// How long a visitor may take to prove that it is no stranger.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);

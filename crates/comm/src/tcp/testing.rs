@@ -11,9 +11,9 @@ use shardwright_wire::Limits;
 
 use super::address::Listener;
 use super::dial::Cancel;
-use super::rendezvous::{JobOptions, connect, start};
+use super::rendezvous::{connect, start};
 use super::transport::{Connected, Tcp};
-use crate::routing::Choice;
+use crate::job::{Brought, CommOptions, JobOptions, Memory};
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::Receiver;
@@ -29,16 +29,14 @@ pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
         bind_address: None,
         host_name: format!("host-{rank}"),
         secret: Secret::new(b"the secret of the tests".to_vec()),
-        encrypt: false,
         version: "0.1.0".to_owned(),
         fingerprint: "seed=1".to_owned(),
         connect_timeout: Duration::from_secs(20),
         liveness_timeout: Duration::from_secs(15),
         limits: Limits::default(),
-        pool: None,
-        device: None,
-        ucx_address: Vec::new(),
-        transport: Choice::Auto,
+        comm: CommOptions::default(),
+        buffer_bytes: 0,
+        ucx: true,
         lacks: None,
     }
 }
@@ -52,6 +50,14 @@ pub(crate) fn all_options(world: u32) -> Vec<JobOptions> {
     all
 }
 
+/// What a rank brings that has no transport above TCP.
+fn brought(options: &JobOptions) -> Brought {
+    Brought {
+        memory: Memory::of(options),
+        ..Brought::default()
+    }
+}
+
 /// Joins in a thread.
 pub(crate) fn join(
     options: JobOptions,
@@ -60,7 +66,10 @@ pub(crate) fn join(
     let name = format!("test-rank-{}", options.rank);
     let thread = std::thread::Builder::new().name(name);
     thread
-        .spawn(move || connect(options, receiver, &mut || true))
+        .spawn(move || {
+            let brought = brought(&options);
+            connect(options, brought, receiver, &mut || true)
+        })
         .unwrap()
 }
 
@@ -89,6 +98,10 @@ impl Frozen {
 pub(crate) fn join_frozen(options: JobOptions) -> JoinHandle<Result<Frozen, StartError>> {
     let thread = std::thread::Builder::new().name("test-frozen".to_owned());
     thread
-        .spawn(move || start(options, &Cancel::default()).map(|connected| Frozen { connected }))
+        .spawn(move || {
+            let brought = brought(&options);
+            let connected = start(options, &brought, &Cancel::default())?;
+            Ok(Frozen { connected })
+        })
         .unwrap()
 }

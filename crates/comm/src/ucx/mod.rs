@@ -23,6 +23,7 @@ mod concurrency;
 mod endpoint;
 mod engine;
 pub mod error;
+mod find;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod library;
@@ -36,7 +37,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
 mod tests;
-pub mod transport;
+mod transport;
 pub mod transports;
 #[cfg(not(feature = "shuttle"))]
 mod wakes;
@@ -48,6 +49,6 @@ pub use endpoint::{Armed, EndpointId};
 pub use error::{Event, Refusal, UcxError};
 pub use library::{Candidates, Found, Library, LibraryError, Version};
 pub use options::{Options, transports_of};
-pub use transport::{Ucx, connect_ucx};
+pub(crate) use transport::UcxLayer;
 pub use transports::transports;
 pub use worker::{EventHandle, Worker};

@@ -2,7 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Candidates, Library};
+use std::sync::Arc;
+
+use super::transport::ready;
+use super::{Candidates, Library, Options, Worker};
+use crate::job::{JobOptions, Memory};
+use crate::layers::{Layer, Prepared};
+use crate::start_error::StartError;
+use crate::transport::Receiver;
 
 /// The variable that says where UCX is; without it, it is looked for in the project's environment.
 const LIBRARY_VARIABLE: &str = "SHARDWRIGHT_UCX_LIBRARY";
@@ -31,4 +38,27 @@ fn of_the_project() -> PathBuf {
         .map(|python| python.path().join("site-packages/libucx/lib"))
         .find(|path| path.is_dir())
         .unwrap_or(libraries)
+}
+
+/// UCX among the transports of a job, over some of its own.
+pub(crate) struct Over(pub(crate) &'static str);
+
+impl Layer for Over {
+    fn name(&self) -> &'static str {
+        "ucx"
+    }
+
+    fn prepare(
+        &self,
+        options: &JobOptions,
+        _: &Memory,
+        receiver: &Arc<dyn Receiver>,
+    ) -> Result<Option<Box<dyn Prepared>>, StartError> {
+        let over = Options {
+            transports: self.0.to_owned(),
+            ..Options::default()
+        };
+        let worker = Worker::create(&library(), options.rank, &over).unwrap();
+        ready(worker, options, Arc::clone(receiver)).map(Some)
+    }
 }

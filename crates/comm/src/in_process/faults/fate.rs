@@ -8,9 +8,9 @@ use std::time::Duration;
 use shardwright_core::{Rank, derive_seed};
 
 /// No message stays on its way for longer than this.
-pub const LONGEST_DELAY: Duration = Duration::from_millis(2);
+pub(super) const LONGEST_DELAY: Duration = Duration::from_millis(2);
 /// A message is overtaken by at most so many later ones.
-pub const MOST_OVERTAKING: u64 = 8;
+pub(super) const MOST_OVERTAKING: u64 = 8;
 
 /// The faults of every connection between ranks of one process.
 ///

@@ -6,8 +6,8 @@ use shardwright_wire::codec::encode;
 use shardwright_wire::{Limits, Message, StepBegin};
 
 use super::*;
-use crate::in_process::frame::{pack, unpack};
-use crate::sequence::Sequencer;
+use crate::in_process::faults::frame::{pack, unpack};
+use crate::in_process::faults::sequence::Sequencer;
 
 const COUNT: u64 = 60;
 const WINDOW: usize = 64;

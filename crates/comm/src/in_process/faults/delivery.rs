@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TrySendError};
 use shardwright_core::Rank;
+use shardwright_wire::codec::encode;
 use shardwright_wire::{Limits, Message};
 
-use super::faults::Faults;
-use super::frame::unpack;
+use super::Numbered;
+use super::fate::Faults;
+use super::frame::{pack, unpack};
 use super::line::{Line, Parcel};
-use super::{BEAT_INTERVAL, Event, Inbox, Shared};
+use super::sequence::Sequencer;
 use crate::QUEUE_CAPACITY;
-use crate::sequence::Sequencer;
+use crate::error::CommError;
+use crate::in_process::{BEAT_INTERVAL, End, Event, Inbox, Medium, Shared};
 use crate::transport::{Loss, Receiver};
 
 /// What the ranks of a job with faults have in common.
@@ -43,13 +46,38 @@ impl Wire {
 
     /// The number of the next message. One that is then not sent for want of room is missing, as
     /// its sender was told.
-    pub(super) fn next_number(&self, from: Rank, to: Rank) -> u64 {
+    fn next_number(&self, from: Rank, to: Rank) -> u64 {
         self.pairs[&(from, to)].sent.fetch_add(1, Ordering::SeqCst)
     }
 }
 
+impl Medium for Wire {
+    fn put(
+        &self,
+        from: Rank,
+        to: Rank,
+        message: Message,
+        sender: &Shared,
+    ) -> Result<Event, CommError> {
+        let frame = encode(&message, &Limits::default());
+        let frame = frame.map_err(|error| CommError::Unsendable {
+            rank: to,
+            reason: error.to_string(),
+        })?;
+        let number = self.next_number(from, to);
+        let bytes = pack(number, &frame);
+        let count = bytes.len() as u64;
+        sender.bytes_sent.fetch_add(count, Ordering::Relaxed);
+        Ok(Event::Numbered(Numbered::Frame(number, bytes)))
+    }
+
+    fn deliver_all(&self, end: &End) {
+        Delivery::new(end, self).run(&end.outlet);
+    }
+}
+
 /// The state of the delivery thread.
-pub(super) struct Delivery<'a> {
+struct Delivery<'a> {
     rank: Rank,
     receiver: &'a dyn Receiver,
     shared: &'a Shared,
@@ -87,13 +115,8 @@ impl Clock {
 }
 
 impl<'a> Delivery<'a> {
-    pub(super) fn new(
-        rank: Rank,
-        receiver: &'a dyn Receiver,
-        shared: &'a Shared,
-        inboxes: &'a [Inbox],
-        wire: &'a Wire,
-    ) -> Self {
+    fn new(end: &'a End, wire: &'a Wire) -> Self {
+        let rank = end.rank;
         let others = wire
             .pairs
             .keys()
@@ -105,9 +128,9 @@ impl<'a> Delivery<'a> {
         };
         Self {
             rank,
-            receiver,
-            shared,
-            inboxes,
+            receiver: &*end.receiver,
+            shared: &end.shared,
+            inboxes: &end.inboxes,
             wire,
             peers: others.map(|(from, _)| (*from, peer(*from))).collect(),
             untold: Vec::new(),
@@ -119,7 +142,7 @@ impl<'a> Delivery<'a> {
     }
 
     /// Runs until the rank closes.
-    pub(super) fn run(mut self, outlet: &crossbeam_channel::Receiver<(Rank, Event)>) {
+    fn run(mut self, outlet: &crossbeam_channel::Receiver<(Rank, Event)>) {
         let mut next_tick = BEAT_INTERVAL;
         loop {
             self.deliver_due();
@@ -146,7 +169,7 @@ impl<'a> Delivery<'a> {
             return; // lost before (CM-3)
         };
         match event {
-            Event::Frame(number, bytes) => {
+            Event::Numbered(Numbered::Frame(number, bytes)) => {
                 let count = bytes.len() as u64;
                 self.shared
                     .bytes_received
@@ -154,12 +177,15 @@ impl<'a> Delivery<'a> {
                 peer.line.put(number, bytes, now);
             }
             Event::Lost(loss) => peer.line.end(loss, now),
-            Event::Beat(beat, sent) if !peer.line.is_cut() => {
+            Event::Numbered(Numbered::Beat(beat, sent)) if !peer.line.is_cut() => {
                 peer.sequencer.announce(sent, now);
                 let receiver = self.receiver;
                 self.clock.aside(|| receiver.beat(from, beat));
             }
-            Event::Beat(..) | Event::Message(_) | Event::Stop => {}
+            Event::Numbered(Numbered::Beat(..))
+            | Event::Beat(_)
+            | Event::Message(_)
+            | Event::Stop => {}
         }
         if !peer.line.is_cut() {
             peer.heard = now;
@@ -229,7 +255,8 @@ impl<'a> Delivery<'a> {
         let beat = self.shared.pulse.beat(false);
         for to in self.peers.keys() {
             let pair = &self.wire.pairs[&(self.rank, *to)];
-            let event = Event::Beat(beat, pair.sent.load(Ordering::SeqCst));
+            let sent = pair.sent.load(Ordering::SeqCst);
+            let event = Event::Numbered(Numbered::Beat(beat, sent));
             if let Err(TrySendError::Full(_)) =
                 self.inboxes[to.0 as usize].try_send((self.rank, event))
             {

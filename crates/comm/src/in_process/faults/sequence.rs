@@ -17,7 +17,7 @@ use crate::transport::Loss;
 
 /// The items of one peer that have arrived and wait for earlier ones.
 #[derive(Debug)]
-pub struct Sequencer<T> {
+pub(super) struct Sequencer<T> {
     /// The number that is to come out next: the place of the window's first slot.
     next: u64,
     /// Without empty slots at the end.
@@ -34,24 +34,24 @@ pub struct Sequencer<T> {
 #[error(
     "message {next} did not arrive, while message {number} did; at most {window} messages may overtake one"
 )]
-pub struct TooFarAhead {
+pub(super) struct TooFarAhead {
     /// The number.
-    pub number: u64,
+    pub(super) number: u64,
     /// The number that is missing.
-    pub next: u64,
+    pub(super) next: u64,
     /// How many are kept.
-    pub window: usize,
+    pub(super) window: usize,
 }
 
 /// Numbers that are missing, and since when that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gap {
+pub(super) struct Gap {
     /// The missing ones.
-    pub missing: RangeInclusive<u64>,
+    pub(super) missing: RangeInclusive<u64>,
     /// Those that arrived right behind them; `None` when the peer only says that it has sent more.
-    pub arrived: Option<RangeInclusive<u64>>,
+    pub(super) arrived: Option<RangeInclusive<u64>>,
     /// Since when nothing came out of the sequencer although something should have.
-    pub since: Duration,
+    pub(super) since: Duration,
 }
 
 impl<T> Sequencer<T> {
@@ -59,7 +59,7 @@ impl<T> Sequencer<T> {
     ///
     /// # Panics
     /// When the window is empty.
-    pub fn new(window: usize) -> Self {
+    pub(super) fn new(window: usize) -> Self {
         assert!(window > 0, "an item has to be kept while it is handed out");
         Self {
             next: 0,
@@ -73,7 +73,7 @@ impl<T> Sequencer<T> {
 
     /// Takes an item, and gives those that can be delivered now. What the caller leaves in the
     /// iterator comes out at the next call.
-    pub fn accept(
+    pub(super) fn accept(
         &mut self,
         number: u64,
         item: T,
@@ -109,13 +109,13 @@ impl<T> Sequencer<T> {
     }
 
     /// The peer says that it has sent so many messages, which shows also the loss of its last one.
-    pub fn announce(&mut self, sent: u64, now: Duration) {
+    pub(super) fn announce(&mut self, sent: u64, now: Duration) {
         self.announced = self.announced.max(sent);
         self.note_missing(now);
     }
 
     /// What is missing, if anything is.
-    pub fn gap(&self) -> Option<Gap> {
+    pub(super) fn gap(&self) -> Option<Gap> {
         let since = self.missing_since?;
         let present = |slot: &Option<T>| slot.is_some();
         let Some(first) = self.slots.iter().position(present) else {
@@ -139,7 +139,7 @@ impl<T> Sequencer<T> {
     }
 
     /// The gap that makes the peer lost: one that is older than the deadline.
-    pub fn overdue(&self, now: Duration, deadline: Duration) -> Option<Gap> {
+    pub(super) fn overdue(&self, now: Duration, deadline: Duration) -> Option<Gap> {
         let since = self.missing_since?;
         if now.saturating_sub(since) < deadline {
             return None;
@@ -148,12 +148,14 @@ impl<T> Sequencer<T> {
     }
 
     /// How many messages came more than once.
-    pub fn duplicates(&self) -> u64 {
+    #[cfg(test)]
+    pub(super) fn duplicates(&self) -> u64 {
         self.duplicates
     }
 
     /// How many have come out.
-    pub fn delivered(&self) -> u64 {
+    #[cfg(test)]
+    pub(super) fn delivered(&self) -> u64 {
         self.next
     }
 
@@ -170,7 +172,7 @@ impl<T> Sequencer<T> {
 /// The items that can be delivered now.
 #[derive(Debug)]
 #[must_use = "the items are to be delivered"]
-pub struct Ready<'a, T> {
+pub(super) struct Ready<'a, T> {
     sequencer: &'a mut Sequencer<T>,
     now: Duration,
 }
@@ -191,7 +193,7 @@ impl<T> Iterator for Ready<'_, T> {
 
 impl Gap {
     /// The loss of the peer, once the gap is older than `deadline`.
-    pub fn loss(&self, deadline: Duration) -> Loss {
+    pub(super) fn loss(&self, deadline: Duration) -> Loss {
         let seconds = deadline.as_secs_f64();
         let reason = match &self.arrived {
             Some(arrived) => format!(

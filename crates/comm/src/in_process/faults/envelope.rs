@@ -3,11 +3,11 @@
 
 /// A message's number between its two ranks, and a checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Envelope {
+pub(super) struct Envelope {
     /// The number: 0 for the first message of a pair.
-    pub sequence: u64,
+    pub(super) sequence: u64,
     /// The CRC-32 of the number, the frame's head and the tensors given to [`Self::seal`].
-    pub checksum: u32,
+    pub(super) checksum: u32,
 }
 
 /// A message whose content is not what its envelope says.
@@ -15,21 +15,21 @@ pub struct Envelope {
 #[error(
     "the checksum of message {sequence} is {found:#010x} where its envelope says {stated:#010x}: it was damaged on its way"
 )]
-pub struct Damaged {
+pub(super) struct Damaged {
     /// The number that the envelope states, which may itself be damaged.
-    pub sequence: u64,
+    pub(super) sequence: u64,
     /// The checksum that it states.
-    pub stated: u32,
+    pub(super) stated: u32,
     /// The checksum of what arrived.
-    pub found: u32,
+    pub(super) found: u32,
 }
 
 impl Envelope {
     /// The size in bytes.
-    pub const BYTES: usize = 12;
+    pub(super) const BYTES: usize = 12;
 
     /// The envelope of a message. Give no tensors where only the control part is to be covered.
-    pub fn seal<'a>(
+    pub(super) fn seal<'a>(
         sequence: u64,
         head: &[u8],
         tensors: impl IntoIterator<Item = &'a [u8]>,
@@ -47,7 +47,7 @@ impl Envelope {
     }
 
     /// Its binary form.
-    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[8..].copy_from_slice(&self.checksum.to_le_bytes());
@@ -55,7 +55,7 @@ impl Envelope {
     }
 
     /// From its binary form.
-    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3] = bytes;
         Self {
             sequence: u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
@@ -64,7 +64,7 @@ impl Envelope {
     }
 
     /// Compares with what arrived; `tensors` as they were given to [`Self::seal`].
-    pub fn check<'a>(
+    pub(super) fn check<'a>(
         self,
         head: &[u8],
         tensors: impl IntoIterator<Item = &'a [u8]>,

@@ -3,7 +3,7 @@
 use shardwright_wire::codec::decode_control;
 use shardwright_wire::{Buffer, CodecError, Frame, HEADER_BYTES, Header, Limits, Message, Placed};
 
-use crate::envelope::{Damaged, Envelope};
+use super::envelope::{Damaged, Envelope};
 
 /// Bytes that are no message.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use shardwright_core::Rank;
 
-use super::faults::{Cut, Faults, LONGEST_DELAY, flip_bits};
+use super::fate::{Cut, Faults, LONGEST_DELAY, flip_bits};
 use crate::transport::Loss;
 
 /// What comes out at the receiver.
