@@ -14,9 +14,8 @@ __all__ = [
     "Config",
     "Description",
     "Event",
-    "Listener",
-    "Meeting",
     "Node",
+    "Place",
     "ReceivedBuffer",
     "Request",
     "Server",
@@ -207,46 +206,6 @@ class Event:
         """
 
 @final
-class Listener:
-    """
-    A bound port of rank 0, to be published before the job is connected.
-    """
-    @staticmethod
-    def bind(host: str, port: SupportsIndex) -> Listener:
-        """
-        Bind a port on one interface; port 0 lets the system choose.
-        """
-    @property
-    def port(self, /) -> int:
-        """
-        The port.
-        """
-
-@final
-class Meeting:
-    """
-    Rank 0's door on its host: processes of the same user that know the job's name get a few bytes there.
-    """
-    @staticmethod
-    def ask(name: str, timeout: SupportsFloat | SupportsIndex) -> bytes:
-        """
-        What rank 0 of the job of this name hands out, once it is there.
-
-        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
-        """
-    def close(self, /) -> None:
-        """
-        Close the door; further calls do nothing.
-        """
-    @staticmethod
-    def open(name: str, content: bytes) -> Meeting:
-        """
-        Open the door of the job of this name, and hand `content` out until `close`.
-
-        Raises `JobStartError` where another process has that name.
-        """
-
-@final
 class Node:
     """
     The connection to the job. In a forked child every method raises.
@@ -277,9 +236,7 @@ class Node:
         *,
         rank: SupportsIndex,
         world: SupportsIndex,
-        host: str,
-        port: SupportsIndex,
-        secret: bytes,
+        place: Place,
         fingerprint: str,
         version: str,
         connect_timeout: SupportsFloat | SupportsIndex,
@@ -288,7 +245,6 @@ class Node:
         host_name: str,
         options: CommOptions,
         buffer_bytes: SupportsIndex = 0,
-        listener: Listener | None = None,
         ucx: bool = True,
         lacks: str | None = None,
     ) -> Node:
@@ -355,6 +311,47 @@ class Node:
     def world(self, /) -> int:
         """
         The number of ranks.
+        """
+
+@final
+class Place:
+    """
+    Where a rank meets the others, and the secret by which they know each other; for one connection.
+    """
+    @staticmethod
+    def at(host: str, port: SupportsIndex, secret: bytes) -> Place:
+        """
+        Another rank's, which was told where rank 0 listens.
+        """
+    @staticmethod
+    def find(name: str, host: str, secret: bytes | None, timeout: SupportsFloat | SupportsIndex) -> Place:
+        """
+        Another rank's among ranks of one host, as soon as rank 0's is there.
+
+        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
+        """
+    @staticmethod
+    def listen(host: str, secret: bytes) -> Place:
+        """
+        Rank 0's: it listens on an interface, at a port to be told to the others.
+        """
+    @property
+    def note(self, /) -> int:
+        """
+        What rank 0 told beside it; 0 where it told nothing.
+        """
+    @staticmethod
+    def open(name: str, host: str, secret: bytes | None, note: SupportsIndex = 0) -> Place:
+        """
+        Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
+        is a number that it tells them.
+
+        Raises `JobStartError` where another process has that name.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        Rank 0's port.
         """
 
 @final

@@ -79,9 +79,11 @@ class Rehearsed:
 
 
 def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
-    listener = _core.Listener.bind("127.0.0.1", 0) if rank == 0 else None
-    if listener is not None:
-        print(listener.port, flush=True)
+    if rank == 0:
+        place = _core.Place.listen("127.0.0.1", b"secret")
+        print(place.port, flush=True)
+    else:
+        place = _core.Place.at("127.0.0.1", port, b"secret")
     core = {
         "transport": "shared_memory",
         "spin_microseconds": 50,
@@ -95,9 +97,7 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
     return _core.Node.connect(
         rank=rank,
         world=2,
-        host="127.0.0.1",
-        port=port if listener is None else listener.port,
-        secret=b"secret",
+        place=place,
         fingerprint="",
         version="1",
         connect_timeout=WAIT,
@@ -105,7 +105,6 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         bind_address="127.0.0.1",
         host_name="host",
         buffer_bytes=64 << 20,
-        listener=listener,
         options=_core.CommOptions(**{**core, **options}),
     )
 

@@ -59,9 +59,7 @@ def call_with_wrong_secret(port: int) -> None:
         _core.Node.connect(
             rank=1,
             world=2,
-            host="127.0.0.1",
-            port=port,
-            secret=b"not the job's",
+            place=_core.Place.at("127.0.0.1", port, b"not the job's"),
             fingerprint="",
             version="",
             connect_timeout=10.0,

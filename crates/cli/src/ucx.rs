@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use shardwright_comm::ucx::{Candidates, Library, transports};
+use shardwright_ucx::{Candidates, Library, transports};
 
 /// What a job on this machine would find.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message};
 
 use crate::error::CommError;
-use crate::owner::Owner;
 use crate::transport::{CommStats, PeerInfo, Pulse, Sight, Transport};
+use shardwright_system::Owner;
 
 /// How long [`Transport::close`] waits for threads that are inside a call to leave it.
 const CALLERS_DEADLINE: Duration = Duration::from_secs(1);

@@ -10,11 +10,10 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Limits};
 
-use crate::buffers::{Pool, SHARED_BYTES};
-use crate::cuda::DeviceMemory;
+use crate::place::Place;
 use crate::routing::Choice;
-use crate::secret::Secret;
-use crate::tcp::Listener;
+use shardwright_buffers::{Pool, SHARED_BYTES};
+use shardwright_cuda::DeviceMemory;
 
 /// The name of CUDA's driver in the system's directories.
 const CUDA_LIBRARY: &str = "libcuda.so.1";
@@ -26,18 +25,12 @@ pub struct JobOptions {
     pub rank: Rank,
     /// The number of ranks.
     pub world: u32,
-    /// Rank 0's host; on rank 0 the interface it listens on.
-    pub host: String,
-    /// Rank 0's port.
-    pub port: u16,
-    /// Rank 0's listener, when it was bound before in order to publish its port.
-    pub listener: Option<Listener>,
+    /// Where the ranks meet.
+    pub place: Place,
     /// The interface the other ranks listen on; by default the one that leads to rank 0.
     pub bind_address: Option<IpAddr>,
     /// This host's name, for messages.
     pub host_name: String,
-    /// The job's secret.
-    pub secret: Secret,
     /// The library's version; equal on all ranks.
     pub version: String,
     /// The configuration; equal on all ranks. Of several lines, an error shows those that differ.

@@ -9,16 +9,17 @@ use std::sync::Arc;
 use shardwright_core::Rank;
 use shardwright_wire::Limits;
 
-use crate::buffers::Exchange;
-use crate::cuda::DeviceLayer;
+use crate::exchange::Exchange;
 use crate::job::{Brought, JobOptions, Memory};
 use crate::start_error::StartError;
 use crate::tcp;
 use crate::transport::{Receiver, Transport};
-use crate::ucx::UcxLayer;
 
 /// The transports above the connections, from the lowest.
-const LAYERS: &[&dyn Layer] = &[&UcxLayer, &DeviceLayer];
+const LAYERS: &[&dyn Layer] = &[
+    &crate::ucx::UcxLayer,       // messages between ranks that both have UCX
+    &crate::device::DeviceLayer, // messages that wait for their tensors' device
+];
 
 /// A kind of transport.
 pub(crate) trait Layer: Sync {

@@ -3,26 +3,26 @@
 
 use std::time::Duration;
 
-use shardwright_comm::routing::Choice;
-use shardwright_comm::{CommOptions, JobOptions, Joining, Listener, Node, Secret};
+use shardwright_comm::Choice;
+use shardwright_comm::{CommOptions, JobOptions, Joining, Node, Place, Secret};
 use shardwright_core::Rank;
 use shardwright_wire::Limits;
 
 fn job(world: u32) -> Vec<Node> {
-    let listener = Listener::bind("127.0.0.1", 0).unwrap();
-    let port = listener.port();
-    let mut listener = Some(listener);
+    let (host, secret) = ("127.0.0.1".to_owned(), Secret::new(b"secret".to_vec()));
+    let listening = Place::listen(host.clone(), secret.clone()).unwrap();
+    let port = listening.port();
+    let mut listening = Some(listening);
     let threads: Vec<_> = (0..world)
         .map(|rank| {
             let options = JobOptions {
                 rank: Rank(rank),
                 world,
-                host: "127.0.0.1".to_owned(),
-                port,
-                listener: listener.take(),
+                place: listening
+                    .take()
+                    .unwrap_or_else(|| Place::at(host.clone(), port, secret.clone())),
                 bind_address: None,
                 host_name: "host".to_owned(),
-                secret: Secret::new(b"secret".to_vec()),
                 version: "1".to_owned(),
                 fingerprint: String::new(),
                 connect_timeout: Duration::from_secs(30),

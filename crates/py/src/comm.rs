@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use shardwright_comm::routing::{Choice, Reason, Route};
+use shardwright_comm::{Choice, Reason, Route};
 use shardwright_comm::{CommOptions, CommStats, Transport};
 use shardwright_core::Rank;
 

@@ -10,12 +10,11 @@ mod error;
 #[cfg(feature = "faults")]
 mod faults;
 mod interruptible;
-mod listener;
 mod log;
-mod meeting;
 mod modules;
 mod node;
 mod partition;
+mod place;
 mod raw;
 mod requests;
 mod schedule;
@@ -46,17 +45,15 @@ mod _core {
     #[pymodule_export]
     use crate::config::Config;
     #[pymodule_export]
-    use crate::listener::Listener;
-    #[pymodule_export]
     use crate::log::take_log;
-    #[pymodule_export]
-    use crate::meeting::Meeting;
     #[pymodule_export]
     use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
+    #[pymodule_export]
+    use crate::place::Place;
     #[pymodule_export]
     use crate::timeline::Timeline;
     #[pymodule_export]

@@ -4,19 +4,17 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
-use shardwright_comm::{
-    self as comm, CommError, JobOptions, Joining, Patience, Router, Secret, Transport, published,
-};
+use pyo3::types::PyDict;
+use shardwright_comm::{self as comm, CommError, JobOptions, Joining, Router, Transport};
 use shardwright_core::Rank;
-use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
+use shardwright_wire::{Body, ErrorReport, Limits};
 
 use crate::arguments::{duration, parse_address};
 use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
-use crate::listener::Listener;
 use crate::log;
+use crate::place::Place;
 use crate::tensors::{TensorParts, set_memory};
 use crate::values::Spec;
 
@@ -34,8 +32,8 @@ impl Node {
     /// buffer for tensors on their way to ranks of the same host; 0 for none. `ucx` says whether UCX may be used where
     /// the options allow it, and `lacks` what this rank has not: then no rank starts, and all raise that.
     #[staticmethod]
-    #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, options, buffer_bytes=0, listener=None, ucx=true, lacks=None))]
+    #[pyo3(signature = (*, rank, world, place, fingerprint, version, connect_timeout, liveness_timeout,
+                        bind_address, host_name, options, buffer_bytes=0, ucx=true, lacks=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
@@ -44,9 +42,7 @@ impl Node {
         py: Python<'_>,
         rank: u32,
         world: u32,
-        host: String,
-        port: u16,
-        secret: &Bound<'_, PyBytes>,
+        place: &Place,
         fingerprint: String,
         version: String,
         connect_timeout: f64,
@@ -55,7 +51,6 @@ impl Node {
         host_name: String,
         options: &PyCommOptions,
         buffer_bytes: u64,
-        listener: Option<&Listener>,
         ucx: bool,
         lacks: Option<String>,
     ) -> PyResult<Self> {
@@ -63,12 +58,9 @@ impl Node {
         let options = JobOptions {
             rank: Rank(rank),
             world,
-            host,
-            port,
-            listener: listener.and_then(Listener::take),
+            place: place.take()?,
             bind_address: bind_address.map(parse_address).transpose()?,
             host_name,
-            secret: Secret::new(secret.as_bytes().to_vec()),
             version,
             fingerprint,
             connect_timeout: duration("connect_timeout", connect_timeout)?,
@@ -146,8 +138,7 @@ impl Node {
             value: spec.0.clone(),
             tensors: parts.take(),
         };
-        let message = Message::Object(Box::new(ObjectMessage { channel, body }));
-        py.detach(|| self.transport().send_and_read(Rank(to), message))
+        py.detach(|| self.0.send_object(Rank(to), channel, body))
             .map_err(|error| self.error(&error))
     }
 
@@ -159,14 +150,9 @@ impl Node {
         channel: &str,
         timeout: f64,
     ) -> PyResult<Option<(Spec, TensorParts)>> {
-        self.0.owner().check().map_err(|error| self.error(&error))?;
         let limit = duration("timeout", timeout)?;
         let received = interruptible(py, |go_on| {
-            self.0.router().objects().receive(
-                Rank(source),
-                channel,
-                &mut Patience::new(Some(limit), go_on).reading(self.transport()),
-            )
+            self.0.receive_object(Rank(source), channel, limit, go_on)
         })?;
         match received {
             Ok(body) => Ok(Some((
@@ -184,22 +170,18 @@ impl Node {
             value: spec.0.clone(),
             tensors: parts.take(),
         };
-        self.0
-            .router()
-            .published()
-            .publish(body, peers.into_iter().map(Rank))
+        self.0.publish(body, peers.into_iter().map(Rank))
     }
 
     /// Ask for what a rank has published; it arrives as an object on the channel that this returns.
     fn fetch(&self, py: Python<'_>, source: u32, key: i64) -> PyResult<String> {
-        py.detach(|| published::fetch(self.transport(), Rank(source), key))
-            .map_err(|error| self.error(&error))?;
-        Ok(published::channel_of(key))
+        py.detach(|| self.0.fetch(Rank(source), key))
+            .map_err(|error| self.error(&error))
     }
 
     /// Tell a rank that this one will not fetch what it has published.
     fn release(&self, py: Python<'_>, source: u32, key: i64) -> PyResult<()> {
-        py.detach(|| published::release(self.transport(), Rank(source), key))
+        py.detach(|| self.0.release(Rank(source), key))
             .map_err(|error| self.error(&error))
     }
 
@@ -214,21 +196,11 @@ impl Node {
         name: &str,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.0.owner().check().map_err(|error| self.error(&error))?;
         let group: Vec<Rank> = group.into_iter().map(Rank).collect();
         let limit = timeout
             .map(|timeout| duration("timeout", timeout))
             .transpose()?;
-        let outcome = interruptible(py, |go_on| {
-            let mut patience = Patience::new(limit, go_on).reading(self.transport());
-            shardwright_comm::barrier(
-                self.transport(),
-                self.0.router().objects(),
-                &group,
-                name,
-                &mut patience,
-            )
-        })?;
+        let outcome = interruptible(py, |go_on| self.0.barrier(&group, name, limit, go_on))?;
         outcome.map_err(|error| self.error(&error))
     }
 
@@ -238,8 +210,9 @@ impl Node {
         let stats = self.transport().stats();
         let dict = PyDict::new(py);
         set_totals(&dict, &stats)?;
-        dict.set_item("objects_waiting", self.0.router().objects().waiting())?;
-        dict.set_item("objects_kept_for_others", self.0.router().published().len())?;
+        let (waiting, kept) = self.0.objects_held();
+        dict.set_item("objects_waiting", waiting)?;
+        dict.set_item("objects_kept_for_others", kept)?;
         Ok(dict)
     }
 

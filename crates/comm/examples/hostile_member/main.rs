@@ -11,12 +11,9 @@ mod frames;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use shardwright_comm::routing::Choice;
-use shardwright_comm::ucx::{
-    Candidates, EndpointId, Event, Library, Options, Worker, transports_of,
-};
-use shardwright_comm::{CommOptions, JobOptions, Secret, hostile};
+use shardwright_comm::{CommOptions, JobOptions, Place, Secret, hostile};
 use shardwright_core::Rank;
+use shardwright_ucx::{Candidates, EndpointId, Event, Library, Options, Worker};
 use shardwright_wire::{Buffer, Limits};
 
 use frames::{object, places, print_frames};
@@ -145,23 +142,16 @@ fn main() -> Outcome<()> {
         configured: Some(library.into()),
         ..Candidates::default()
     })?;
-    let worker_options = Options {
-        transports: transports_of(Choice::Auto, true, false).to_owned(),
-        ..Options::default()
-    };
-    let mut worker = Worker::create(&library, rank, &worker_options)?;
+    let mut worker = Worker::create(&library, rank, &Options::default())?;
     let own_key = [7; KEY_BYTES];
     let ucx_address = [&own_key[..], &worker.address()?].concat();
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
     let options = JobOptions {
         rank,
         world,
-        host: "127.0.0.1".to_owned(),
-        port: port.parse()?,
-        listener: None,
+        place: Place::at("127.0.0.1".to_owned(), port.parse()?, Secret::new(secret)),
         bind_address: None,
         host_name: host_name.trim().to_owned(),
-        secret: Secret::new(secret),
         version: version.clone(),
         fingerprint: fingerprint.clone(),
         connect_timeout: WAIT,

@@ -7,7 +7,7 @@ use shardwright_wire::codec::encode;
 use shardwright_wire::{Limits, Message};
 
 use super::{Recorder, WATCHDOG};
-use crate::cuda::testing as device;
+use crate::device::testing as device;
 use crate::in_process::faults::in_process_with_faults;
 use crate::job::JobOptions;
 use crate::layers::{Layer, Stack};

@@ -218,7 +218,7 @@ pub(super) fn read_to_end(mut stream: &TcpStream) -> Vec<u8> {
 #[test]
 fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
     let mut all = all_options(2);
-    let port = all[0].port;
+    let port = all[0].place.port;
     let recorder = Arc::new(Recorder::default());
     let other = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::clone(&recorder) as _);
@@ -248,7 +248,7 @@ fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
 fn a_silent_stranger_keeps_nobody_out() {
     let all = all_options(3);
     let silent: Vec<TcpStream> = (0..8)
-        .map(|_| TcpStream::connect(("127.0.0.1", all[0].port)).unwrap())
+        .map(|_| TcpStream::connect(("127.0.0.1", all[0].place.port)).unwrap())
         .collect();
     let began = Instant::now();
     let threads: Vec<_> = all

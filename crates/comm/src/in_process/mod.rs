@@ -14,9 +14,9 @@ use shardwright_core::Rank;
 use shardwright_wire::{Beat, ErrorReport, Message};
 
 use crate::error::CommError;
-use crate::owner::Owner;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
+use shardwright_system::Owner;
 
 /// Often enough for the runtime's stall detection in tests.
 const BEAT_INTERVAL: Duration = Duration::from_millis(250);
@@ -155,7 +155,9 @@ impl Medium for Nothing {
                         receiver.peer_lost(from, loss);
                     }
                     Event::Beat(beat) => receiver.beat(from, beat),
-                    _ => {}
+                    #[cfg(any(test, feature = "faults"))]
+                    Event::Numbered(_) => {}
+                    Event::Stop => {}
                 },
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
@@ -226,13 +228,12 @@ impl InProcess {
     }
 
     fn farewell(&self, to: Rank, loss: &Loss) -> Event {
-        let lost = || Event::Lost(loss.clone());
         let Loss::Left(report) = loss else {
-            return lost();
+            return Event::Lost(loss.clone());
         };
         let goodbye = Message::Goodbye(report.clone());
         let goodbye = self.medium.put(self.rank, to, goodbye, &self.shared);
-        goodbye.unwrap_or_else(|_| lost())
+        goodbye.unwrap_or_else(|_| Event::Lost(loss.clone()))
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> {

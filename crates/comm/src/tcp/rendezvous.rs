@@ -21,7 +21,7 @@ use super::roll::Roll;
 use super::stream::{receive_value, send_value};
 use super::table::{Registration, Row};
 use super::transport::{Connected, Tcp};
-use crate::buffers::{Exchange, Reach};
+use crate::exchange::{Exchange, Reach};
 use crate::job::{Brought, JobOptions};
 use crate::patience::SLICE;
 use crate::start_error::StartError;
@@ -165,16 +165,16 @@ fn lead(
     brought: &Brought,
     cancel: &Cancel,
 ) -> Result<Connected, StartError> {
-    let listener = match options.listener.take() {
+    let listener = match options.place.listener.take() {
         Some(listener) => listener,
-        None => Listener::bind(&options.host, options.port)?,
+        None => Listener::bind(&options.place.host, options.place.port)?,
     };
     let own = registration(&options, brought, listener.address());
     let (acceptor, arrivals) = Acceptor::start(
         listener,
         options.rank,
         options.world,
-        options.secret.clone(),
+        options.place.secret.clone(),
         options.comm.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;
@@ -247,7 +247,7 @@ fn follow(
         listener,
         options.rank,
         options.world,
-        options.secret.clone(),
+        options.place.secret.clone(),
         options.comm.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;

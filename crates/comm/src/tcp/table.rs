@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use shardwright_core::Rank;
 use shardwright_wire::Value;
 
-use crate::buffers::Offer;
 use crate::transport::PeerInfo;
+use shardwright_buffers::Offer;
 
 /// What a rank says when it joins.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,21 +14,23 @@ use super::dial::Cancel;
 use super::rendezvous::{connect, start};
 use super::transport::{Connected, Tcp};
 use crate::job::{Brought, CommOptions, JobOptions, Memory};
+use crate::place::Place;
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::Receiver;
+
+fn secret() -> Secret {
+    Secret::new(b"the secret of the tests".to_vec())
+}
 
 /// The options of a rank of a job on this host.
 pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
     JobOptions {
         rank: Rank(rank),
         world,
-        host: "127.0.0.1".to_owned(),
-        port,
-        listener: None,
+        place: Place::at("127.0.0.1".to_owned(), port, secret()),
         bind_address: None,
         host_name: format!("host-{rank}"),
-        secret: Secret::new(b"the secret of the tests".to_vec()),
         version: "0.1.0".to_owned(),
         fingerprint: "seed=1".to_owned(),
         connect_timeout: Duration::from_secs(20),
@@ -46,7 +48,7 @@ pub(crate) fn all_options(world: u32) -> Vec<JobOptions> {
     let listener = Listener::bind("127.0.0.1", 0).unwrap();
     let port = listener.port();
     let mut all: Vec<JobOptions> = (0..world).map(|rank| options(rank, world, port)).collect();
-    all[0].listener = Some(listener);
+    all[0].place.listener = Some(listener);
     all
 }
 

@@ -17,11 +17,11 @@ use super::acceptor::Acceptor;
 use super::connection::Connection;
 use super::link::{Hub, Link, read_all, write_all};
 use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
-use crate::buffers::Exchange;
 use crate::error::CommError;
-use crate::owner::Owner;
+use crate::exchange::Exchange;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
+use shardwright_system::Owner;
 
 /// A rank's TCP connections to all others.
 pub(crate) struct Tcp {

@@ -1,6 +1,7 @@
 //! The UCX of a job.
 
-use super::{Candidates, Library, Options, Worker, transports_of};
+use shardwright_ucx::{Candidates, Library, Options, WITH_TCP, WITHIN_HOST, Worker};
+
 use crate::job::{CommOptions, JobOptions};
 use crate::routing::Choice;
 use crate::start_error::StartError;
@@ -51,6 +52,34 @@ fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
         Worker::create(&library, job.rank, &options).map_err(|error| error.to_string())?;
     // What others need of it, and what it sleeps on: where either is missing, it is of no use.
     worker.address().map_err(|error| error.to_string())?;
-    worker.event_fd().map_err(|error| error.to_string())?;
+    worker.event_handle().map_err(|error| error.to_string())?;
     Ok(worker)
+}
+
+/// The transports that a job chooses from. What leaves the host unproved is used where the configuration asks for it by
+/// name, and what leaves it unencrypted not where it asks for encryption.
+fn transports_of(choice: Choice, one_host: bool, encrypt: bool) -> &'static str {
+    if choice == Choice::Ucx && !one_host && !encrypt {
+        WITH_TCP
+    } else {
+        WITHIN_HOST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_internet_socket_within_a_host_and_between_hosts_only_by_name() {
+        for choice in Choice::ALL {
+            for (one_host, encrypt) in [(false, false), (false, true), (true, false), (true, true)]
+            {
+                let transports = transports_of(choice, one_host, encrypt);
+                let named = |name| transports.split(',').any(|one| one == name);
+                assert!(named("posix"));
+                assert_eq!(named("tcp"), choice == Choice::Ucx && !one_host && !encrypt);
+            }
+        }
+    }
 }

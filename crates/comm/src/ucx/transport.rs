@@ -10,17 +10,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use shardwright_core::Rank;
+use shardwright_system::Owner;
+use shardwright_ucx::{UcxError, Worker};
 use shardwright_wire::{Beat, Body, ErrorReport, Limits, Message, ObjectMessage, Value};
 
 use super::engine::{Engine, Reading};
-use super::error::UcxError;
 use super::find::worker;
-use super::worker::Worker;
-use crate::buffers::Exchange;
 use crate::error::CommError;
+use crate::exchange::Exchange;
 use crate::job::{JobOptions, Memory};
 use crate::layers::{Layer, Met, Prepared};
-use crate::owner::Owner;
 use crate::start_error::StartError;
 use crate::tcp::CLOSE_DEADLINE;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};

@@ -85,7 +85,8 @@ impl Default for Faults {
 
 impl Faults {
     /// Much of everything that does no harm.
-    pub fn harmless(seed: u64) -> Self {
+    #[cfg(test)]
+    pub(crate) fn harmless(seed: u64) -> Self {
         Self {
             seed,
             delay: 0.1,
