@@ -45,7 +45,7 @@ $(EXTENSION): $(RUST_SOURCES) tools/build.sh | $(VENV)/.complete
 	@rm -f $(OPTIMISED)
 	@tools/build.sh $@ dev
 
-optimised: $(OPTIMISED) ## build the extension as wheels have it, which is what benchmarks measure
+optimised: $(OPTIMISED) ## build the extension as optimised as wheels have it, which is what benchmarks measure
 
 $(OPTIMISED): $(RUST_SOURCES) tools/build.sh | $(VENV)/.complete
 	@tools/build.sh $(EXTENSION) release
@@ -100,7 +100,8 @@ t5-11b: setup ## divide T5-11B over 8 ranks on the meta device, beside the paper
 lint: setup $(TOOLS)/cargo-deny $(TOOLS)/pyo3-introspection ## formatting, lints, types, stub, licences and sources of dependencies, file lengths
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-	cargo clippy -p shardwright-comm -p shardwright-runtime --features shardwright-comm/shuttle,shardwright-runtime/shuttle --lib --tests --locked --quiet -- -D warnings
+	cargo clippy -p shardwright-py --locked --quiet -- -D warnings # as wheels have it, without the faults of tests
+	cargo clippy -p shardwright-buffers -p shardwright-ucx -p shardwright-comm -p shardwright-runtime --features shardwright-comm/shuttle,shardwright-runtime/shuttle --lib --tests --locked --quiet -- -D warnings
 	$(PYTHON) -m ruff check --quiet
 	$(PYTHON) -m ruff format --check --quiet
 	$(PYTHON) -m mypy --no-error-summary

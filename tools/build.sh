@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Builds the extension with PROFILE (dev or release) and puts it at EXTENSION in one move, so that running processes keep
-# the old one.
+# the old one. It has, beside what wheels have, the faults that tests inject.
 # usage: tools/build.sh EXTENSION PROFILE
 set -euo pipefail
 extension=$1 profile=$2
 cd "$(dirname "$0")/.."
 command -v cargo >/dev/null || { echo "build: cargo is missing: install Rust (https://rustup.rs)" >&2; exit 1; }
 # Without libpython, as maturin links wheels.
-PYO3_BUILD_EXTENSION_MODULE=1 cargo build --profile "$profile" --quiet --package shardwright-py --target-dir target >&2
+PYO3_BUILD_EXTENSION_MODULE=1 cargo build --profile "$profile" --quiet --package shardwright-py --features faults \
+    --target-dir target >&2
 folder=$profile
 [ "$profile" != dev ] || folder=debug
 cp "target/$folder/lib_core.so" "$extension.new"

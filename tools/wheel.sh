@@ -21,8 +21,14 @@ printf '%-10s %s\n' wheel "$(basename "$wheel")" training "$report"
 bin/python - "$(basename "$wheel")" "$report" <<'PYTHON'
 import json
 import sys
+from pathlib import Path
+
+from shardwright import _core
 
 wheel, report = sys.argv[1], json.loads(sys.argv[2])
+# The faults that tests inject between ranks are in no wheel.
+assert not hasattr(_core.Node, "in_process_with_faults")
+assert b"is not a fault; there are" not in Path(_core.__file__).read_bytes()
 assert report["ranks"] == 2 and report["remote_requests"] > 0, report
 assert report["loss_last"] < report["loss_first"], report
 print(json.dumps({"wheel": wheel, "loss_first": report["loss_first"], "loss_last": report["loss_last"]}))

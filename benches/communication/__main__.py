@@ -171,10 +171,10 @@ def _trips_asleep(pair: Ranks, count: int) -> list[float]:
 
 def _build_example() -> Path | None:
     """The program that measures inside Rust, or None where there is none."""
-    if not (ROOT / "crates" / "comm" / "examples" / f"{EXAMPLE}.rs").exists():
-        print(f"crates/comm/examples/{EXAMPLE}.rs is missing: lat4k_spin_us cannot be measured", file=sys.stderr)
+    if not (ROOT / "crates" / "ucx" / "examples" / f"{EXAMPLE}.rs").exists():
+        print(f"crates/ucx/examples/{EXAMPLE}.rs is missing: lat4k_spin_us cannot be measured", file=sys.stderr)
         return None
-    command = ["cargo", "build", "--quiet", "--release", "--package", "shardwright-comm", "--example", EXAMPLE]
+    command = ["cargo", "build", "--quiet", "--release", "--package", "shardwright-ucx", "--example", EXAMPLE]
     subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "examples" / EXAMPLE
 

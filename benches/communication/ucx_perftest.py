@@ -102,7 +102,7 @@ def parse_ping_pong(text: str, size: int) -> float | None:
 
 
 def spinning_in_rust(example: Path, libucx: Path, size: int) -> float | None:
-    """Run the ping-pong of ``crates/comm``; None, and its reason on standard error, when it gave no figure."""
+    """Run the ping-pong of ``crates/ucx``; None, and its reason on standard error, when it gave no figure."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     environment |= {"ONLY": "latency", "LD_LIBRARY_PATH": f"{libucx / 'lib'}:{libucx / 'lib' / 'ucx'}"}
     command = [str(example), str(libucx / "lib")]

@@ -21,8 +21,7 @@ __all__ = [
     "Event",
     "ForwardCall",
     "ForwardLink",
-    "Listener",
-    "Meeting",
+    "MeetingPlace",
     "Node",
     "Place",
     "ReceivedBuffer",
@@ -52,7 +51,6 @@ __all__ = [
     "simulate",
     "splits_backward",
     "take_log",
-    "use_device",
 ]
 
 __version__: Final[str]
@@ -336,7 +334,6 @@ class CommOptions:
         spin_microseconds: SupportsIndex,
         ucx_library: str | None,
         ucx_packages: SupportsGetItem[int, str],
-        host_buffer_bytes: SupportsIndex,
         device_to_device: bool,
         device_buffer_bytes: SupportsIndex,
         cuda_library: str | None = None,
@@ -598,43 +595,44 @@ class ForwardLink:
         """
 
 @final
-class Listener:
+class MeetingPlace:
     """
-    A bound port of rank 0, to be published before the job is connected.
+    Where a rank meets the others, and the secret by which they know each other; for one connection.
     """
     @staticmethod
-    def bind(host: str, port: SupportsIndex) -> Listener:
+    def at(host: str, port: SupportsIndex, secret: bytes) -> MeetingPlace:
         """
-        Bind a port on one interface; port 0 lets the system choose.
+        Another rank's, which was told where rank 0 listens.
+        """
+    @staticmethod
+    def find(name: str, host: str, secret: bytes | None, timeout: SupportsFloat | SupportsIndex) -> MeetingPlace:
+        """
+        Another rank's among ranks of one host, as soon as rank 0's is there.
+
+        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
+        """
+    @staticmethod
+    def listen(host: str, secret: bytes) -> MeetingPlace:
+        """
+        Rank 0's: it listens on an interface, at a port to be told to the others.
+        """
+    @property
+    def note(self, /) -> int:
+        """
+        What rank 0 told beside it; 0 where it told nothing.
+        """
+    @staticmethod
+    def open(name: str, host: str, secret: bytes | None, note: SupportsIndex = 0) -> MeetingPlace:
+        """
+        Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
+        is a number that it tells them.
+
+        Raises `JobStartError` where another process has that name.
         """
     @property
     def port(self, /) -> int:
         """
-        The port.
-        """
-
-@final
-class Meeting:
-    """
-    Rank 0's door on its host: processes of the same user that know the job's name get a few bytes there.
-    """
-    @staticmethod
-    def ask(name: str, timeout: SupportsFloat | SupportsIndex) -> bytes:
-        """
-        What rank 0 of the job of this name hands out, once it is there.
-
-        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
-        """
-    def close(self, /) -> None:
-        """
-        Close the door; further calls do nothing.
-        """
-    @staticmethod
-    def open(name: str, content: bytes) -> Meeting:
-        """
-        Open the door of the job of this name, and hand `content` out until `close`.
-
-        Raises `JobStartError` where another process has that name.
+        Rank 0's port.
         """
 
 @final
@@ -668,18 +666,15 @@ class Node:
         *,
         rank: SupportsIndex,
         world: SupportsIndex,
-        host: str,
-        port: SupportsIndex,
-        secret: bytes,
+        place: MeetingPlace,
         fingerprint: str,
         version: str,
         connect_timeout: SupportsFloat | SupportsIndex,
         liveness_timeout: SupportsFloat | SupportsIndex,
         bind_address: str | None,
         host_name: str,
+        options: CommOptions,
         buffer_bytes: SupportsIndex = 0,
-        listener: Listener | None = None,
-        options: CommOptions | None = None,
         ucx: bool = True,
         lacks: str | None = None,
     ) -> Node:
@@ -701,10 +696,9 @@ class Node:
         The name of a rank's host.
         """
     @staticmethod
-    def in_process(world: SupportsIndex, faults: str | None = None) -> list[Node]:
+    def in_process(world: SupportsIndex) -> list[Node]:
         """
-        Nodes of ranks that share this process. With `faults`, for tests only, what they send goes wrong on
-        its way, in the same way each time: `"seed=7 delay=0.1 reorder=0.2 drop=0.01 after=30 from=1 deadline=2"`.
+        Nodes of ranks that share this process.
         """
     def publish(self, /, spec: Spec, parts: TensorParts, peers: SupportsGetItem[int, SupportsIndex]) -> int:
         """
@@ -737,6 +731,11 @@ class Node:
     def stats(self, /) -> dict[str, int]:
         """
         Counters since the start of the connection.
+        """
+    def use_device(self, /, ordinal: SupportsIndex) -> None:
+        """
+        Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device
+        memory.
         """
     @property
     def world(self, /) -> int:
@@ -1838,9 +1837,4 @@ def splits_backward(schedule: str) -> bool:
 def take_log() -> list[tuple[int, str]]:
     """
     Take the warnings of Rust's threads since the last call: `logging`'s level, and the text.
-    """
-
-def use_device(ordinal: SupportsIndex) -> None:
-    """
-    Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
     """

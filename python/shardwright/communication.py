@@ -80,7 +80,6 @@ def comm_options(cfg: Any, environ: Mapping[str, str], local_size: int, *, one_h
         spin_microseconds=spin_microseconds(cfg, local_size),
         ucx_library=cfg.ucx_library,
         ucx_packages=ucx_packages(),
-        host_buffer_bytes=cfg.comm_buffer_bytes,
         device_to_device=device_to_device.enabled,
         device_buffer_bytes=device_to_device.buffer_bytes,
     )

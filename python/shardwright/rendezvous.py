@@ -1,8 +1,8 @@
 """Where the ranks of a job meet, and the secret by which they know each other.
 
-On one host they meet at a socket that has a name instead of a port, and the system says to which user the process at
-its other end belongs: the secret that rank 0 makes up lies in no store. Over several hosts they meet at a store of
-``torch.distributed``, which anybody may read, and the secret has to be given.
+On one host the core has them meet under a name, and rank 0 makes up a secret that lies in no store. Over several hosts
+they learn rank 0's address from a store of ``torch.distributed``, which anybody may read, and the secret has to be
+given.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import os
-import secrets
 import socket
 import stat
 import time
@@ -26,13 +25,10 @@ from shardwright.errors import JobStartError
 from shardwright.launch import LOOPBACK, LaunchInfo
 
 _STORE_PREFIX = "shardwright"
-_SECRET_BYTES = 32
 #: Counts the starts, which are the same on every rank, so that a second job finds nothing of the first.
 _starts = itertools.count()
 #: Kept from one start to the next: a rank that is there first must not meet a store that is about to go.
 _stores: dict[tuple[int, str, int], Store] = {}
-#: Rank 0's door on its host; open as long as the job, to tell ranks that come late.
-_doors: list[_core.Meeting] = []
 
 
 def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
@@ -62,10 +58,10 @@ def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_cor
     store = _open_store(launch, cfg)
     bind = cfg.bind_interface_address or _own_address(launch)
     began = time.monotonic()
-    listener = None
     if launch.rank == 0:
-        listener = _core.Listener.bind(bind, 0)
-        store.set("address", f"{bind}:{listener.port}")
+        place = _core.MeetingPlace.listen(bind, secret)
+        store.set("address", f"{bind}:{place.port}")
+        return _connect(launch, cfg, options, place, bind), store
     try:
         host, _, port = store.get("address").decode().rpartition(":")
     except RuntimeError as error:
@@ -73,13 +69,7 @@ def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_cor
             f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
             f"{_first_line(error)}"
         ) from None
-    return _connect(launch, cfg, options, secret, bind, host, int(port), listener), store
-
-
-def leave() -> None:
-    """Close this host's door, if this process has it."""
-    while _doors:
-        _doors.pop().close()
+    return _connect(launch, cfg, options, _core.MeetingPlace.at(host, int(port), secret), bind), store
 
 
 def _join_on_this_host(
@@ -89,33 +79,23 @@ def _join_on_this_host(
     name = f"{launch.job_id} {host}:{port} {next(_starts)}"
     timeout = cfg.connect_timeout_seconds
     bind = cfg.bind_interface_address or LOOPBACK
-    leave()
-    store, listener = None, None
+    store = None
     if launch.rank == 0:
-        listener = _core.Listener.bind(bind, 0)
-        secret = secrets.token_bytes(_SECRET_BYTES) if given is None else given
         if cfg.ddp:
             store = loopback_store(cfg.ddp_port or 0, timeout)
-        # No secret where one was given: a rank that was given none then fails the proof at once.
-        told: dict[str, Any] = {
-            "port": listener.port,
-            "secret": secret.hex() if given is None else "",
-            "store": getattr(store, "port", 0),
-        }
-        _doors.append(_core.Meeting.open(name, json.dumps(told).encode()))
+        place = _core.MeetingPlace.open(name, bind, given, getattr(store, "port", 0))
     else:
         try:
-            told = json.loads(_core.Meeting.ask(name, timeout))
+            place = _core.MeetingPlace.find(name, bind, given, timeout)
         except JobStartError as error:
             raise JobStartError(f"rank {launch.rank}: {error}") from None
-        secret = bytes.fromhex(told["secret"]) if given is None else given
-    try:
-        node = _connect(launch, cfg, options, secret, bind, bind, told["port"], listener)
-        if cfg.ddp and store is None:
-            store = TCPStore(LOOPBACK, told["store"], is_master=False, timeout=timedelta(seconds=timeout))
-    except BaseException:
-        leave()
-        raise
+    node = _connect(launch, cfg, options, place, bind)
+    if cfg.ddp and store is None:
+        try:
+            store = TCPStore(LOOPBACK, place.note, is_master=False, timeout=timedelta(seconds=timeout))
+        except BaseException:
+            node.close()
+            raise
     return node, store
 
 
@@ -191,11 +171,8 @@ def _connect(
     launch: LaunchInfo,
     cfg: Any,
     options: _core.CommOptions,
-    secret: bytes,
+    place: _core.MeetingPlace,
     bind: str,
-    host: str,
-    port: int,
-    listener: _core.Listener | None,
 ) -> _core.Node:
     own = resources.means(launch, cfg)
     if cfg.transport == "ucx" and not own.ucx and own.lacks is None:
@@ -205,9 +182,7 @@ def _connect(
     return _core.Node.connect(
         rank=launch.rank,
         world=launch.world_size,
-        host=host,
-        port=port,
-        secret=secret,
+        place=place,
         fingerprint=_lines(cfg.core.fingerprint()),
         version=_core.__version__,
         connect_timeout=cfg.connect_timeout_seconds,
@@ -215,7 +190,6 @@ def _connect(
         bind_address=bind,
         host_name=socket.gethostname(),
         buffer_bytes=own.buffer_bytes,
-        listener=listener,
         options=options,
         ucx=own.ucx,
         lacks=own.lacks,

@@ -94,7 +94,6 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
         runtime = _take_part(launch, cfg, topology, node)
     except BaseException:
         node.close()
-        rendezvous.leave()
         raise
     try:
         if cfg.ddp and store is not None:
@@ -246,7 +245,6 @@ def _leave(runtime: Runtime) -> None:
     runtime[WorkerPool].join(5.0)
     runtime.installed.close()
     runtime.node.close(runtime.farewell)
-    rendezvous.leave()
     logs.forward()
     _leave_process_groups(runtime)
 

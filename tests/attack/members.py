@@ -14,6 +14,7 @@ from shardwright.config import load_config
 from shardwright.rendezvous import _lines
 
 from tests.jobs.built import build_hostile_member
+from tests.jobs.door import ask, name_of
 from tests.jobs.job import Job, torchrun_environment
 
 from .watch import PROGRAM, STEP_SECONDS, TOLERANCE, anonymous_mb
@@ -107,8 +108,8 @@ def over_ucx(ranks: int, wanted: Iterable[str] = OVER_UCX) -> Iterator[Outcome]:
 
         with _job_without_its_last(ranks, keys, launch) as job:
             port = places[0]
-            told = json.loads(_core.Meeting.ask(f"127.0.0.1:{port}/0 127.0.0.1:{port} 0", STEP_SECONDS))
-            command = [program, name, ranks - 1, ranks, told["port"], told["secret"], _core.__version__, fingerprint]
+            told = ask(name_of(port), STEP_SECONDS)
+            command = [program, name, ranks - 1, ranks, told.port, told.secret.hex(), _core.__version__, fingerprint]
             example = subprocess.Popen(
                 [*map(str, command), ucx_packages()[0]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )

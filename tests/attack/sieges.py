@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright import _core
-
 from tests.hosts.network import LINK, Network
+from tests.jobs.door import ask, name_of
 from tests.jobs.job import Job, torchrun_environment
 from tests.jobs.listeners import listeners
 from tests.jobs.ports import next_port
@@ -74,8 +73,7 @@ def late_members(name: str, ranks: int, keys: dict[str, Any], count: int, seed: 
     port = next_port()
     launch = _at(port)
     with Job(PROGRAM, ranks, [json.dumps(keys)], launch=launch) as job, Watch(job) as watch:
-        told = json.loads(_core.Meeting.ask(f"127.0.0.1:{port}/0 127.0.0.1:{port} 0", STEP_SECONDS))
-        secret, draw = bytes.fromhex(told["secret"]), random.Random(seed)
+        secret, draw = ask(name_of(port), STEP_SECONDS).secret, random.Random(seed)
         places = [place for process in job.ranks for place in doors(process)]
         before = watch.steps()
         let_in = [one for place in places for one in strangers.late_members(place, secret, count, draw)]
@@ -91,8 +89,7 @@ def while_it_starts(name: str, keys: dict[str, Any], count: int) -> Iterator[Row
     port = next_port()
     arguments = [json.dumps(keys)]
     with Job(PROGRAM, 1, arguments, launch=_at(port, world=2)) as first, contextlib.ExitStack() as idle:
-        told = json.loads(_core.Meeting.ask(f"127.0.0.1:{port}/0 127.0.0.1:{port} 0", STEP_SECONDS))
-        place = ("127.0.0.1", told["port"])
+        place = ("127.0.0.1", ask(name_of(port), STEP_SECONDS).port)
         draw = random.Random(count)
 
         def besiege() -> None:

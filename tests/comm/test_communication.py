@@ -58,7 +58,7 @@ def test_the_core_gets_every_option() -> None:
     assert repr(comm_options(cfg, environ, 1, one_host=True)) == (
         "CommOptions { transport: Tcp, one_host: true, encrypt: false, spin: 300µs, ucx_library: None, "
         f"ucx_packages: {json.dumps(ucx_packages())}, "
-        "host_buffer_bytes: 1073741824, device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
+        "device_to_device: false, device_buffer_bytes: 4096, cuda_library: None }"
     )
 
 
@@ -77,14 +77,12 @@ def test_the_counters_of_a_job_of_one_rank_are_there_and_zero() -> None:
 
 
 def connect(
-    rank: int, listener: Any, host_names: tuple[str, str], buffer_bytes: int, *, transport: str, **keys: Any
+    rank: int, listening: _core.Place, host_names: tuple[str, str], buffer_bytes: int, *, transport: str, **keys: Any
 ) -> Any:
     return _core.Node.connect(
         rank=rank,
         world=2,
-        host="127.0.0.1",
-        port=listener.port,
-        secret=b"secret",
+        place=listening if rank == 0 else _core.MeetingPlace.at("127.0.0.1", listening.port, b"secret"),
         fingerprint="",
         version="1",
         connect_timeout=WAIT,
@@ -92,7 +90,6 @@ def connect(
         bind_address="127.0.0.1",
         host_name=host_names[rank],
         buffer_bytes=0 if transport == "tcp" else buffer_bytes,
-        listener=listener if rank == 0 else None,
         options=comm_options(load_config({"transport": transport, **keys}, {}, {}), {}, 2, one_host=True),
     )
 
@@ -115,9 +112,9 @@ NOWHERE = {"ucx_library": "/nowhere/libucp.so.0"}
 def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
     keys: dict[str, str], buffer_bytes: int, host_names: tuple[str, str], route: str, reason: str | None
 ) -> None:
-    listener = _core.Listener.bind("127.0.0.1", 0)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
     with ThreadPoolExecutor(2) as pool:
-        nodes = list(pool.map(lambda rank: connect(rank, listener, host_names, buffer_bytes, **keys), range(2)))
+        nodes = list(pool.map(lambda rank: connect(rank, listening, host_names, buffer_bytes, **keys), range(2)))
     try:
         value = [torch.zeros(10), torch.zeros(20), torch.zeros(1 << 20)]
         spec, tensors = _core.flatten(value, registry)
@@ -145,9 +142,9 @@ def test_tensors_that_cannot_be_shared_are_counted_with_the_reason(
 
 @pytest.mark.parametrize("host_names", [("a", "a"), ("a", "b")])
 def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tuple[str, str]) -> None:
-    listener = _core.Listener.bind("127.0.0.1", 0)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
     with ThreadPoolExecutor(2) as pool:
-        nodes = list(pool.map(lambda rank: connect(rank, listener, host_names, 64 << 20, transport="ucx"), range(2)))
+        nodes = list(pool.map(lambda rank: connect(rank, listening, host_names, 64 << 20, transport="ucx"), range(2)))
         try:
             values = [[index, torch.full((size,), float(index))] for index, size in enumerate([0, 10, 5000, 1 << 20])]
 
@@ -176,6 +173,6 @@ def test_ucx_carries_objects_whose_waiting_threads_receive_them(host_names: tupl
 
 
 def test_a_ucx_that_is_not_there_is_told_with_the_place() -> None:
-    listener = _core.Listener.bind("127.0.0.1", 0)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
     with pytest.raises(JobStartError, match=r"cannot use UCX.*/nowhere/libucp"):
-        connect(0, listener, ("a", "a"), 0, transport="ucx", **NOWHERE)
+        connect(0, listening, ("a", "a"), 0, transport="ucx", **NOWHERE)

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import shardwright as smp
 import torch
-from shardwright import _core
 from shardwright.errors import PeerLostError, RemoteError
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from torch import nn
 
-from tests.frames.job import Job, in_process_ranks
+from tests.frames.job import Job, connected, in_process_ranks
 
 RANKS = 3
 WIDTH = 6
@@ -143,6 +142,6 @@ def test_harmful_faults_end_the_step_on_every_rank_with_the_peer_named(harm: str
 
 def test_faults_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="is not a fault; there are seed, "):
-        _core.Node.in_process(2, "loss=1")
+        connected(2, "loss=1")
     with pytest.raises(ValueError, match="it has to be a share from 0 to 1"):
-        _core.Node.in_process(2, faults="drop=2")
+        connected(2, "drop=2")

@@ -14,36 +14,37 @@ from typing import Any
 import pytest
 import torch
 from shardwright import _core, logs
+from shardwright.communication import comm_options
+from shardwright.config import load_config
 from shardwright.errors import JobStartError, PeerLostError, ShardwrightError
 from shardwright.values import pack, registry, unpack
 
 from tests.jobs.forked import Forked
 
 WAIT = 30.0
+OVER_TCP = comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True)
 
 
-def connect(rank: int, world: int, listener: Any, **changed: Any) -> Any:
+def connect(rank: int, world: int, listening: _core.Place, **changed: Any) -> Any:
     options: dict[str, Any] = {
         "rank": rank,
         "world": world,
-        "host": "127.0.0.1",
-        "port": listener.port,
-        "secret": b"secret",
+        "place": listening if rank == 0 else _core.MeetingPlace.at("127.0.0.1", listening.port, b"secret"),
         "fingerprint": "seed=1",
         "version": "1",
         "connect_timeout": WAIT,
         "liveness_timeout": WAIT,
         "bind_address": "127.0.0.1",
         "host_name": f"host-{rank}",
-        "listener": listener if rank == 0 else None,
+        "options": OVER_TCP,
     }
     return _core.Node.connect(**{**options, **changed})
 
 
 def job(world: int) -> list[Any]:
-    listener = _core.Listener.bind("127.0.0.1", 0)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
     with ThreadPoolExecutor(world) as pool:
-        return list(pool.map(lambda rank: connect(rank, world, listener), range(world)))
+        return list(pool.map(lambda rank: connect(rank, world, listening), range(world)))
 
 
 @pytest.fixture(params=["tcp", "in process"])
@@ -109,10 +110,10 @@ def test_waiting_lets_other_threads_run_and_ends_with_the_peer(nodes: Any) -> No
 
 
 def test_ranks_that_differ_say_in_what() -> None:
-    listener = _core.Listener.bind("127.0.0.1", 0)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
     with ThreadPoolExecutor(2) as pool:
         prints = [f"seed=1\nmicrobatches={4 + rank}" for rank in range(2)]
-        starts = [pool.submit(connect, rank, 2, listener, fingerprint=prints[rank]) for rank in range(2)]
+        starts = [pool.submit(connect, rank, 2, listening, fingerprint=prints[rank]) for rank in range(2)]
         errors = [start.exception(WAIT) for start in starts]
     for error in errors:
         assert isinstance(error, JobStartError)
@@ -158,11 +159,14 @@ def test_an_interrupt_ends_every_wait(wait: str) -> None:
     script = f"""
 import sys
 from shardwright import _core, logs
+from shardwright.communication import comm_options
+from shardwright.config import load_config
 
 def start():
-    listener = _core.Listener.bind("127.0.0.1", 0)
-    _core.Node.connect(rank=0, world=2, host="127.0.0.1", port=listener.port, secret=b"s", fingerprint="", version="",
-                       connect_timeout=60.0, liveness_timeout=60.0, bind_address=None, host_name="h", listener=listener)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
+    options = comm_options(load_config({{}}, {{}}, {{}}), {{}}, 1, one_host=True)
+    _core.Node.connect(rank=0, world=2, place=listening, fingerprint="", version="", connect_timeout=60.0,
+                       liveness_timeout=60.0, bind_address=None, host_name="h", options=options)
 
 nodes = _core.Node.in_process(2)
 node = nodes[0]
@@ -187,12 +191,12 @@ except KeyboardInterrupt:
 def test_a_stranger_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptureFixture) -> None:
     logs.forward()
     caplog.clear()
-    listener = _core.Listener.bind("127.0.0.1", 0)
+    listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
     with ThreadPoolExecutor(2) as pool:
-        starts = [pool.submit(connect, rank, 2, listener) for rank in range(2)]
+        starts = [pool.submit(connect, rank, 2, listening) for rank in range(2)]
         nodes = [start.result(WAIT) for start in starts]
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", listener.port), WAIT) as stranger:
+        with socket.create_connection(("127.0.0.1", listening.port), WAIT) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.faults import Fault
 
+_BUFFERS = "crates/buffers/src"
 _COMM = "crates/comm/src"
+_UCX = "crates/ucx/src"
 _RUNTIME = "crates/runtime/src"
 #: Stands for the tests of raw memory under AddressSanitizer.
 MEMORY = "memory"
@@ -78,26 +80,26 @@ FAULTS = (
     Fault(
         "buffers",
         "a block is taken back before its receiver has it",
-        f"{_COMM}/buffers/pool.rs",
+        f"{_BUFFERS}/pool.rs",
         "load(Ordering::Acquire) == slot::FREE",
         "load(Ordering::Acquire) != slot::TAKEN",
-        ("shardwright-comm", "no_two_holders_have_a_block_and_all_blocks_come_back"),
+        ("shardwright-buffers", "no_two_holders_have_a_block_and_all_blocks_come_back"),
     ),
     Fault(
         "buffers",
         "a block is lent that another thread reads",
-        f"{_COMM}/buffers/pool.rs",
+        f"{_BUFFERS}/pool.rs",
         "Arc::strong_count(&region) > 2",
         "Arc::strong_count(&region) > 3",
-        ("shardwright-comm", "a_block_that_another_thread_of_its_rank_still_reads_is_not_lent"),
+        ("shardwright-buffers", "a_block_that_another_thread_of_its_rank_still_reads_is_not_lent"),
     ),
     Fault(
         "buffers",
         "a place is taken without a look whether it is lent",
-        f"{_COMM}/buffers/import.rs",
+        f"{_BUFFERS}/import.rs",
         ".compare_exchange(slot::LENT, slot::TAKEN,",
         ".compare_exchange(self.mapping.word(slot_word).load(Ordering::Acquire), slot::TAKEN,",
-        ("shardwright-comm", "a_place_is_taken_once"),
+        ("shardwright-buffers", "a_place_is_taken_once"),
     ),
     Fault(
         "ucx",
@@ -118,7 +120,7 @@ FAULTS = (
     Fault(
         "memory",
         "the end of an operation leaves its address among those under way",
-        f"{_COMM}/ucx/raw/inbox.rs",
+        f"{_UCX}/raw/inbox.rs",
         "slots.places[operation.place] = null_mut();",
         "",
         ("shardwright-comm", MEMORY),

@@ -79,15 +79,16 @@ class Rehearsed:
 
 
 def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
-    listener = _core.Listener.bind("127.0.0.1", 0) if rank == 0 else None
-    if listener is not None:
-        print(listener.port, flush=True)
+    if rank == 0:
+        place = _core.MeetingPlace.listen("127.0.0.1", b"secret")
+        print(place.port, flush=True)
+    else:
+        place = _core.MeetingPlace.at("127.0.0.1", port, b"secret")
     core = {
         "transport": "shared_memory",
         "spin_microseconds": 50,
         "ucx_library": None,
         "ucx_packages": [],
-        "host_buffer_bytes": 64 << 20,
         "device_to_device": True,
         "device_buffer_bytes": 32 << 20,
         "one_host": True,
@@ -96,9 +97,7 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
     return _core.Node.connect(
         rank=rank,
         world=2,
-        host="127.0.0.1",
-        port=port if listener is None else listener.port,
-        secret=b"secret",
+        place=place,
         fingerprint="",
         version="1",
         connect_timeout=WAIT,
@@ -106,7 +105,6 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         bind_address="127.0.0.1",
         host_name="host",
         buffer_bytes=64 << 20,
-        listener=listener,
         options=_core.CommOptions(**{**core, **options}),
     )
 
@@ -116,7 +114,7 @@ def main(rank: int, port: int, library: str, rounds: int) -> None:
     node = connect(rank, port, device.options)
     print("joined", flush=True)
     if rounds == 0:  # both only begin to use their devices
-        _core.use_device(0)
+        node.use_device(0)
         deadline = time.monotonic() + WAIT
         while node.comm_stats()["peers"][1 - rank]["devices"] == "not used" and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from shardwright.errors import ConfigError, JobStartError
 from shardwright.job.runtime import current_runtime
 from torch.distributed import TCPStore
 
+from tests.jobs.door import address_of, ask, name_of
 from tests.jobs.job import END_SECONDS, Job, torchrun_environment
 from tests.jobs.listeners import any_listener_outside
 from tests.jobs.ports import next_port
@@ -177,11 +177,10 @@ def test_another_job_of_this_host_meets_in_the_same_place(monkeypatch: pytest.Mo
     # The first start of a process that is yet to come has the number that this process's next one has.
     number = next(rendezvous._starts)
     monkeypatch.setattr(rendezvous, "_starts", iter([number]))
-    door = _core.Meeting.open(f"127.0.0.1:{port}/0 127.0.0.1:{port} {number}", b"another job")
-    try:
+    with socket.socket(socket.AF_UNIX) as another_job:
+        another_job.bind(address_of(name_of(int(port), number)))
+        another_job.listen()
         text = refused(monkeypatch, environment, pipeline_parallel_degree=2)
-    finally:
-        door.close()
     assert f"process {os.getpid()} of user {os.geteuid()} waits already" in text
     assert "MASTER_PORT" in text
 
@@ -224,11 +223,10 @@ def test_the_secret_of_a_job_lies_in_no_store_and_no_file(hosts: int, tmp_path: 
         job.events("step")
         stores = [launchers]
         if hosts == 1:
-            place = f"127.0.0.1:{launchers.port}"
-            told = json.loads(_core.Meeting.ask(f"{place}/0 {place} 0", 10.0))
-            secret = bytes.fromhex(told["secret"])
+            told = ask(name_of(launchers.port), 10.0)
+            secret = told.secret
             assert len(secret) == 32
-            stores.append(TCPStore("127.0.0.1", told["store"], is_master=False))
+            stores.append(TCPStore("127.0.0.1", told.store, is_master=False))
         else:
             secret = given["SHARDWRIGHT_SECRET"].encode()
         read = [(key.encode(), store.get(key)) for store in stores for key in store.list_keys()]
@@ -271,18 +269,17 @@ def test_another_user_is_told_nothing() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may become another user")
     name = f"a job of process {os.getpid()}"
-    door = _core.Meeting.open(name, b"the secret")
+    place = _core.MeetingPlace.open(name, "127.0.0.1", None)
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        digest = hashlib.sha256(name.encode()).hexdigest()
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(f"\0shardwright/{digest}".encode())
+            stranger.connect(address_of(name))
             told = stranger.recv(100)
         os._exit(0 if told == b"" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert _core.Meeting.ask(name, 10.0) == b"the secret"
-    door.close()
+    told = ask(name, 10.0)
+    assert (told.port, len(told.secret)) == (place.port, 32)
 
 
 def test_a_door_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +291,7 @@ def test_a_door_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch)
     if child == 0:
         os.setuid(65534)
         with socket.socket(socket.AF_UNIX) as impostor:
-            impostor.bind(f"\0shardwright/{hashlib.sha256(name.encode()).hexdigest()}".encode())
+            impostor.bind(address_of(name))
             impostor.listen()
             os.write(ready[1], b"x")
             os.read(over[0], 1)
@@ -302,7 +299,7 @@ def test_a_door_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch)
     os.read(ready[0], 1)
     try:
         with pytest.raises(JobStartError, match="a process of user 65534 waits where the ranks of this job of user 0"):
-            _core.Meeting.ask(name, 10.0)
+            _core.MeetingPlace.find(name, "127.0.0.1", None, 10.0)
     finally:
         os.write(over[1], b"x")
         os.waitpid(child, 0)

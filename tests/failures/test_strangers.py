@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from shardwright import _core
+from shardwright.communication import comm_options
+from shardwright.config import load_config
 from shardwright.errors import JobStartError
 
 from tests.attack.sieges import while_it_starts
@@ -57,15 +59,14 @@ def call_with_wrong_secret(port: int) -> None:
         _core.Node.connect(
             rank=1,
             world=2,
-            host="127.0.0.1",
-            port=port,
-            secret=b"not the job's",
+            place=_core.MeetingPlace.at("127.0.0.1", port, b"not the job's"),
             fingerprint="",
             version="",
             connect_timeout=10.0,
             liveness_timeout=6.0,
             bind_address="127.0.0.1",
             host_name="stranger",
+            options=comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True),
         )
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import pytest
@@ -92,18 +93,26 @@ class _TakingTurns:
         return task
 
 
+def connected(num_ranks: int, faults: str | None) -> list[_core.Node]:
+    """Nodes of ranks of this process; those with faults are in no wheel, and so not in the extension's stub."""
+    if faults is None:
+        return _core.Node.in_process(num_ranks)
+    connect: Callable[[int, str], list[_core.Node]] = attrgetter("in_process_with_faults")(_core.Node)
+    return connect(num_ranks, faults)
+
+
 class Job:
     """A pipeline of several ranks; one program after another runs on it."""
 
     def __init__(self, num_ranks: int, faults: str | None = None) -> None:
-        """Connect the ranks, with ``faults`` in the form of ``Node.in_process``."""
+        """Connect the ranks, with ``faults`` as ``Node.in_process_with_faults`` takes them."""
         self.num_ranks = num_ranks
         self.has_faults = faults is not None
         self.turn = Turn()
         topology = _core.Topology(num_ranks, num_ranks, 1, "cluster")
         self.runtimes = []
         cfg = load_config({"pipeline_parallel_degree": num_ranks, "ddp": False}, {}, {})
-        for rank, node in enumerate(_core.Node.in_process(num_ranks, faults)):
+        for rank, node in enumerate(connected(num_ranks, faults)):
             server = _core.Server.attach(
                 node,
                 rank=rank,

@@ -20,7 +20,15 @@ def build_rehearsal() -> str:
 def build_hostile_member() -> str:
     """The path of the program that joins a job to harm it."""
     program = _FOLDER / "examples" / "hostile_member"
-    return _built("SHARDWRIGHT_TESTS_HOSTILE_MEMBER", program, "shardwright-comm", "--example", program.name)
+    return _built(
+        "SHARDWRIGHT_TESTS_HOSTILE_MEMBER",
+        program,
+        "shardwright-comm",
+        "--features",
+        "fuzzing",
+        "--example",
+        program.name,
+    )
 
 
 def _built(variable: str, made: Path, package: str, *options: str) -> str:

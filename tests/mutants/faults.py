@@ -82,7 +82,7 @@ FAULTS = (
     Fault(
         "machine",
         "the simple schedule begins backward one forward too early",
-        "crates/schedule/src/policy.rs",
+        "crates/schedule/src/policy/simple.rs",
         "progress.forwards_done == progress.num_microbatches",
         "progress.forwards_done + 1 >= progress.num_microbatches",
         ("shardwright-schedule",),
@@ -90,9 +90,9 @@ FAULTS = (
     Fault(
         "machine",
         "one microbatch too many is in flight",
-        "crates/schedule/src/policy.rs",
-        "progress.active() < active.get()",
-        "progress.active() <= active.get()",
+        "crates/schedule/src/policy/interleaved.rs",
+        "progress.active() < active",
+        "progress.active() <= active",
         ("shardwright-schedule",),
     ),
     Fault(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from importlib import resources
 from pathlib import Path
 
 import pytest
 import shardwright as smp
+
+from tests.jobs.forked import ROOT
 
 NAMES = Path(__file__).with_name("public_names.txt")
 
@@ -80,3 +83,17 @@ def test_the_package_says_that_it_is_typed() -> None:
     package = resources.files("shardwright")
     assert package.joinpath("py.typed").is_file()
     assert package.joinpath("_core.pyi").is_file()
+
+
+def features_of_the_extension(*arguments: str) -> list[str]:
+    """The features of the crates that the extension is built of."""
+    command = ["cargo", "tree", "--package", "shardwright-py", "--locked", "--edges", "normal", "--format", "{lib} {f}"]
+    listed = subprocess.run([*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return listed.replace(",", " ").split()
+
+
+def test_wheels_are_built_without_the_faults_that_tests_inject() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]
+    assert set(build) == {"manifest-path", "python-source", "module-name"}, "further settings may add features"
+    assert "faults" not in features_of_the_extension()
+    assert features_of_the_extension("--features", "faults").count("faults") > 1

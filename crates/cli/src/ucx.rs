@@ -1,19 +1,16 @@
 //! What is known about UCX.
 
-/// What the UCX layer found when it looked for the library.
+use std::path::PathBuf;
+
+use shardwright_ucx::{Candidates, Library, transports};
+
+/// What a job on this machine would find.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UcxReport {
     /// No library was found.
     NotFound {
         /// Where it was looked for.
         looked_at: Vec<String>,
-    },
-    /// A library was found that cannot be used.
-    Unusable {
-        /// Its path.
-        path: String,
-        /// Why not.
-        problem: String,
     },
     /// A library is in use.
     Loaded {
@@ -26,4 +23,25 @@ pub enum UcxReport {
         /// Its transports that work here.
         transports: Vec<String>,
     },
+}
+
+impl UcxReport {
+    /// Looks for the library as a job does that names none; `packages` are directories of Python packages that hold it.
+    pub fn of_this_machine(packages: Vec<PathBuf>) -> Self {
+        let candidates = Candidates {
+            packages,
+            ..Candidates::default()
+        };
+        match Library::find(&candidates) {
+            Err(error) => Self::NotFound {
+                looked_at: error.to_string().lines().map(str::to_owned).collect(),
+            },
+            Ok(library) => Self::Loaded {
+                path: library.found().path.display().to_string(),
+                version: library.found().version.to_string(),
+                tested: !library.found().newer_than_tested,
+                transports: transports(&library),
+            },
+        }
+    }
 }

@@ -8,8 +8,8 @@ use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message};
 
 use crate::error::CommError;
-use crate::owner::Owner;
 use crate::transport::{CommStats, PeerInfo, Pulse, Sight, Transport};
+use shardwright_system::Owner;
 
 /// How long [`Transport::close`] waits for threads that are inside a call to leave it.
 const CALLERS_DEADLINE: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 ///
 /// Those who send keep it for their whole lives, which a script may make longer than the job's: its model knows the
 /// rank's runtime. So the transport itself is dropped by [`Transport::close`].
-pub struct Connection {
+pub(crate) struct Connection {
     rank: Rank,
     peers: Vec<PeerInfo>,
     pulse: Arc<Pulse>,
@@ -36,7 +36,7 @@ enum State {
 
 impl Connection {
     /// Takes a transport over.
-    pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
+    pub(crate) fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
         let ranks = (0..transport.world()).map(Rank);
         Arc::new(Self {
             rank: transport.rank(),
@@ -78,6 +78,10 @@ impl Transport for Connection {
 
     fn send_and_read(&self, to: Rank, message: Message) -> Result<(), CommError> {
         self.open()?.send_and_read(to, message)
+    }
+
+    fn check(&self, to: Rank) -> Result<(), CommError> {
+        self.open()?.check(to)
     }
 
     fn peer(&self, rank: Rank) -> Option<&PeerInfo> {

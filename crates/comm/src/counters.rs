@@ -18,14 +18,14 @@ pub struct Carried {
 }
 
 /// What every route has carried, in the order of [`Route::ALL`].
-pub type ByRoute = [Carried; Route::ALL.len()];
+pub(crate) type ByRoute = [Carried; Route::ALL.len()];
 
 /// How often each reason gave a route, in the order of [`Reason::ALL`].
-pub type ByReason = [u64; Reason::ALL.len()];
+pub(crate) type ByReason = [u64; Reason::ALL.len()];
 
 /// Counters that all threads of a transport share.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub(crate) struct Counters {
     routes: [RouteCounters; Route::ALL.len()],
     reasons: [AtomicU64; Reason::ALL.len()],
 }
@@ -40,26 +40,26 @@ struct RouteCounters {
 
 impl Counters {
     /// A tensor left by a route.
-    pub fn sent(&self, route: Route, bytes: u64) {
+    pub(crate) fn sent(&self, route: Route, bytes: u64) {
         let counters = &self.routes[route as usize];
         counters.tensors_sent.fetch_add(1, Ordering::Relaxed);
         counters.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A tensor came by a route.
-    pub fn received(&self, route: Route, bytes: u64) {
+    pub(crate) fn received(&self, route: Route, bytes: u64) {
         let counters = &self.routes[route as usize];
         counters.tensors_received.fetch_add(1, Ordering::Relaxed);
         counters.bytes_received.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// The sender has decided a tensor's route.
-    pub fn decided(&self, decision: Decision) {
+    pub(crate) fn decided(&self, decision: Decision) {
         self.reasons[decision.because as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// What the routes have carried.
-    pub fn by_route(&self) -> ByRoute {
+    pub(crate) fn by_route(&self) -> ByRoute {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.routes.each_ref().map(|counters| Carried {
             tensors_sent: load(&counters.tensors_sent),
@@ -70,7 +70,7 @@ impl Counters {
     }
 
     /// How often each reason gave a route.
-    pub fn by_reason(&self) -> ByReason {
+    pub(crate) fn by_reason(&self) -> ByReason {
         self.reasons
             .each_ref()
             .map(|counter| counter.load(Ordering::Relaxed))

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use shardwright_core::Rank;
+use shardwright_system::Forked;
 use shardwright_wire::ErrorReport;
 
 use crate::transport::Loss;
@@ -83,15 +84,8 @@ pub enum CommError {
         report: Box<ErrorReport>,
     },
     /// The process was forked; the connection belongs to its parent.
-    #[error(
-        "process {child} was forked from process {parent}, which owns the connection to the job; a forked process (a data loader's worker, say) cannot use it"
-    )]
-    Forked {
-        /// The owner.
-        parent: u32,
-        /// This process.
-        child: u32,
-    },
+    #[error(transparent)]
+    Forked(#[from] Forked),
 }
 
 /// A loss, as the rest of a sentence that begins with the rank.

@@ -8,16 +8,16 @@ use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, TensorPart, Va
 
 use crate::error::{CommError, describe_loss};
 use crate::patience::Patience;
-use crate::sync::thread::{self, ThreadId};
-use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Loss, Sight, Transport};
+use shardwright_system::sync::thread::{self, ThreadId};
+use shardwright_system::sync::{Condvar, Mutex, MutexGuard};
 
 /// How many objects of one sender may wait, over all channels. A sender never waits for its
 /// receiver (CM-1), so a receiver that never asks has to be an error somewhere.
-pub const CAPACITY: usize = 65_536;
+pub(crate) const CAPACITY: usize = 65_536;
 
 /// How many bytes of tensors they may have: as many as the largest tensor.
-pub const CAPACITY_BYTES: u64 = 64 << 30;
+pub(crate) const CAPACITY_BYTES: u64 = 64 << 30;
 
 /// Objects that have arrived and wait to be received.
 #[derive(Default)]
@@ -38,7 +38,6 @@ struct State {
     asleep: usize,
     /// The threads that receive by themselves while they wait.
     reading: Vec<ThreadId>,
-    interrupt: Option<Box<ErrorReport>>,
     closed: bool,
 }
 
@@ -103,18 +102,6 @@ impl ObjectPlane {
         self.wake(state);
     }
 
-    /// Ends all waiting with an error, until [`Self::resume`].
-    pub fn interrupt(&self, report: ErrorReport) {
-        let mut state = self.lock();
-        state.interrupt = Some(Box::new(report));
-        self.wake(state);
-    }
-
-    /// Allows waiting again.
-    pub fn resume(&self) {
-        self.lock().interrupt = None;
-    }
-
     /// Ends all waiting for good, and drops what nobody has received.
     pub fn close(&self) {
         let mut state = self.lock();
@@ -140,7 +127,7 @@ impl ObjectPlane {
     }
 
     /// Like [`Self::receive`], and fails as well when a rank of `watched` fails.
-    pub fn receive_watching(
+    pub(crate) fn receive_watching(
         &self,
         from: Rank,
         channel: &str,
@@ -209,11 +196,6 @@ impl State {
         if self.closed {
             return Err(CommError::Closed);
         }
-        if let Some(report) = &self.interrupt {
-            return Err(CommError::Interrupted {
-                report: report.clone(),
-            });
-        }
         if let Some(channel) = self.overflown.get(from) {
             return Err(CommError::Overflow {
                 rank: *from,
@@ -245,7 +227,7 @@ impl State {
 }
 
 /// Waits until every rank of `group` has called this with the same name.
-pub fn barrier(
+pub(crate) fn barrier(
     transport: &dyn Transport,
     plane: &ObjectPlane,
     group: &[Rank],
@@ -299,7 +281,6 @@ fn send_plain(
 fn verdict(transport: &dyn Transport, error: &CommError) -> Value {
     let (rank, message) = match error {
         CommError::PeerLost { rank, loss } => (*rank, describe_loss(loss)),
-        CommError::Interrupted { report } => (report.rank, report.message.clone()),
         other => (transport.rank(), other.to_string()),
     };
     let host = transport

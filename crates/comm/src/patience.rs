@@ -32,7 +32,7 @@ impl<'a> Patience<'a> {
 
     /// The waiting thread receives by itself where the transport lets it.
     #[must_use]
-    pub fn reading(self, transport: &'a dyn Transport) -> Self {
+    pub(crate) fn reading(self, transport: &'a dyn Transport) -> Self {
         Self {
             reads: Some(transport),
             ..self

@@ -8,15 +8,15 @@ use shardwright_core::Rank;
 use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
 use crate::error::CommError;
-use crate::sync::{Mutex, MutexGuard};
 use crate::transport::Transport;
+use shardwright_system::sync::{Mutex, MutexGuard};
 
 const FETCH: &str = "\0fetch";
 const RELEASE: &str = "\0release";
 
 /// What this rank has published and not all peers have taken.
 #[derive(Default)]
-pub struct Published {
+pub(crate) struct Published {
     state: Mutex<State>,
     transport: OnceLock<Weak<dyn Transport>>,
 }
@@ -31,13 +31,13 @@ struct State {
 
 impl Published {
     /// Gives answers their way back.
-    pub fn connect(&self, transport: &Arc<dyn Transport>) {
+    pub(crate) fn connect(&self, transport: &Arc<dyn Transport>) {
         // A second call would bring the same transport.
         self.transport.get_or_init(|| Arc::downgrade(transport));
     }
 
     /// Keeps a body for `peers`; the key to ask for it by.
-    pub fn publish(&self, body: Body, peers: impl IntoIterator<Item = Rank>) -> i64 {
+    pub(crate) fn publish(&self, body: Body, peers: impl IntoIterator<Item = Rank>) -> i64 {
         let mut peers: BTreeSet<Rank> = peers.into_iter().collect();
         let mut state = self.lock();
         peers.retain(|rank| !state.lost.contains(rank));
@@ -50,17 +50,12 @@ impl Published {
     }
 
     /// How many bodies are kept.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.lock().kept.len()
     }
 
-    /// Whether nothing is kept.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// A peer is gone: nothing is kept for it.
-    pub fn peer_lost(&self, rank: Rank) {
+    pub(crate) fn peer_lost(&self, rank: Rank) {
         let mut state = self.lock();
         state.lost.insert(rank);
         state.kept.retain(|_, (_, peers)| {
@@ -70,13 +65,13 @@ impl Published {
     }
 
     /// Keeps nothing any more.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let kept = std::mem::take(&mut self.lock().kept);
         drop(kept);
     }
 
     /// Takes an object that is a question to this rank; others come back.
-    pub fn answer(&self, from: Rank, object: ObjectMessage) -> Option<ObjectMessage> {
+    pub(crate) fn answer(&self, from: Rank, object: ObjectMessage) -> Option<ObjectMessage> {
         if object.channel != FETCH && object.channel != RELEASE {
             return Some(object);
         }
@@ -117,17 +112,17 @@ impl Published {
 }
 
 /// The channel on which a published body arrives once it is asked for.
-pub fn channel_of(key: i64) -> String {
+pub(crate) fn channel_of(key: i64) -> String {
     format!("\0fetched:{key}")
 }
 
 /// Asks a rank for what it has published under a key; it comes on [`channel_of`] the key.
-pub fn fetch(transport: &dyn Transport, from: Rank, key: i64) -> Result<(), CommError> {
+pub(crate) fn fetch(transport: &dyn Transport, from: Rank, key: i64) -> Result<(), CommError> {
     ask(transport, from, FETCH, key)
 }
 
 /// Tells a rank that this one will not fetch what it has published under a key.
-pub fn release(transport: &dyn Transport, from: Rank, key: i64) -> Result<(), CommError> {
+pub(crate) fn release(transport: &dyn Transport, from: Rank, key: i64) -> Result<(), CommError> {
     ask(transport, from, RELEASE, key)
 }
 
@@ -194,7 +189,7 @@ mod tests {
                 .unwrap();
             assert_eq!(got, body(7));
         }
-        assert!(published.is_empty());
+        assert_eq!(published.len(), 0);
     }
 
     #[test]
@@ -208,7 +203,7 @@ mod tests {
         assert_eq!(published.answer(Rank(1), question), None);
         assert_eq!(published.len(), 1);
         published.peer_lost(Rank(2));
-        assert!(published.is_empty());
+        assert_eq!(published.len(), 0);
     }
 
     #[test]

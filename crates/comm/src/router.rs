@@ -9,12 +9,12 @@ use shardwright_wire::{Beat, Message};
 
 use crate::objects::ObjectPlane;
 use crate::published::Published;
-use crate::sync::{Mutex, MutexGuard};
 use crate::transport::{Loss, Receiver, Transport};
+use shardwright_system::sync::{Mutex, MutexGuard};
 
 /// How many messages are kept for a handler that is not there yet: more than
 /// any step's opening, small enough that a rank that never sets one notices.
-pub const KEPT_CAPACITY: usize = 65_536;
+pub(crate) const KEPT_CAPACITY: usize = 65_536;
 
 /// The receiver of a node.
 #[derive(Default)]
@@ -28,7 +28,6 @@ pub struct Router {
 struct State {
     handler: Option<Arc<dyn Receiver>>,
     kept: VecDeque<(Rank, Kept)>,
-    beats: BTreeMap<Rank, Beat>,
     lost: BTreeMap<Rank, Loss>,
 }
 
@@ -45,12 +44,12 @@ impl Router {
     }
 
     /// Where objects arrive.
-    pub fn objects(&self) -> &ObjectPlane {
+    pub(crate) fn objects(&self) -> &ObjectPlane {
         &self.objects
     }
 
     /// What this rank keeps for others to fetch.
-    pub fn published(&self) -> &Published {
+    pub(crate) fn published(&self) -> &Published {
         &self.published
     }
 
@@ -76,11 +75,6 @@ impl Router {
         let gone = (state.handler.take(), std::mem::take(&mut state.kept));
         drop(state);
         drop(gone);
-    }
-
-    /// The last heartbeat of every peer that has sent one.
-    pub fn beats(&self) -> BTreeMap<Rank, Beat> {
-        self.lock().beats.clone()
     }
 
     /// The peers that are gone, and how.
@@ -130,10 +124,8 @@ impl Receiver for Router {
     }
 
     fn beat(&self, from: Rank, beat: Beat) {
-        let mut state = self.lock();
-        state.beats.insert(from, beat);
-        if let Some(handler) = state.handler.clone() {
-            drop(state);
+        let handler = self.lock().handler.clone();
+        if let Some(handler) = handler {
             handler.beat(from, beat);
         }
     }

@@ -12,8 +12,7 @@
 //!    buffer, which the destination has mapped: one copy, and nothing to ask
 //!    for. Tensors of devices are staged there too, with one copy less than UCX
 //!    between host memories would need.
-//! 4. [`Route::HostStaged`]: UCX from host memory to host memory, which it
-//!    registers itself; by RDMA where the hosts have it, else by what else UCX has.
+//! 4. [`Route::HostStaged`]: UCX from host memory to host memory, by the transport that it chooses.
 //! 5. [`Route::Tcp`]: the link that every pair of ranks has, and needs nothing.
 //!
 //! - RO-1: both ends decide the same, since the facts name source and
@@ -26,7 +25,8 @@ mod facts;
 
 use std::fmt;
 
-pub use facts::{Between, Choice, Devices, End, Facts, Memory};
+pub use facts::Choice;
+pub(crate) use facts::{Between, Devices, End, Facts, Memory};
 
 /// A way for a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,7 +160,7 @@ impl fmt::Display for Reason {
 
 /// What [`route`] decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// The route.
     pub route: Route,
     /// Why: of the better routes between two such places, the first that only
@@ -169,7 +169,7 @@ pub struct Decision {
 }
 
 /// The best route that nothing forbids.
-pub fn route(facts: &Facts) -> Decision {
+pub(crate) fn route(facts: &Facts) -> Decision {
     let route = routes(facts)
         .find(|route| obstacle(facts, *route).is_none())
         .unwrap_or(Route::Tcp);
@@ -184,7 +184,7 @@ pub fn route(facts: &Facts) -> Decision {
 }
 
 /// Each route better than the one taken, and why it was not taken; for traces.
-pub fn passed_over(facts: &Facts) -> impl Iterator<Item = (Route, Reason)> {
+pub(crate) fn passed_over(facts: &Facts) -> impl Iterator<Item = (Route, Reason)> {
     routes(facts)
         .map_while(|route| Some((route, obstacle(facts, route)?)))
         .fuse()

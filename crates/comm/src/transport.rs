@@ -97,6 +97,17 @@ pub trait Transport: Send + Sync {
         self.send(to, message)
     }
 
+    /// An error when a rank is known not to hear any more.
+    fn check(&self, _to: Rank) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// Breaks all connections, as the end of the process would.
+    #[cfg(test)]
+    fn vanish(&self) {
+        unimplemented!("no test has this rank die")
+    }
+
     /// Where a rank lives; `None` for a rank outside the job.
     fn peer(&self, rank: Rank) -> Option<&PeerInfo>;
 

@@ -1,50 +1,50 @@
 //! A process of its own, so that its threads and sockets can be counted.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use shardwright_comm::routing::Choice;
-use shardwright_comm::{JobOptions, Listener, Router, Secret, Tcp, Transport, connect};
+use shardwright_comm::Choice;
+use shardwright_comm::{CommOptions, JobOptions, Joining, MeetingPlace, Node, Secret};
 use shardwright_core::Rank;
 use shardwright_wire::Limits;
 
-fn job(world: u32) -> Vec<Arc<Tcp>> {
-    let listener = Listener::bind("127.0.0.1", 0).unwrap();
-    let port = listener.port();
-    let mut listener = Some(listener);
+fn job(world: u32) -> Vec<Node> {
+    let (host, secret) = ("127.0.0.1".to_owned(), Secret::new(b"secret".to_vec()));
+    let listening = MeetingPlace::listen(host.clone(), secret.clone()).unwrap();
+    let port = listening.port();
+    let mut listening = Some(listening);
     let threads: Vec<_> = (0..world)
         .map(|rank| {
             let options = JobOptions {
                 rank: Rank(rank),
                 world,
-                host: "127.0.0.1".to_owned(),
-                port,
-                listener: listener.take(),
+                place: listening
+                    .take()
+                    .unwrap_or_else(|| MeetingPlace::at(host.clone(), port, secret.clone())),
                 bind_address: None,
                 host_name: "host".to_owned(),
-                secret: Secret::new(b"secret".to_vec()),
-                encrypt: false,
                 version: "1".to_owned(),
                 fingerprint: String::new(),
                 connect_timeout: Duration::from_secs(30),
                 liveness_timeout: Duration::from_secs(30),
                 limits: Limits::default(),
-                pool: None,
-                device: None,
-                ucx_address: Vec::new(),
-                transport: Choice::Auto,
+                comm: CommOptions {
+                    transport: Choice::Tcp,
+                    ..CommOptions::default()
+                },
+                buffer_bytes: 0,
+                ucx: true,
                 lacks: None,
             };
             let thread = std::thread::Builder::new();
             thread
-                .spawn(move || connect(options, Arc::new(Router::default()), &mut || true).unwrap())
+                .spawn(move || Joining::prepare(options)?.join(&mut || true))
                 .unwrap()
         })
         .collect();
     threads
         .into_iter()
-        .map(|thread| thread.join().unwrap())
+        .map(|thread| thread.join().unwrap().unwrap())
         .collect()
 }
 

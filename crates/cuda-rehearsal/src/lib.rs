@@ -1,6 +1,6 @@
 //! A stand-in for CUDA's driver, to rehearse transfers between devices, across processes, where there is no GPU.
 //!
-//! It has the functions of the driver's interface that `shardwright-comm` loads. Device memory is a memory file that
+//! It has the functions of the driver's interface that `shardwright-cuda` loads. Device memory is a memory file that
 //! processes share, at an address that the host may look at. A stream runs in a thread of its own, and *late*: each
 //! copy waits first, so that whoever does not wait for its event sees the bytes from before.
 //!

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use shardwright_comm::routing::{Choice, Reason, Route};
+use shardwright_comm::{Choice, Reason, Route};
 use shardwright_comm::{CommOptions, CommStats, Transport};
 use shardwright_core::Rank;
 
@@ -20,7 +20,7 @@ impl PyCommOptions {
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
     )]
-    #[pyo3(signature = (*, transport, one_host, encrypt, spin_microseconds, ucx_library, ucx_packages, host_buffer_bytes,
+    #[pyo3(signature = (*, transport, one_host, encrypt, spin_microseconds, ucx_library, ucx_packages,
                         device_to_device, device_buffer_bytes, cuda_library=None))]
     fn new(
         transport: &str,
@@ -29,7 +29,6 @@ impl PyCommOptions {
         spin_microseconds: u64,
         ucx_library: Option<String>,
         ucx_packages: Vec<String>,
-        host_buffer_bytes: u64,
         device_to_device: bool,
         device_buffer_bytes: u64,
         cuda_library: Option<String>,
@@ -46,7 +45,6 @@ impl PyCommOptions {
             spin: Duration::from_micros(spin_microseconds),
             ucx_library: ucx_library.map(Into::into),
             ucx_packages: ucx_packages.into_iter().map(Into::into).collect(),
-            host_buffer_bytes,
             device_to_device,
             device_buffer_bytes,
             cuda_library: cuda_library.map(Into::into),
@@ -61,12 +59,12 @@ impl PyCommOptions {
 /// What `smp.comm_stats` shows of a transport.
 pub(crate) fn comm_stats<'py>(
     py: Python<'py>,
-    options: &CommOptions,
+    choice: Choice,
     transport: &dyn Transport,
 ) -> PyResult<Bound<'py, PyDict>> {
     let stats = transport.stats();
     let dict = PyDict::new(py);
-    dict.set_item("transport", options.transport.name())?;
+    dict.set_item("transport", choice.name())?;
     set_totals(&dict, &stats)?;
     let routes = PyDict::new(py);
     for (route, carried) in Route::ALL.into_iter().zip(stats.by_route) {

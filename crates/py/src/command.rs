@@ -2,10 +2,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use shardwright_cli::{Finished, PythonFacts};
-use shardwright_comm::CommOptions;
-
-use crate::ucx;
+use shardwright_cli::{Finished, PythonFacts, UcxReport};
 
 /// Run the command: its exit status, what to write to the standard output, and what to the standard error.
 ///
@@ -20,14 +17,11 @@ pub(crate) fn command(
 ) -> PyResult<(u8, String, String)> {
     let facts =
         PythonFacts::parse(facts).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    let options = CommOptions {
-        ucx_packages: ucx_packages.into_iter().map(Into::into).collect(),
-        ..CommOptions::default()
-    };
     let finished = py.detach(|| {
         // Loading it takes a while, and only the doctor looks at it.
         let asked = arguments.iter().any(|argument| argument == "doctor");
-        let report = asked.then(|| ucx::report(&options));
+        let packages = ucx_packages.into_iter().map(Into::into).collect();
+        let report = asked.then(|| UcxReport::of_this_machine(packages));
         shardwright_cli::run(arguments, &facts, report.as_ref())
     });
     let Finished {

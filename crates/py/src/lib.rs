@@ -9,14 +9,15 @@ mod command;
 mod config;
 mod description;
 mod error;
+#[cfg(feature = "faults")]
+mod faults;
 mod interruptible;
-mod listener;
 mod log;
-mod meeting;
 mod modules;
 mod node;
 mod notes;
 mod partition;
+mod place;
 mod raw;
 mod recipes;
 mod requests;
@@ -32,7 +33,6 @@ mod timeline;
 mod topology;
 mod torch_context;
 mod torch_types;
-mod ucx;
 mod usage;
 mod values;
 
@@ -50,17 +50,15 @@ mod _core {
     #[pymodule_export]
     use crate::config::Config;
     #[pymodule_export]
-    use crate::listener::Listener;
-    #[pymodule_export]
     use crate::log::take_log;
-    #[pymodule_export]
-    use crate::meeting::Meeting;
     #[pymodule_export]
     use crate::modules::{owned_tensors, parameters_in_use};
     #[pymodule_export]
     use crate::node::Node;
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
+    #[pymodule_export]
+    use crate::place::MeetingPlace;
     #[pymodule_export]
     use crate::timeline::Timeline;
     #[pymodule_export]
@@ -91,7 +89,7 @@ mod _core {
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]
-    use crate::tensors::{TensorParts, use_device};
+    use crate::tensors::TensorParts;
     #[pymodule_export]
     use crate::torch_context::{TorchContext, TorchSetting};
     #[pymodule_export]

@@ -1,41 +1,26 @@
 //! `Node`: this process's connection to the other ranks of its job.
 
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
-use shardwright_comm::{
-    CommError, CommOptions, Connection, Faults, JobOptions, Owner, Patience, Pool, Receiver,
-    Router, Secret, StartError, Tcp, Transport,
-    cuda::Ordered,
-    in_process_with, published,
-    routing::Choice,
-    ucx::{Ucx, connect_ucx},
-};
+use pyo3::types::PyDict;
+use shardwright_comm::{self as comm, CommError, JobOptions, Joining, Router, Transport};
 use shardwright_core::Rank;
-use shardwright_wire::{Body, ErrorReport, Limits, Message, ObjectMessage};
+use shardwright_wire::{Body, ErrorReport, Limits};
 
 use crate::arguments::{duration, parse_address};
 use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
-use crate::listener::Listener;
 use crate::log;
-use crate::tensors::{TensorParts, forget_process_memory, set_process_memory};
-use crate::ucx;
+use crate::place::MeetingPlace;
+use crate::tensors::{TensorParts, set_memory};
 use crate::values::Spec;
 
 /// The connection to the job. In a forked child every method raises.
 #[pyclass(frozen, module = "shardwright._core")]
-pub(crate) struct Node {
-    transport: Arc<dyn Transport>,
-    router: Arc<Router>,
-    owner: Owner,
-    options: CommOptions,
-    pool: Weak<Pool>,
-}
+pub(crate) struct Node(comm::Node);
 
 #[pymethods]
 impl Node {
@@ -47,8 +32,8 @@ impl Node {
     /// buffer for tensors on their way to ranks of the same host; 0 for none. `ucx` says whether UCX may be used where
     /// the options allow it, and `lacks` what this rank has not: then no rank starts, and all raise that.
     #[staticmethod]
-    #[pyo3(signature = (*, rank, world, host, port, secret, fingerprint, version, connect_timeout, liveness_timeout,
-                        bind_address, host_name, buffer_bytes=0, listener=None, options=None, ucx=true, lacks=None))]
+    #[pyo3(signature = (*, rank, world, place, fingerprint, version, connect_timeout, liveness_timeout,
+                        bind_address, host_name, options, buffer_bytes=0, ucx=true, lacks=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword-only, each its own setting"
@@ -57,133 +42,85 @@ impl Node {
         py: Python<'_>,
         rank: u32,
         world: u32,
-        host: String,
-        port: u16,
-        secret: &Bound<'_, PyBytes>,
+        place: &MeetingPlace,
         fingerprint: String,
         version: String,
         connect_timeout: f64,
         liveness_timeout: f64,
         bind_address: Option<&str>,
         host_name: String,
+        options: &PyCommOptions,
         buffer_bytes: u64,
-        listener: Option<&Listener>,
-        options: Option<&PyCommOptions>,
         ucx: bool,
         lacks: Option<String>,
     ) -> PyResult<Self> {
-        let comm_options = options.map(|options| options.0.clone());
-        let listener = listener.and_then(Listener::take);
         log::collect();
-        let pool = (buffer_bytes > 0)
-            .then(|| Pool::new(buffer_bytes))
-            .transpose()
-            .unwrap_or_else(|error| {
-                tracing::warn!(rank, %error, bytes = buffer_bytes, "no memory to share with ranks of this host; tensors travel inside messages");
-                None
-            });
-        let device = comm_options
-            .as_ref()
-            .zip(pool.as_ref())
-            .and_then(|(wanted, pool)| wanted.device(pool));
         let options = JobOptions {
             rank: Rank(rank),
             world,
-            host,
-            port,
-            listener,
+            place: place.take()?,
             bind_address: bind_address.map(parse_address).transpose()?,
             host_name,
-            secret: Secret::new(secret.as_bytes().to_vec()),
-            encrypt: comm_options.as_ref().is_some_and(|wanted| wanted.encrypt),
             version,
             fingerprint,
             connect_timeout: duration("connect_timeout", connect_timeout)?,
             liveness_timeout: duration("liveness_timeout", liveness_timeout)?,
             limits: Limits::default(),
-            pool: pool.clone(),
-            device: device.clone(),
-            ucx_address: Vec::new(),
-            transport: comm_options
-                .as_ref()
-                .map_or(Choice::Auto, |wanted| wanted.transport),
+            comm: options.0.clone(),
+            buffer_bytes,
+            ucx,
             lacks,
         };
-        let router = Arc::new(Router::default());
-        let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
-        let worker = comm_options
-            .as_ref()
-            .filter(|_| ucx && options.lacks.is_none())
-            .map(|wanted| ucx::worker(wanted, &options))
-            .transpose()?
-            .flatten();
-        let spin = (comm_options.as_ref()).map_or(Duration::ZERO, |wanted| wanted.spin);
-        let outcome = interruptible(py, |go_on| -> Result<Arc<dyn Transport>, StartError> {
-            let told = Arc::clone(&receiver);
-            let (job, exchange): (Arc<dyn Transport>, _) = if let Some(worker) = worker {
-                let job = connect_ucx(options, worker, spin, receiver, go_on)?;
-                (Arc::<Ucx>::clone(&job), job.exchange())
-            } else {
-                let job = shardwright_comm::connect(options, receiver, go_on)?;
-                (Arc::<Tcp>::clone(&job), job.exchange())
-            };
-            Ordered::before(job, told, exchange)
-        })?;
-        let transport = outcome.map_err(|error| start_error(&error))?;
-        let node = Self {
-            options: comm_options.unwrap_or_default(),
-            pool: set_process_memory(pool, device),
-            ..Self::new(transport, router)
-        };
-        Ok(node)
+        // With the GIL, so that no thread of Python's changes the environment meanwhile.
+        let joining = Joining::prepare(options).map_err(|error| start_error(&error))?;
+        let joined = interruptible(py, |go_on| joining.join(go_on))?;
+        let node = joined.map_err(|error| start_error(&error))?;
+        set_memory(&node.memory());
+        Ok(Self(node))
     }
 
     /// The node of a job of one rank.
     #[staticmethod]
     fn single() -> PyResult<Self> {
-        let mut nodes = Self::in_process(1, None)?;
+        let mut nodes = Self::in_process(1)?;
         Ok(nodes.pop().expect("as many nodes as asked for"))
     }
 
-    /// Nodes of ranks that share this process. With `faults`, for tests only, what they send goes wrong on
-    /// its way, in the same way each time: `"seed=7 delay=0.1 reorder=0.2 drop=0.01 after=30 from=1 deadline=2"`.
+    /// Nodes of ranks that share this process.
     #[staticmethod]
-    #[pyo3(signature = (world, faults=None))]
-    fn in_process(world: usize, faults: Option<&str>) -> PyResult<Vec<Self>> {
-        let faults = faults.map(str::parse::<Faults>).transpose();
-        let faults = faults.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let routers: Vec<Arc<Router>> = (0..world).map(|_| Arc::default()).collect();
-        let receivers = routers
-            .iter()
-            .map(|router| Arc::<Router>::clone(router) as Arc<dyn Receiver>)
-            .collect();
-        let ranks = in_process_with(receivers, faults.as_ref())?;
-        Ok(ranks
-            .into_iter()
-            .zip(routers)
-            .map(|(rank, router)| Self::new(rank, router))
-            .collect())
+    fn in_process(world: usize) -> PyResult<Vec<Self>> {
+        let nodes = comm::Node::in_process(world)?;
+        Ok(nodes.into_iter().map(Self).collect())
+    }
+
+    /// Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device
+    /// memory.
+    fn use_device(&self, py: Python<'_>, ordinal: i32) {
+        let memory = self.0.memory();
+        if let Some(device) = memory.device() {
+            py.detach(|| device.activate_now(ordinal));
+        }
     }
 
     /// This rank.
     #[getter]
     fn rank(&self) -> u32 {
-        self.transport.rank().0
+        self.transport().rank().0
     }
 
     /// The number of ranks.
     #[getter]
     fn world(&self) -> u32 {
-        self.transport.world()
+        self.transport().world()
     }
 
     /// The name of a rank's host.
     fn host(&self, rank: u32) -> PyResult<String> {
-        let peer = self.transport.peer(Rank(rank));
+        let peer = self.transport().peer(Rank(rank));
         peer.map(|peer| peer.host.clone()).ok_or_else(|| {
             PyValueError::new_err(format!(
                 "rank {rank} is not one of {}",
-                self.transport.world()
+                self.transport().world()
             ))
         })
     }
@@ -201,8 +138,7 @@ impl Node {
             value: spec.0.clone(),
             tensors: parts.take(),
         };
-        let message = Message::Object(Box::new(ObjectMessage { channel, body }));
-        py.detach(|| self.transport.send_and_read(Rank(to), message))
+        py.detach(|| self.0.send_object(Rank(to), channel, body))
             .map_err(|error| self.error(&error))
     }
 
@@ -214,14 +150,9 @@ impl Node {
         channel: &str,
         timeout: f64,
     ) -> PyResult<Option<(Spec, TensorParts)>> {
-        self.owner.check().map_err(|error| self.error(&error))?;
         let limit = duration("timeout", timeout)?;
         let received = interruptible(py, |go_on| {
-            self.router.objects().receive(
-                Rank(source),
-                channel,
-                &mut Patience::new(Some(limit), go_on).reading(&*self.transport),
-            )
+            self.0.receive_object(Rank(source), channel, limit, go_on)
         })?;
         match received {
             Ok(body) => Ok(Some((
@@ -239,21 +170,18 @@ impl Node {
             value: spec.0.clone(),
             tensors: parts.take(),
         };
-        self.router
-            .published()
-            .publish(body, peers.into_iter().map(Rank))
+        self.0.publish(body, peers.into_iter().map(Rank))
     }
 
     /// Ask for what a rank has published; it arrives as an object on the channel that this returns.
     fn fetch(&self, py: Python<'_>, source: u32, key: i64) -> PyResult<String> {
-        py.detach(|| published::fetch(&*self.transport, Rank(source), key))
-            .map_err(|error| self.error(&error))?;
-        Ok(published::channel_of(key))
+        py.detach(|| self.0.fetch(Rank(source), key))
+            .map_err(|error| self.error(&error))
     }
 
     /// Tell a rank that this one will not fetch what it has published.
     fn release(&self, py: Python<'_>, source: u32, key: i64) -> PyResult<()> {
-        py.detach(|| published::release(&*self.transport, Rank(source), key))
+        py.detach(|| self.0.release(Rank(source), key))
             .map_err(|error| self.error(&error))
     }
 
@@ -268,39 +196,30 @@ impl Node {
         name: &str,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        self.owner.check().map_err(|error| self.error(&error))?;
         let group: Vec<Rank> = group.into_iter().map(Rank).collect();
         let limit = timeout
             .map(|timeout| duration("timeout", timeout))
             .transpose()?;
-        let outcome = interruptible(py, |go_on| {
-            let mut patience = Patience::new(limit, go_on).reading(&*self.transport);
-            shardwright_comm::barrier(
-                &*self.transport,
-                self.router.objects(),
-                &group,
-                name,
-                &mut patience,
-            )
-        })?;
+        let outcome = interruptible(py, |go_on| self.0.barrier(&group, name, limit, go_on))?;
         outcome.map_err(|error| self.error(&error))
     }
 
     /// Counters since the start of the connection.
     #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.transport.stats();
+        let stats = self.transport().stats();
         let dict = PyDict::new(py);
         set_totals(&dict, &stats)?;
-        dict.set_item("objects_waiting", self.router.objects().waiting())?;
-        dict.set_item("objects_kept_for_others", self.router.published().len())?;
+        let (waiting, kept) = self.0.objects_held();
+        dict.set_item("objects_waiting", waiting)?;
+        dict.set_item("objects_kept_for_others", kept)?;
         Ok(dict)
     }
 
     /// What each route carried, why tensors took others than the best, and how each rank is reached.
     #[pyo3(signature = () -> "dict[str, Any]")]
     fn comm_stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        comm_stats(py, &self.options, &*self.transport)
+        comm_stats(py, self.0.choice(), self.transport())
     }
 
     /// Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
@@ -308,49 +227,42 @@ impl Node {
     #[pyo3(signature = (report: "dict[str, str] | None" = None))]
     fn close(&self, py: Python<'_>, report: Option<Bound<'_, PyDict>>) -> PyResult<()> {
         let report = report.map(|report| self.report(&report)).transpose()?;
-        py.detach(|| {
-            self.transport.close(report);
-            if self.owner.is_here() {
-                self.router.close();
-                forget_process_memory(&self.pool);
-            }
-        });
+        py.detach(|| self.0.close(report));
         Ok(())
     }
 }
 
+impl From<comm::Node> for Node {
+    fn from(node: comm::Node) -> Self {
+        Self(node)
+    }
+}
+
 impl Node {
-    fn new(transport: Arc<dyn Transport>, router: Arc<Router>) -> Self {
-        let transport: Arc<dyn Transport> = Connection::new(transport);
-        router.connect(&transport);
-        Self {
-            transport,
-            router,
-            owner: Owner::this_process(),
-            options: CommOptions::default(),
-            pool: Weak::new(),
-        }
+    fn transport(&self) -> &dyn Transport {
+        &**self.0.transport()
     }
 
     /// The transport, for the execution server.
-    pub(crate) fn transport(&self) -> Arc<dyn Transport> {
-        Arc::clone(&self.transport)
+    pub(crate) fn shared_transport(&self) -> Arc<dyn Transport> {
+        Arc::clone(self.0.transport())
     }
 
     /// Where the execution server plugs itself in.
     pub(crate) fn router(&self) -> &Router {
-        &self.router
+        self.0.router()
     }
 
     /// The hosts of all ranks.
     pub(crate) fn hosts(&self) -> Vec<String> {
-        let peers = (0..self.transport.world()).filter_map(|rank| self.transport.peer(Rank(rank)));
+        let peers =
+            (0..self.transport().world()).filter_map(|rank| self.transport().peer(Rank(rank)));
         peers.map(|peer| peer.host.clone()).collect()
     }
 
     fn error(&self, error: &CommError) -> PyErr {
         comm_error(error, |rank| {
-            self.transport
+            self.transport()
                 .peer(rank)
                 .map(|peer| peer.host.clone())
                 .unwrap_or_default()
@@ -363,11 +275,11 @@ impl Node {
                 .get_item(name)?
                 .map_or_else(|| Ok(String::new()), |value| value.extract())
         };
-        let rank = self.transport.rank();
+        let rank = self.transport().rank();
         Ok(ErrorReport {
             rank,
             host: self
-                .transport
+                .transport()
                 .peer(rank)
                 .map(|peer| peer.host.clone())
                 .unwrap_or_default(),

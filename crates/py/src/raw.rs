@@ -10,21 +10,18 @@ use std::sync::Arc;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use shardwright_comm::Pool;
+use shardwright_comm::Memory as NodeMemory;
 use shardwright_wire::{Buffer, Lent, Owned};
 
-/// Copy memory that a live tensor owns, into the persistent buffer where there is one.
-pub(crate) fn copy_from(address: usize, nbytes: usize, pool: Option<&Arc<Pool>>) -> Buffer {
+/// Copy memory that a live tensor owns.
+pub(crate) fn copy_from(address: usize, nbytes: usize, into: &NodeMemory) -> Buffer {
     if nbytes == 0 {
         return Buffer::default();
     }
     // SAFETY: the caller of `TensorParts.append` passes the address and byte count of a dense
     // tensor, which it keeps alive and unchanged during the call.
     let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
-    match pool {
-        Some(pool) => pool.copy_of(bytes),
-        None => Buffer::copy_of(bytes),
-    }
+    into.copy_of(bytes)
 }
 
 /// Received bytes, writable through the buffer protocol, given back with their last tensor.

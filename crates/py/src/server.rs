@@ -64,7 +64,7 @@ impl Server {
             stall_timeout: seconds("stall_timeout_seconds", stall_timeout_seconds)?,
             trace_capacity,
         };
-        let server = shardwright_runtime::Server::attach(node.map(Node::transport), config);
+        let server = shardwright_runtime::Server::attach(node.map(Node::shared_transport), config);
         if let Some(node) = node {
             node.router()
                 .set_handler(Arc::<shardwright_runtime::Server>::clone(&server));

@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use shardwright_comm::cuda::DeviceMemory;
-use shardwright_comm::{Pool, SHARED_BYTES};
+use shardwright_comm::Memory;
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
 
@@ -24,48 +23,19 @@ const CUDA: &str = "cuda";
 /// Larger copies than this let other Python threads run meanwhile.
 const DETACHED_COPY_BYTES: usize = 1 << 20;
 
-/// The persistent buffer into which this process copies the tensors that it sends.
-static POOL: Mutex<Option<Arc<Pool>>> = Mutex::new(None);
+/// Where the node of this process keeps tensors on their way, until it is closed.
+static MEMORY: Mutex<Weak<Memory>> = Mutex::new(Weak::new());
 
-/// The device whose tensors this process sends and receives.
-static DEVICE: Mutex<Option<Arc<DeviceMemory>>> = Mutex::new(None);
-
-/// Use a persistent buffer and a device from now on, or none; the buffer, to forget it by.
-pub(crate) fn set_process_memory(
-    pool: Option<Arc<Pool>>,
-    device: Option<Arc<DeviceMemory>>,
-) -> Weak<Pool> {
-    let left = pool.as_ref().map(Arc::downgrade).unwrap_or_default();
-    *POOL.lock().unwrap_or_else(PoisonError::into_inner) = pool;
-    *DEVICE.lock().unwrap_or_else(PoisonError::into_inner) = device;
-    left
+/// Use a node's memory from now on.
+pub(crate) fn set_memory(memory: &Arc<Memory>) {
+    *MEMORY.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(memory);
 }
 
-/// Use the persistent buffer, and the device beside it, no more, if they are the ones in use.
-pub(crate) fn forget_process_memory(pool: &Weak<Pool>) {
-    let is_it = process_pool().is_some_and(|ours| std::ptr::eq(Arc::as_ptr(&ours), pool.as_ptr()));
-    if is_it {
-        set_process_memory(None, None);
-    }
-}
-
-fn process_pool() -> Option<Arc<Pool>> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
-fn process_device() -> Option<Arc<DeviceMemory>> {
-    DEVICE
+fn memory() -> Option<Arc<Memory>> {
+    MEMORY
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .clone()
-}
-
-/// Begin to use a CUDA device, as the first tensor would: the ranks of this host try to open each other's device memory.
-#[pyfunction]
-pub(crate) fn use_device(py: Python<'_>, ordinal: i32) {
-    if let Some(device) = process_device() {
-        py.detach(|| device.activate_now(ordinal));
-    }
+        .upgrade()
 }
 
 fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
@@ -158,11 +128,11 @@ impl TensorParts {
             requires_grad,
         };
         let meta = checked(meta, nbytes)?;
-        let pool = (nbytes >= SHARED_BYTES).then(process_pool).flatten();
+        let memory = memory().unwrap_or_default();
         let data = if nbytes > DETACHED_COPY_BYTES {
-            py.detach(|| raw::copy_from(address, nbytes, pool.as_ref()))
+            py.detach(|| raw::copy_from(address, nbytes, &memory))
         } else {
-            raw::copy_from(address, nbytes, pool.as_ref())
+            raw::copy_from(address, nbytes, &memory)
         };
         self.parts().push(TensorPart::new(meta, data));
         Ok(())
@@ -194,7 +164,8 @@ impl TensorParts {
             requires_grad,
         };
         let meta = checked(meta, nbytes)?;
-        let Some(device) = process_device() else {
+        let memory = memory().unwrap_or_default();
+        let Some(device) = memory.device() else {
             return Ok(false);
         };
         let data = py.detach(|| device.send_from(ordinal, address, nbytes, stream));
@@ -221,7 +192,8 @@ impl TensorParts {
         ordinal: i32,
         stream: u64,
     ) -> PyResult<bool> {
-        let Some(device) = process_device() else {
+        let memory = memory().unwrap_or_default();
+        let Some(device) = memory.device() else {
             return Ok(false);
         };
         let data = self.with(index, |part| {

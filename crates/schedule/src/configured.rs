@@ -19,12 +19,9 @@ use crate::program::{ActionKind, Complete, Program};
 pub fn configured(config: &Config) -> Result<Schedule, ConfigError> {
     let active = NonZeroU32::new(config.active_microbatches).unwrap_or(NonZeroU32::MIN);
     Ok(match &config.pipeline {
-        Pipeline::Named(PipelineName::Simple) => Schedule::Simple,
-        Pipeline::Named(PipelineName::Interleaved | PipelineName::Auto) => {
-            Schedule::Interleaved { active }
-        }
-        Pipeline::Named(PipelineName::Looped) => Schedule::Looped { active },
-        Pipeline::Named(PipelineName::ZeroBubble) => Schedule::ZeroBubble { active },
+        Pipeline::Named(PipelineName::Auto) => Schedule::Interleaved { active },
+        Pipeline::Named(name) => Schedule::of_name(name.name(), active)
+            .ok_or_else(|| refused(&format!("{:?} is no policy", name.name())))?,
         Pipeline::List(entries) => {
             let entries = entries.iter().map(|(microbatch, phase)| RootStart {
                 microbatch: MicrobatchId(*microbatch),

@@ -7,6 +7,7 @@ use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 use shardwright_core::MicrobatchId;
+use shardwright_core::config::PipelineName;
 
 use crate::{Progress, Ready, ReadyKind, Schedule, Turns};
 
@@ -288,4 +289,18 @@ fn a_schedules_ideal_is_that_of_a_pipeline_that_fills_and_drains_once() {
     assert_eq!(of("looped(active=8)", 1, 8), Some(0.0));
     assert_eq!(of("zero_bubble(active=8)", 4, 8), None);
     assert_eq!(of("zero_bubble(active=8)", 1, 8), Some(0.0));
+}
+
+#[test]
+fn every_name_of_the_configuration_but_auto_is_that_of_a_policy() {
+    let policies = PipelineName::ALL
+        .iter()
+        .filter(|name| **name != PipelineName::Auto);
+    for name in policies.map(|name| name.name()) {
+        let schedule = Schedule::of_name(name, NonZeroU32::MIN).unwrap();
+        let text = schedule.to_string();
+        assert_eq!(text.split('(').next(), Some(name));
+        assert_eq!(text.parse(), Ok(schedule));
+    }
+    assert_eq!(Schedule::of_name("auto", NonZeroU32::MIN), None);
 }

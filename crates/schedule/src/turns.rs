@@ -22,7 +22,7 @@ impl Turns {
     /// Of a step that begins.
     pub fn of(schedule: &Schedule) -> Self {
         Self {
-            counted: matches!(schedule, Schedule::Looped { .. }),
+            counted: schedule.counts_turns(),
             ..Self::default()
         }
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{env, thread};
 
-use shardwright_comm::{JobOptions, Listener, Router, Secret, Tcp, Transport, connect};
+use shardwright_comm::{JobOptions, Joining, MeetingPlace, Secret};
 use shardwright_core::{
     CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId,
 };
@@ -246,17 +246,10 @@ fn vector(body: &Body) -> Vector {
     bytemuck::cast_slice(body.tensors[0].data.as_bytes()).to_vec()
 }
 
-/// Joins the job as a rank, and runs a step under each schedule. Only rank 0 has the listener.
-fn run(arguments: &[String], port: u16, listener: Option<Listener>) -> Result<(), Box<dyn Error>> {
-    let [_, secret, _, schedules @ ..] = arguments else {
-        return Err("usage: rust_front SECRET 0 SCHEDULE...".into());
-    };
-    let rank = Rank(u32::from(listener.is_none()));
-    let router = Arc::new(Router::default());
-    let secret = Secret::new(secret.as_bytes().to_vec());
-    let mut options = JobOptions::on_this_host(rank, 2, port, secret);
-    options.listener = listener;
-    let transport = connect(options, router.clone(), &mut || true)?;
+/// Joins the job as a rank, and runs a step under each schedule.
+fn run(rank: Rank, place: MeetingPlace, schedules: &[String]) -> Result<(), Box<dyn Error>> {
+    let options = JobOptions::on_this_host(rank, 2, place);
+    let node = Joining::prepare(options)?.join(&mut || true)?;
     let config = MachineConfig {
         rank,
         pipeline: vec![Rank(0), Rank(1)],
@@ -266,8 +259,8 @@ fn run(arguments: &[String], port: u16, listener: Option<Listener>) -> Result<()
         stall_timeout: Duration::from_mins(1),
         trace_capacity: 0,
     };
-    let server = Server::attach(Some(Arc::<Tcp>::clone(&transport)), config);
-    router.set_handler(Arc::<Server>::clone(&server));
+    let server = Server::attach(Some(Arc::clone(node.transport())), config);
+    node.router().set_handler(Arc::<Server>::clone(&server));
     let front = Arc::new(Front {
         job: Some((rank, Arc::clone(&server))),
         ..Front::default()
@@ -277,23 +270,30 @@ fn run(arguments: &[String], port: u16, listener: Option<Listener>) -> Result<()
         println!("rank {rank}: {exact} gradients are exact under {schedule}");
     }
     server.close(Duration::from_secs(5));
-    transport.close(None);
+    node.close(None);
     Ok(())
 }
 
 /// Rank 0 starts rank 1, which is told the port.
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments: Vec<String> = env::args().collect();
-    let port = arguments.get(2).map_or(Ok(0), |port| port.parse())?;
-    if port != 0 || arguments.len() < 3 {
-        return run(&arguments, port, None);
+    let [_, secret, port, schedules @ ..] = arguments.as_slice() else {
+        return Err("usage: rust_front SECRET 0 SCHEDULE...".into());
+    };
+    let (host, secret) = (
+        "127.0.0.1".to_owned(),
+        Secret::new(secret.as_bytes().to_vec()),
+    );
+    let port = port.parse()?;
+    if port != 0 {
+        return run(Rank(1), MeetingPlace::at(host, port, secret), schedules);
     }
-    let listener = Listener::bind("127.0.0.1", 0)?;
-    let port = listener.port();
-    arguments[2] = port.to_string();
+    let place = MeetingPlace::listen(host, secret)?;
+    let schedules = schedules.to_vec();
+    arguments[2] = place.port().to_string();
     let mut other = Command::new(env::current_exe()?);
     let mut other = other.args(&arguments[1..]).spawn()?;
-    run(&arguments, port, Some(listener))?;
+    run(Rank(0), place, &schedules)?;
     let ended = other.wait()?;
     ended.success().then_some(()).ok_or("rank 1 failed".into())
 }

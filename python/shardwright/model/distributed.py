@@ -10,7 +10,6 @@ from typing import Any, NoReturn, SupportsIndex
 import torch
 from torch import nn
 
-from shardwright._core import use_device
 from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
@@ -103,7 +102,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         self.module = module = divided.module
         self.model_id = runtime[Models].add_model(self)
         if runtime.place.device.type == "cuda":
-            use_device(runtime.place.device.index)
+            runtime.node.use_device(runtime.place.device.index)
         self._replacements = divided.replacements
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._options = {

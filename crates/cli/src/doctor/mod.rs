@@ -105,11 +105,6 @@ fn judge_ucx(ucx: Option<&UcxReport>) -> Check {
                 "{INSTALL}, or name a library by the key ucx_library; until then tensors travel over TCP"
             ),
         ),
-        Some(UcxReport::Unusable { path, problem }) => Check::missing(
-            "ucx",
-            format!("{path} cannot be used: {problem}"),
-            format!("{INSTALL}, or name another library by the key ucx_library"),
-        ),
         Some(UcxReport::Loaded {
             path,
             version,
@@ -195,16 +190,11 @@ mod tests {
         let missing = UcxReport::NotFound {
             looked_at: vec!["the system".to_owned()],
         };
-        let unusable = UcxReport::Unusable {
-            path: "/x".to_owned(),
-            problem: "it is of version 1.9".to_owned(),
-        };
         for (report, status, text) in [
             (None, Missing, "does not use it yet"),
             (Some(loaded(true)), Ok, "with tcp, sysv"),
             (Some(loaded(false)), Warn, "1.18.1"),
             (Some(missing), Missing, "looked at the system"),
-            (Some(unusable), Missing, "/x cannot be used"),
         ] {
             let check = judge_ucx(report.as_ref());
             assert_eq!((check.status, check.required), (status, false));

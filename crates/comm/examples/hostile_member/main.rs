@@ -9,15 +9,11 @@
 mod frames;
 
 use std::error::Error;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shardwright_comm::routing::Choice;
-use shardwright_comm::ucx::{
-    Candidates, EndpointId, Event, Library, Options, Worker, transports_of,
-};
-use shardwright_comm::{JobOptions, Pool, Router, Secret, connect};
+use shardwright_comm::{CommOptions, JobOptions, MeetingPlace, Secret, hostile};
 use shardwright_core::Rank;
+use shardwright_ucx::{Candidates, EndpointId, Event, Library, Options, Worker};
 use shardwright_wire::{Buffer, Limits};
 
 use frames::{object, places, print_frames};
@@ -146,40 +142,28 @@ fn main() -> Outcome<()> {
         configured: Some(library.into()),
         ..Candidates::default()
     })?;
-    let worker_options = Options {
-        transports: transports_of(Choice::Auto, true, false).to_owned(),
-        ..Options::default()
-    };
-    let mut worker = Worker::create(&library, rank, &worker_options)?;
+    let mut worker = Worker::create(&library, rank, &Options::default())?;
     let own_key = [7; KEY_BYTES];
     let ucx_address = [&own_key[..], &worker.address()?].concat();
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
     let options = JobOptions {
         rank,
         world,
-        host: "127.0.0.1".to_owned(),
-        port: port.parse()?,
-        listener: None,
+        place: MeetingPlace::at("127.0.0.1".to_owned(), port.parse()?, Secret::new(secret)),
         bind_address: None,
         host_name: host_name.trim().to_owned(),
-        secret: Secret::new(secret),
-        encrypt: false,
         version: version.clone(),
         fingerprint: fingerprint.clone(),
         connect_timeout: WAIT,
         liveness_timeout: WAIT,
         limits: Limits::default(),
-        pool: Some(Pool::new(1 << 20)?),
-        device: None,
-        ucx_address,
-        transport: Choice::Auto,
+        comm: CommOptions::default(),
+        buffer_bytes: 1 << 20,
+        ucx: true,
         lacks: None,
     };
-    let job = connect(options, Arc::new(Router::default()), &mut || true)?;
-    let place = job
-        .ucx_addresses()
-        .get(&VICTIM)
-        .ok_or("rank 0 has no UCX")?;
+    let (job, addresses) = hostile::join(options, "ucx", ucx_address)?;
+    let place = addresses.get(&VICTIM).ok_or("rank 0 has no UCX")?;
     let (key, address) = place.split_at(KEY_BYTES);
     let key = key.to_vec();
     let victim = worker.connect(VICTIM, address)?;

@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message, Value};
 
-use super::{object, on_threads, with};
+use super::object;
 use crate::error::CommError;
 use crate::objects::{ObjectPlane, barrier};
 use crate::patience::Patience;
-use crate::sync::explore;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Transport};
+use shardwright_system::sync::{explore, on_threads, with};
 
 fn receive(plane: &ObjectPlane, from: u32, channel: &str) -> Result<i64, CommError> {
     let mut go_on = || true;
@@ -50,11 +50,9 @@ fn every_object_wakes_its_receiver_and_objects_keep_their_order() {
 #[test]
 fn every_waiting_receiver_hears_of_the_end_whatever_it_is() {
     explore(15_000, || {
-        for end in [
-            ObjectPlane::close as fn(&ObjectPlane),
-            |plane| plane.peer_lost(Rank(1), Loss::Died),
-            |plane| plane.interrupt(report()),
-        ] {
+        for end in [ObjectPlane::close as fn(&ObjectPlane), |plane| {
+            plane.peer_lost(Rank(1), Loss::Died);
+        }] {
             let plane = Arc::new(ObjectPlane::default());
             let receiver = || {
                 with(&plane, |plane| {
@@ -64,19 +62,6 @@ fn every_waiting_receiver_hears_of_the_end_whatever_it_is() {
             on_threads([receiver(), with(&plane, end), receiver()]);
         }
     });
-}
-
-fn report() -> ErrorReport {
-    ErrorReport {
-        rank: Rank(1),
-        host: String::new(),
-        module: None,
-        microbatch: None,
-        phase: None,
-        kind: "ValueError".to_owned(),
-        message: String::new(),
-        traceback: String::new(),
-    }
 }
 
 /// Ranks whose objects are at their receivers' at once.

@@ -5,11 +5,11 @@ use std::sync::{Arc, PoisonError};
 use shardwright_core::{Rank, StepEpoch};
 use shardwright_wire::{Beat, ForwardOver, Message};
 
-use super::{body, on_threads, with};
+use super::body;
 use crate::published::Published;
 use crate::router::Router;
-use crate::sync::{Mutex, explore};
 use crate::transport::{Loss, Receiver};
+use shardwright_system::sync::{Mutex, explore, on_threads, with};
 
 #[derive(Default)]
 struct Heard(Mutex<Vec<(Rank, Option<u64>)>>);
@@ -85,6 +85,6 @@ fn what_is_published_is_kept_for_nobody_who_is_gone() {
             published.publish(body(7), [Rank(1)]);
         });
         on_threads([lost, keeps, takes]);
-        assert!(published.is_empty());
+        assert_eq!(published.len(), 0);
     });
 }

@@ -10,9 +10,9 @@ use shardwright_wire::{Message, StepBegin};
 
 use super::{Recorder, Told, numbered, numbers_from, only_loss};
 use crate::error::CommError;
-use crate::in_process::faults::{Cut, Faults};
-use crate::in_process::{InProcess, in_process_with};
+use crate::in_process::faults::in_process_with_faults;
 use crate::transport::{Loss, Transport};
+use crate::{Cut, Faults, InProcess};
 
 const DEADLINE: Duration = Duration::from_secs(1);
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -20,7 +20,7 @@ const SEEDS: [u64; 3] = [1, 2, 3];
 fn job(world: usize, faults: &Faults) -> Vec<(Arc<InProcess>, Arc<Recorder>)> {
     let recorders = Recorder::several(world);
     let receivers = recorders.iter().map(Recorder::receiver).collect();
-    let ranks = in_process_with(receivers, Some(faults)).unwrap();
+    let ranks = in_process_with_faults(receivers, faults).unwrap();
     ranks.into_iter().zip(recorders).collect()
 }
 

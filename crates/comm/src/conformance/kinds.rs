@@ -1,20 +1,20 @@
 //! The kinds of transports, and how a job of each is made.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode;
 use shardwright_wire::{Limits, Message};
 
 use super::{Recorder, WATCHDOG};
-use crate::buffers::Pool;
-use crate::cuda::testing as device;
-use crate::in_process::faults::Faults;
-use crate::in_process::{InProcess, in_process_with};
-use crate::tcp::{JobOptions, testing};
+use crate::device::testing as device;
+use crate::in_process::faults::in_process_with_faults;
+use crate::job::JobOptions;
+use crate::layers::{Layer, Stack};
+use crate::tcp::testing;
 use crate::transport::{Receiver, Transport};
-use crate::ucx::{self, Ucx};
+use crate::ucx;
+use crate::{Faults, InProcess, in_process};
 
 /// A kind of transport, as the laws see it.
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ impl Doomed for Arc<InProcess> {
     }
 }
 
-impl Doomed for Arc<Ucx> {
+impl Doomed for Arc<dyn Transport> {
     fn send(&self, to: Rank, message: Message) {
         Transport::send(&**self, to, message).unwrap();
     }
@@ -87,11 +87,7 @@ impl Kind {
                 .into_iter()
                 .map(|rank| rank as Arc<dyn Transport>)
                 .collect(),
-            Self::UcxShared | Self::UcxTcp => self
-                .ucx(receivers)
-                .into_iter()
-                .map(|rank| rank as Arc<dyn Transport>)
-                .collect(),
+            Self::UcxShared | Self::UcxTcp => self.ucx(receivers),
             Self::Device => {
                 let threads: Vec<_> = self
                     .options(receivers.len())
@@ -136,8 +132,7 @@ impl Kind {
                 receivers.push(Arc::new(Recorder::default()));
                 let mut ranks = self.ucx(receivers);
                 let doomed = ranks.pop().unwrap();
-                let survivors = ranks.into_iter().map(|rank| rank as Arc<dyn Transport>);
-                (survivors.collect(), Box::new(doomed))
+                (ranks, Box::new(doomed))
             }
             Self::Device => {
                 let mut all = self.options(receivers.len() + 1);
@@ -175,58 +170,47 @@ impl Kind {
     }
 
     fn in_process(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<InProcess>> {
-        let faults = match self {
-            Self::Faulty(seed) => Some(Faults {
-                deadline: WATCHDOG / 4,
-                ..Faults::harmless(seed)
-            }),
-            _ => None,
+        let Self::Faulty(seed) = self else {
+            return in_process(receivers).unwrap();
         };
-        in_process_with(receivers, faults.as_ref()).unwrap()
+        let faults = Faults {
+            deadline: WATCHDOG / 4,
+            ..Faults::harmless(seed)
+        };
+        in_process_with_faults(receivers, &faults).unwrap()
     }
 
     /// The options of a job on one host, with persistent buffers where the kind has them.
     fn options(self, world: usize) -> Vec<JobOptions> {
         let mut all = testing::all_options(u32::try_from(world).unwrap());
         for options in &mut all {
-            options.encrypt = matches!(self, Self::Encrypted);
+            options.comm.encrypt = matches!(self, Self::Encrypted);
         }
         if matches!(self, Self::Shared | Self::Device | Self::UcxShared) {
             for options in &mut all {
                 "localhost".clone_into(&mut options.host_name);
-                let pool = Pool::new(64 << 20).unwrap();
-                let is_device = matches!(self, Self::Device);
-                options.device = is_device.then(|| device::memory(&pool, 16 << 20));
-                options.pool = Some(pool);
+                options.buffer_bytes = 64 << 20;
+                if matches!(self, Self::Device) {
+                    device::configure(options, 16 << 20);
+                }
             }
         }
         all
     }
 
-    fn ucx(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<Ucx>> {
-        let library = ucx::testing::library();
-        let transports = match self {
-            Self::UcxTcp => "tcp,self",
-            _ => "posix,self",
+    fn ucx(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<dyn Transport>> {
+        let kind: &'static dyn Layer = match self {
+            Self::UcxTcp => &ucx::testing::Over("tcp,self"),
+            _ => &ucx::testing::Over("posix,self"),
         };
         let ranks: Vec<_> = self
             .options(receivers.len())
             .into_iter()
             .zip(receivers)
             .map(|(options, receiver)| {
-                let worker_options = ucx::Options {
-                    transports: transports.to_owned(),
-                    ..ucx::Options::default()
-                };
-                let worker = ucx::Worker::create(&library, options.rank, &worker_options).unwrap();
-                let name = format!("test-rank-{}", options.rank);
-                std::thread::Builder::new()
-                    .name(name)
-                    .spawn(move || {
-                        let spin = Duration::from_micros(50);
-                        ucx::connect_ucx(options, worker, spin, receiver, &mut || true)
-                    })
-                    .unwrap()
+                let stack = Stack::of(&[kind], options, receiver).unwrap();
+                let thread = std::thread::Builder::new().name("test-rank".to_owned());
+                thread.spawn(move || stack.join(&mut || true)).unwrap()
             })
             .collect();
         ranks

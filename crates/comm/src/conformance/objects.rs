@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use shardwright_core::Rank;
-use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, Value};
+use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
 use super::{Kind, Recorder, WATCHDOG, numbered};
 use crate::error::CommError;
@@ -15,7 +15,7 @@ use crate::transport::{Loss, Receiver, Transport};
 
 for_every_kind! { laws_of_kind {
     channels_are_independent_queues
-    waiting_ends_by_time_by_cancelling_and_by_an_interrupt
+    waiting_ends_by_time_and_by_cancelling
     what_a_lost_peer_had_sent_is_received_then_the_loss_is_told
     nobody_passes_a_barrier_before_all_have_come
     a_barrier_that_a_rank_cannot_reach_fails_for_all
@@ -70,7 +70,7 @@ fn channels_are_independent_queues(kind: Kind) {
     assert_eq!(nodes[1].1.objects().waiting(), 0);
 }
 
-fn waiting_ends_by_time_by_cancelling_and_by_an_interrupt(kind: Kind) {
+fn waiting_ends_by_time_and_by_cancelling(kind: Kind) {
     let nodes = nodes(kind, 2);
     let found = receive(&nodes[0], 1, "a", Duration::from_millis(30)).unwrap_err();
     assert!(
@@ -83,25 +83,6 @@ fn waiting_ends_by_time_by_cancelling_and_by_an_interrupt(kind: Kind) {
         .receive(Rank(1), "a", &mut Patience::new(None, &mut || false))
         .unwrap_err();
     assert!(matches!(found, CommError::Cancelled), "{found}");
-    let report = ErrorReport {
-        rank: Rank(1),
-        host: "h".to_owned(),
-        module: None,
-        microbatch: None,
-        phase: None,
-        kind: "ValueError".to_owned(),
-        message: "no".to_owned(),
-        traceback: String::new(),
-    };
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| receive(&nodes[0], 1, "a", WATCHDOG).unwrap_err());
-        nodes[0].1.objects().interrupt(report.clone());
-        assert_eq!(
-            waiter.join().unwrap().to_string(),
-            "rank 1 failed: ValueError: no"
-        );
-    });
-    nodes[0].1.objects().resume();
     nodes[1].0.send(Rank(0), object("a", 4)).unwrap();
     assert_eq!(
         receive(&nodes[0], 1, "a", WATCHDOG).unwrap().value,

@@ -9,10 +9,11 @@ use shardwright_core::Rank;
 
 use super::tcp::read_to_end;
 use super::{Kind, Recorder};
+use crate::job::{Brought, JobOptions};
 use crate::secret::Secret;
 use crate::start_error::StartError;
+use crate::tcp::Listener;
 use crate::tcp::testing::{all_options, join, options};
-use crate::tcp::{JobOptions, Listener};
 use crate::transport::Transport;
 
 fn fail(all: Vec<JobOptions>) -> Vec<StartError> {
@@ -29,7 +30,7 @@ fn fail(all: Vec<JobOptions>) -> Vec<StartError> {
 #[test]
 fn a_rank_that_comes_late_is_told_so() {
     let mut all = all_options(2);
-    let port = all[0].port;
+    let port = all[0].place.port;
     let ranks: Vec<_> = all
         .drain(..)
         .map(|options| join(options, Arc::new(Recorder::default())))
@@ -46,7 +47,7 @@ fn a_rank_that_comes_late_is_told_so() {
 #[test]
 fn a_rank_with_a_wrong_secret_hears_so_at_once_and_the_others_when_their_time_is_over() {
     let mut all = all_options(3);
-    all[1].secret = Secret::new(b"another".to_vec());
+    all[1].place.secret = Secret::new(b"another".to_vec());
     for options in &mut all {
         options.connect_timeout = Duration::from_secs(2);
     }
@@ -71,7 +72,7 @@ fn a_rank_with_a_wrong_secret_hears_so_at_once_and_the_others_when_their_time_is
 #[test]
 fn strangers_who_say_to_be_a_late_rank_do_not_end_the_start() {
     let mut all = all_options(2);
-    let port = all[0].port;
+    let port = all[0].place.port;
     let late = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::new(Recorder::default()));
     for version in [2, 7] {
@@ -90,7 +91,7 @@ fn strangers_who_say_to_be_a_late_rank_do_not_end_the_start() {
 #[test]
 fn hundreds_of_idle_and_slow_strangers_at_every_door_keep_no_job_from_starting() {
     let all = all_options(4);
-    let port = all[0].port;
+    let port = all[0].place.port;
     let began = Instant::now();
     let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
     let mut held: Vec<TcpStream> = (0..600).map(|_| connect()).collect();
@@ -119,8 +120,8 @@ fn hundreds_of_idle_and_slow_strangers_at_every_door_keep_no_job_from_starting()
 #[test]
 fn a_genuine_rank_takes_the_place_of_an_impostor() {
     let mut all = all_options(2);
-    let mut impostor = options(1, 2, all[0].port);
-    impostor.secret = Secret::new(b"another".to_vec());
+    let mut impostor = options(1, 2, all[0].place.port);
+    impostor.place.secret = Secret::new(b"another".to_vec());
     let genuine = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::new(Recorder::default()));
     assert!(matches!(
@@ -137,7 +138,7 @@ fn a_rank_that_encrypts_among_others_that_do_not_is_named() {
     for encrypts in [1, 2] {
         let mut all = all_options(3);
         for options in &mut all {
-            options.encrypt = options.rank.0 == encrypts;
+            options.comm.encrypt = options.rank.0 == encrypts;
         }
         for error in fail(all) {
             assert_eq!(
@@ -181,7 +182,7 @@ fn ranks_that_differ_all_hear_in_what() {
 #[test]
 fn two_processes_of_one_rank_are_refused() {
     let mut all = all_options(3);
-    let twin = options(1, 3, all[0].port);
+    let twin = options(1, 3, all[0].place.port);
     all.pop();
     all.push(twin);
     for error in fail(all) {
@@ -244,7 +245,8 @@ fn a_port_in_use_is_named() {
 fn a_start_can_be_cancelled() {
     let mut all = all_options(2);
     let mut asked = 0;
-    let outcome = crate::tcp::connect(all.remove(0), Arc::new(Recorder::default()), &mut || {
+    let receiver = Arc::new(Recorder::default());
+    let outcome = crate::tcp::connect(all.remove(0), Brought::default(), receiver, &mut || {
         asked += 1;
         asked < 3
     });

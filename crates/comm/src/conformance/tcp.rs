@@ -10,8 +10,9 @@ use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{Beat, FORMAT_VERSION, Limits};
 
 use super::{Recorder, Told, heavy, numbered};
+use crate::job::JobOptions;
+use crate::tcp::Tcp;
 use crate::tcp::testing::{Frozen, all_options, join, join_frozen};
-use crate::tcp::{JobOptions, Tcp};
 use crate::transport::{Loss, Transport};
 
 /// A rank, and another one that does nothing by itself.
@@ -104,7 +105,7 @@ fn bytes_from_between_two_ranks_that_encrypt_end_their_connection_with_the_reaso
     let recorder = Arc::new(Recorder::default());
     let mut all = all_options(2);
     for options in &mut all {
-        options.encrypt = true;
+        options.comm.encrypt = true;
     }
     let (rank, frozen) = beside_a_frozen_rank(all, &recorder);
     frozen.inject(Rank(0), &[40, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
@@ -217,7 +218,7 @@ pub(super) fn read_to_end(mut stream: &TcpStream) -> Vec<u8> {
 #[test]
 fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
     let mut all = all_options(2);
-    let port = all[0].port;
+    let port = all[0].place.port;
     let recorder = Arc::new(Recorder::default());
     let other = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::clone(&recorder) as _);
@@ -247,7 +248,7 @@ fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
 fn a_silent_stranger_keeps_nobody_out() {
     let all = all_options(3);
     let silent: Vec<TcpStream> = (0..8)
-        .map(|_| TcpStream::connect(("127.0.0.1", all[0].port)).unwrap())
+        .map(|_| TcpStream::connect(("127.0.0.1", all[0].place.port)).unwrap())
         .collect();
     let began = Instant::now();
     let threads: Vec<_> = all

@@ -1,12 +1,7 @@
-//! Ranks that share a process: for tests, and for several ranks in a notebook.
-//!
-//! Messages pass as they are. With [`Faults`], for tests only, they are encoded, go wrong on
-//! their way, and are put right or found out by the receiver.
+//! Ranks that share a process: for tests, and for several ranks in a notebook. Messages pass as they are.
 
-mod delivery;
-pub mod faults;
-mod frame;
-mod line;
+#[cfg(any(test, feature = "faults"))]
+pub(crate) mod faults;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,33 +9,55 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use shardwright_core::Rank;
-use shardwright_wire::codec::encode;
-use shardwright_wire::{Beat, ErrorReport, Frame, Limits, Message};
-
-use self::delivery::{Delivery, Wire};
-use self::faults::Faults;
+use shardwright_wire::{Beat, ErrorReport, Message};
 
 use crate::error::CommError;
-use crate::owner::Owner;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
+use shardwright_system::Owner;
 
 /// Often enough for the runtime's stall detection in tests.
 const BEAT_INTERVAL: Duration = Duration::from_millis(250);
 
 enum Event {
     Message(Message),
-    /// An encoded message with its number, where there are faults.
-    Frame(u64, Vec<u8>),
+    #[cfg(any(test, feature = "faults"))]
+    Numbered(faults::Numbered),
     Lost(Loss),
-    /// With the number of messages sent before it, where there are faults.
-    Beat(Beat, u64),
+    Beat(Beat),
     Stop,
 }
 
 type Inbox = Sender<(Rank, Event)>;
+
+/// What lies between the ranks.
+trait Medium: Send + Sync {
+    /// A message as it goes into its receiver's inbox.
+    fn put(
+        &self,
+        from: Rank,
+        to: Rank,
+        message: Message,
+        sender: &Shared,
+    ) -> Result<Event, CommError>;
+
+    /// Delivers to a rank what comes into its inbox, until it closes.
+    fn deliver_all(&self, end: &End);
+}
+
+/// A rank as its delivery thread knows it.
+struct End {
+    rank: Rank,
+    outlet: Outlet<(Rank, Event)>,
+    receiver: Arc<dyn Receiver>,
+    shared: Arc<Shared>,
+    inboxes: Vec<Inbox>,
+}
+
+/// Nothing: messages pass as they are.
+struct Nothing;
 
 /// One of several ranks in this process.
 pub struct InProcess {
@@ -48,7 +65,7 @@ pub struct InProcess {
     peers: Vec<PeerInfo>,
     inboxes: Vec<Inbox>,
     shared: Arc<Shared>,
-    wire: Option<Arc<Wire>>,
+    medium: Arc<dyn Medium>,
     thread: Mutex<Option<JoinHandle<()>>>,
     owner: Owner,
 }
@@ -66,13 +83,12 @@ struct Shared {
 
 /// Connects as many ranks as there are receivers.
 pub fn in_process(receivers: Vec<Arc<dyn Receiver>>) -> std::io::Result<Vec<Arc<InProcess>>> {
-    in_process_with(receivers, None)
+    connect(receivers, &(Arc::new(Nothing) as _))
 }
 
-/// The same with faults between the ranks, for tests.
-pub fn in_process_with(
+fn connect(
     receivers: Vec<Arc<dyn Receiver>>,
-    faults: Option<&Faults>,
+    medium: &Arc<dyn Medium>,
 ) -> std::io::Result<Vec<Arc<InProcess>>> {
     let world = u32::try_from(receivers.len()).unwrap_or(u32::MAX);
     let peers: Vec<PeerInfo> = (0..world)
@@ -84,22 +100,21 @@ pub fn in_process_with(
         .collect();
     let (inboxes, outlets): (Vec<Inbox>, Vec<_>) =
         receivers.iter().map(|_| bounded(QUEUE_CAPACITY)).unzip();
-    let wire = faults.map(|faults| Arc::new(Wire::new(faults.clone(), world)));
     let mut ranks = Vec::new();
     for ((peer, receiver), outlet) in peers.iter().zip(receivers).zip(outlets) {
         let shared = Arc::new(Shared::default());
         let rank = peer.rank;
-        let (loop_shared, loop_inboxes, loop_wire) =
-            (Arc::clone(&shared), inboxes.clone(), wire.clone());
+        let end = End {
+            rank,
+            outlet,
+            receiver,
+            shared: Arc::clone(&shared),
+            inboxes: inboxes.clone(),
+        };
+        let medium_of_thread = Arc::clone(medium);
         let spawn = || {
             let thread = std::thread::Builder::new().name(format!("sw-inproc-{rank}"));
-            thread.spawn(move || match loop_wire {
-                None => deliver_all(rank, &outlet, &*receiver, &loop_shared, &loop_inboxes),
-                Some(wire) => {
-                    Delivery::new(rank, &*receiver, &loop_shared, &loop_inboxes, &wire)
-                        .run(&outlet);
-                }
-            })
+            thread.spawn(move || medium_of_thread.deliver_all(&end))
         };
         // A job of one rank has nothing to deliver.
         let thread = (world > 1).then(spawn).transpose()?;
@@ -108,7 +123,7 @@ pub fn in_process_with(
             peers: peers.clone(),
             inboxes: inboxes.clone(),
             shared,
-            wire: wire.clone(),
+            medium: Arc::clone(medium),
             thread: Mutex::new(thread),
             owner: Owner::this_process(),
         }));
@@ -116,38 +131,44 @@ pub fn in_process_with(
     Ok(ranks)
 }
 
-fn deliver_all(
-    rank: Rank,
-    outlet: &crossbeam_channel::Receiver<(Rank, Event)>,
-    receiver: &dyn Receiver,
-    shared: &Shared,
-    inboxes: &[Inbox],
-) {
-    let mut next_beat = Instant::now() + BEAT_INTERVAL;
-    loop {
-        match outlet.recv_deadline(next_beat) {
-            Ok((_, Event::Stop)) | Err(RecvTimeoutError::Disconnected) => return,
-            Ok((from, event)) if !shared.is_lost(from) => match event {
-                Event::Message(message) => {
-                    shared.received.fetch_add(1, Ordering::Relaxed);
-                    receiver.deliver(from, message);
-                }
-                Event::Lost(loss) => {
-                    shared.lose(from, loss.clone());
-                    receiver.peer_lost(from, loss);
-                }
-                Event::Beat(beat, _) => receiver.beat(from, beat),
-                Event::Frame(..) | Event::Stop => {}
-            },
-            Ok(_) => {}
-            Err(RecvTimeoutError::Timeout) => {
-                next_beat = Instant::now() + BEAT_INTERVAL;
-                let beat = shared.pulse.beat(false);
-                for (index, inbox) in inboxes.iter().enumerate() {
-                    if index != rank.0 as usize
-                        && inbox.try_send((rank, Event::Beat(beat, 0))).is_err()
-                    {
-                        // A full inbox shows that its owner is alive; a closed one needs no beat.
+impl Medium for Nothing {
+    fn put(&self, _: Rank, _: Rank, message: Message, _: &Shared) -> Result<Event, CommError> {
+        Ok(match message {
+            Message::Goodbye(report) => Event::Lost(Loss::Left(report)),
+            message => Event::Message(message),
+        })
+    }
+
+    fn deliver_all(&self, end: &End) {
+        let (shared, receiver) = (&*end.shared, &*end.receiver);
+        let mut next_beat = Instant::now() + BEAT_INTERVAL;
+        loop {
+            match end.outlet.recv_deadline(next_beat) {
+                Ok((_, Event::Stop)) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok((from, event)) if !shared.is_lost(from) => match event {
+                    Event::Message(message) => {
+                        shared.received.fetch_add(1, Ordering::Relaxed);
+                        receiver.deliver(from, message);
+                    }
+                    Event::Lost(loss) => {
+                        shared.lose(from, loss.clone());
+                        receiver.peer_lost(from, loss);
+                    }
+                    Event::Beat(beat) => receiver.beat(from, beat),
+                    #[cfg(any(test, feature = "faults"))]
+                    Event::Numbered(_) => {}
+                    Event::Stop => {}
+                },
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    next_beat = Instant::now() + BEAT_INTERVAL;
+                    let beat = shared.pulse.beat(false);
+                    for (index, inbox) in end.inboxes.iter().enumerate() {
+                        if index != end.rank.0 as usize
+                            && inbox.try_send((end.rank, Event::Beat(beat))).is_err()
+                        {
+                            // A full inbox shows that its owner is alive; a closed one needs no beat.
+                        }
                     }
                 }
             }
@@ -173,11 +194,6 @@ impl Shared {
 }
 
 impl InProcess {
-    /// Disappears as if the process had died: for tests of failures.
-    pub fn vanish(&self) {
-        self.leave(&Loss::Died);
-    }
-
     fn leave(&self, loss: &Loss) {
         if !self.owner.is_here() || self.shared.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -212,22 +228,12 @@ impl InProcess {
     }
 
     fn farewell(&self, to: Rank, loss: &Loss) -> Event {
-        let (Some(wire), Loss::Left(report)) = (&self.wire, loss) else {
+        let Loss::Left(report) = loss else {
             return Event::Lost(loss.clone());
         };
-        encode(&Message::Goodbye(report.clone()), &Limits::default()).map_or_else(
-            |_| Event::Lost(loss.clone()),
-            |frame| self.numbered(wire, to, &frame),
-        )
-    }
-
-    fn numbered(&self, wire: &Wire, to: Rank, frame: &Frame) -> Event {
-        let number = wire.next_number(self.rank, to);
-        let bytes = frame::pack(number, frame);
-        self.shared
-            .bytes_sent
-            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        Event::Frame(number, bytes)
+        let goodbye = Message::Goodbye(report.clone());
+        let goodbye = self.medium.put(self.rank, to, goodbye, &self.shared);
+        goodbye.unwrap_or_else(|_| Event::Lost(loss.clone()))
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> {
@@ -269,17 +275,7 @@ impl Transport for InProcess {
         if let Some(loss) = lost {
             return Err(CommError::PeerLost { rank: to, loss });
         }
-        let event = match &self.wire {
-            None => Event::Message(message),
-            Some(wire) => {
-                let frame = encode(&message, &Limits::default());
-                let frame = frame.map_err(|error| CommError::Unsendable {
-                    rank: to,
-                    reason: error.to_string(),
-                })?;
-                self.numbered(wire, to, &frame)
-            }
-        };
+        let event = self.medium.put(self.rank, to, message, &self.shared)?;
         match inbox.send_timeout((self.rank, event), BACKLOG_DEADLINE) {
             Ok(()) => {
                 self.shared.sent.fetch_add(1, Ordering::Relaxed);

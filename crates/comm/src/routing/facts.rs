@@ -2,7 +2,7 @@
 
 /// Whose memory a tensor is in, or is wanted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Memory {
+pub(crate) enum Memory {
     /// The host's.
     Host,
     /// A CUDA device's.
@@ -11,7 +11,7 @@ pub enum Memory {
 
 /// One end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub(crate) struct End {
     /// Where the tensor is, or is wanted.
     pub memory: Memory,
     /// The most bytes that one tensor can have now in this end's persistent host buffer.
@@ -24,7 +24,7 @@ pub struct End {
 
 /// How two devices of one host stand to each other. Of no meaning unless both ends are devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Devices {
+pub(crate) enum Devices {
     /// One device, which both processes use.
     Same,
     /// Each can access the other's memory.
@@ -35,7 +35,7 @@ pub enum Devices {
 
 /// What lies between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
+pub(crate) enum Between {
     /// They are processes of one host.
     SameHost {
         /// Their devices.
@@ -78,7 +78,7 @@ impl Choice {
 
 /// All that a route depends on; the same at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The sender.
     pub source: End,
     /// The receiver.

@@ -15,8 +15,8 @@ use super::address::Listener;
 use super::door::{Arrival, Door, Guest};
 use super::visitors::Visitors;
 use super::{FAREWELL_DEADLINE, HANDSHAKE_DEADLINE};
-use crate::owner::Owner;
 use crate::secret::Secret;
+use shardwright_system::Owner;
 
 /// Connections that are taken in at a time, before those that are here get on.
 const ACCEPTED_AT_ONCE: usize = 64;

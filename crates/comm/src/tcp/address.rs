@@ -33,14 +33,14 @@ fn listen_on_first(candidates: &[SocketAddr]) -> io::Result<TcpListener> {
 
 /// A bound port on one interface.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     pub(super) socket: TcpListener,
     address: SocketAddr,
 }
 
 impl Listener {
     /// Binds a port; port 0 lets the system choose.
-    pub fn bind(host: &str, port: u16) -> Result<Self, StartError> {
+    pub(crate) fn bind(host: &str, port: u16) -> Result<Self, StartError> {
         let address = format!("{host}:{port}");
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => StartError::PortInUse {
@@ -62,12 +62,12 @@ impl Listener {
     }
 
     /// The port.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.address.port()
     }
 
     /// The interface and the port.
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }

@@ -10,7 +10,7 @@ use shardwright_core::Rank;
 use super::acceptor::shut;
 use super::connection::Connection;
 use super::handshake::{HANDSHAKE_VERSION, HandshakeError, Identity, Purpose, call};
-use super::rendezvous::JobOptions;
+use crate::job::JobOptions;
 use crate::start_error::{Agreement, StartError};
 
 /// Ends a start from outside: nothing is waited for any more.
@@ -43,7 +43,7 @@ impl Cancel {
 
 /// Connects to rank 0, again and again until it is there.
 pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<Connection, StartError> {
-    let address = format!("{}:{}", options.host, options.port);
+    let address = format!("{}:{}", options.place.host, options.place.port);
     let attempt = |left| try_reach(options, left);
     again_and_again(options, cancel, attempt, |waited, reason| {
         StartError::Unreachable {
@@ -104,8 +104,8 @@ enum Attempt {
 
 fn try_reach(options: &JobOptions, left: Duration) -> Result<Connection, Attempt> {
     let again = |error: std::io::Error| Attempt::Again(error.to_string());
-    let mut last = Attempt::Again(format!("{} has no address", options.host));
-    for address in (options.host.as_str(), options.port)
+    let mut last = Attempt::Again(format!("{} has no address", options.place.host));
+    for address in (options.place.host.as_str(), options.place.port)
         .to_socket_addrs()
         .map_err(again)?
     {
@@ -132,8 +132,8 @@ fn call_rank(
     let me = Identity {
         rank: options.rank,
         world: options.world,
-        secret: &options.secret,
-        encrypt: options.encrypt,
+        secret: &options.place.secret,
+        encrypt: options.comm.encrypt,
     };
     let own = options.rank;
     match call(&stream, &me, purpose, limit) {
@@ -157,7 +157,7 @@ fn call_rank(
                 what: Agreement::Configuration,
                 other: own,
                 ours: format!("encrypt={theirs}"),
-                theirs: format!("encrypt={}", options.encrypt),
+                theirs: format!("encrypt={}", options.comm.encrypt),
             }))
         }
         Err(HandshakeError::AlreadyStarted) => {

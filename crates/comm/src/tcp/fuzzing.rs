@@ -10,7 +10,7 @@ use super::connection::KeyExchange;
 use super::handshake::{Answering, Identity, Purpose, call_over};
 use super::stream::{Received, read_frame};
 use super::table::{Registration, Row};
-use crate::buffers::Exchange;
+use crate::exchange::Exchange;
 use crate::secret::{PROOF_BYTES, Secret};
 
 const WORLD: u32 = 4;

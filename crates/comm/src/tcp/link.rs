@@ -12,7 +12,7 @@ use shardwright_wire::{Frame, Limits, Message};
 
 use super::connection::Connection;
 use super::stream::{Counted, ReadError, Received, read_frame, write_frame};
-use crate::buffers::Exchange;
+use crate::exchange::Exchange;
 use crate::transport::{Loss, Pulse, Receiver};
 
 /// What the links of a rank share.

@@ -21,7 +21,6 @@ mod door;
 pub mod fuzzing;
 mod handshake;
 mod link;
-mod local;
 mod rendezvous;
 mod roll;
 mod stream;
@@ -33,22 +32,22 @@ mod visitors;
 
 use std::time::Duration;
 
-pub use address::Listener;
-pub use rendezvous::{JobOptions, connect};
-pub use transport::Tcp;
+pub(crate) use address::Listener;
+pub(crate) use rendezvous::connect;
+pub(crate) use transport::Tcp;
 
 /// How long a visitor may take to prove that it is no stranger.
-pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long a process that has proved the secret may take to register.
-pub const REGISTRATION_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const REGISTRATION_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How long rank 0 waits for the ranks still missing once it knows that the job
 /// cannot start, so that they hear why.
-pub const GRACE: Duration = Duration::from_secs(4);
+pub(crate) const GRACE: Duration = Duration::from_secs(4);
 
 /// How long `close` waits for queued messages to leave.
-pub const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+pub(crate) const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long `close` then waits for the peers to have seen the goodbye.
-pub const FAREWELL_DEADLINE: Duration = Duration::from_secs(1);
+pub(crate) const FAREWELL_DEADLINE: Duration = Duration::from_secs(1);

@@ -2,13 +2,13 @@
 //! addresses, connect to each other (the higher rank calls), and start together.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, bounded};
 use shardwright_core::Rank;
-use shardwright_wire::{Limits, Value};
+use shardwright_wire::Value;
 
 use super::GRACE;
 use super::acceptor::Acceptor;
@@ -21,60 +21,16 @@ use super::roll::Roll;
 use super::stream::{receive_value, send_value};
 use super::table::{Registration, Row};
 use super::transport::{Connected, Tcp};
-use crate::buffers::{Exchange, Pool, Reach};
-use crate::cuda::DeviceMemory;
+use crate::exchange::{Exchange, Reach};
+use crate::job::{Brought, JobOptions};
 use crate::patience::SLICE;
-use crate::routing::Choice;
-use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::{PeerInfo, Receiver};
 
-/// How a rank joins its job.
-#[derive(Debug)]
-pub struct JobOptions {
-    /// This rank.
-    pub rank: Rank,
-    /// The number of ranks.
-    pub world: u32,
-    /// Rank 0's host; on rank 0 the interface it listens on.
-    pub host: String,
-    /// Rank 0's port.
-    pub port: u16,
-    /// Rank 0's listener, when it was bound before in order to publish its port.
-    pub listener: Option<Listener>,
-    /// The interface the other ranks listen on; by default the one that leads to rank 0.
-    pub bind_address: Option<IpAddr>,
-    /// This host's name, for messages.
-    pub host_name: String,
-    /// The job's secret.
-    pub secret: Secret,
-    /// Whether connections are encrypted; equal on all ranks.
-    pub encrypt: bool,
-    /// The library's version; equal on all ranks.
-    pub version: String,
-    /// The configuration; equal on all ranks. Of several lines, an error shows those that differ.
-    pub fingerprint: String,
-    /// How long ranks may take to come.
-    pub connect_timeout: Duration,
-    /// How long a rank may be silent.
-    pub liveness_timeout: Duration,
-    /// What a message may hold.
-    pub limits: Limits,
-    /// This rank's persistent buffer, offered to the other ranks of its host.
-    pub pool: Option<Arc<Pool>>,
-    /// This rank's device, where CUDA's driver is; with the same persistent buffer.
-    pub device: Option<Arc<DeviceMemory>>,
-    /// The address of this rank's UCX worker; empty without one.
-    pub ucx_address: Vec<u8>,
-    /// What may carry tensors.
-    pub transport: Choice,
-    /// What this rank does not have and a job needs, in words: then no rank starts.
-    pub lacks: Option<String>,
-}
-
 /// Joins the job, and returns when all ranks have; asks `go_on` many times a second.
-pub fn connect(
+pub(crate) fn connect(
     options: JobOptions,
+    brought: Brought,
     receiver: Arc<dyn Receiver>,
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Arc<Tcp>, StartError> {
@@ -84,7 +40,7 @@ pub fn connect(
     let thread = std::thread::Builder::new()
         .name("sw-start".to_owned())
         .spawn(move || {
-            let connected = start(options, &thread_cancel);
+            let connected = start(options, &brought, &thread_cancel);
             if done.send(connected).is_err() {
                 tracing::debug!("the start was cancelled");
             }
@@ -118,7 +74,11 @@ fn system(what: &'static str, reason: &(impl ToString + ?Sized)) -> StartError {
     }
 }
 
-pub(super) fn start(options: JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
+pub(super) fn start(
+    options: JobOptions,
+    brought: &Brought,
+    cancel: &Cancel,
+) -> Result<Connected, StartError> {
     if options.rank.0 >= options.world {
         return Err(StartError::NoSuchRank {
             rank: options.rank,
@@ -126,13 +86,13 @@ pub(super) fn start(options: JobOptions, cancel: &Cancel) -> Result<Connected, S
         });
     }
     if options.rank == Rank(0) {
-        lead(options, cancel)
+        lead(options, brought, cancel)
     } else {
-        follow(&options, cancel)
+        follow(&options, brought, cancel)
     }
 }
 
-fn registration(options: &JobOptions, address: SocketAddr) -> Registration {
+fn registration(options: &JobOptions, brought: &Brought, address: SocketAddr) -> Registration {
     let peer = PeerInfo {
         rank: options.rank,
         host: options.host_name.clone(),
@@ -145,14 +105,15 @@ fn registration(options: &JobOptions, address: SocketAddr) -> Registration {
         row: Row {
             peer,
             address,
-            offer: options.pool.as_ref().map(|pool| pool.offer()),
-            ucx_address: options.ucx_address.clone(),
+            offer: brought.memory.pool.as_ref().map(|pool| pool.offer()),
+            addresses: brought.addresses.clone(),
         },
     }
 }
 
 fn connected(
     options: &JobOptions,
+    brought: &Brought,
     acceptor: Acceptor,
     table: Vec<Row>,
     streams: BTreeMap<Rank, Connection>,
@@ -167,54 +128,54 @@ fn connected(
     let neighbours = table.iter().filter(|row| {
         row.peer.rank != options.rank
             && row.peer.host == options.host_name
-            && options.pool.is_some()
+            && brought.memory.pool.is_some()
     });
     let offers = neighbours
         .filter_map(|row| Some((row.peer.rank, row.offer.clone()?)))
-        .collect();
-    // UCX may be missing, or not start for want of something, on one rank: then all do without.
-    let all_have_ucx = table.iter().all(|row| !row.ucx_address.is_empty());
-    let with_ucx = table
-        .iter()
-        .filter(|row| row.peer.rank != options.rank && all_have_ucx);
-    let ucx_addresses: BTreeMap<_, _> = with_ucx
-        .map(|row| (row.peer.rank, row.ucx_address.clone()))
         .collect();
     let same_host = table
         .iter()
         .filter(|row| row.peer.host == options.host_name);
     let reach = Reach {
         neighbours: same_host.map(|row| row.peer.rank).collect(),
-        choice: options.transport,
-        device: options.device.clone(),
+        choice: options.comm.transport,
+        device: brought.memory.device.clone(),
     };
-    let exchange = Exchange::new(options.pool.clone(), options.rank, &offers, reach);
+    let pool = brought.memory.pool.clone();
+    let exchange = Exchange::new(pool, options.rank, &offers, reach);
     Ok(Connected {
         rank: options.rank,
-        ucx_addresses,
+        addresses: table
+            .iter()
+            .map(|row| (row.peer.rank, row.addresses.clone()))
+            .collect(),
         peers: table.into_iter().map(|row| row.peer).collect(),
         connections: streams,
         acceptor,
         limits: options.limits,
         exchange,
         liveness: options.liveness_timeout,
-        encrypted: options.encrypt,
+        encrypted: options.comm.encrypt,
     })
 }
 
 /// Rank 0's part.
-fn lead(mut options: JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
-    let listener = match options.listener.take() {
+fn lead(
+    mut options: JobOptions,
+    brought: &Brought,
+    cancel: &Cancel,
+) -> Result<Connected, StartError> {
+    let listener = match options.place.listener.take() {
         Some(listener) => listener,
-        None => Listener::bind(&options.host, options.port)?,
+        None => Listener::bind(&options.place.host, options.place.port)?,
     };
-    let own = registration(&options, listener.address());
+    let own = registration(&options, brought, listener.address());
     let (acceptor, arrivals) = Acceptor::start(
         listener,
         options.rank,
         options.world,
-        options.secret.clone(),
-        options.encrypt,
+        options.place.secret.clone(),
+        options.comm.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;
     let began = Instant::now();
@@ -240,7 +201,7 @@ fn lead(mut options: JobOptions, cancel: &Cancel) -> Result<Connected, StartErro
         .and_then(|()| launch(&options, &own, &mut streams))
     else {
         let (table, streams) = streams.into_table(own.row);
-        return connected(&options, acceptor, table, streams);
+        return connected(&options, brought, acceptor, table, streams);
     };
     streams.tell_all(&error);
     Err(error)
@@ -269,7 +230,11 @@ fn launch(
 }
 
 /// The part of all others.
-fn follow(options: &JobOptions, cancel: &Cancel) -> Result<Connected, StartError> {
+fn follow(
+    options: &JobOptions,
+    brought: &Brought,
+    cancel: &Cancel,
+) -> Result<Connected, StartError> {
     let leader = reach(options, cancel)?;
     cancel.watch(leader.socket());
     let local = leader
@@ -277,13 +242,13 @@ fn follow(options: &JobOptions, cancel: &Cancel) -> Result<Connected, StartError
         .local_addr()
         .map_err(|error| system("rank 0's connection has no address", &error))?;
     let listener = Listener::bind_ip(options.bind_address.unwrap_or(local.ip()))?;
-    let own = registration(options, listener.address());
+    let own = registration(options, brought, listener.address());
     let (acceptor, arrivals) = Acceptor::start(
         listener,
         options.rank,
         options.world,
-        options.secret.clone(),
-        options.encrypt,
+        options.place.secret.clone(),
+        options.comm.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;
     let patience = options.connect_timeout + 2 * GRACE;
@@ -302,7 +267,7 @@ fn follow(options: &JobOptions, cancel: &Cancel) -> Result<Connected, StartError
     hear(&leader, "go", patience)?;
     cancel.check()?;
     streams.insert(Rank(0), leader);
-    connected(options, acceptor, table, streams)
+    connected(options, brought, acceptor, table, streams)
 }
 
 fn lost_leader(reason: &(impl ToString + ?Sized)) -> StartError {

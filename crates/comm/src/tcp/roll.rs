@@ -281,7 +281,7 @@ mod tests {
                 },
                 address: "127.0.0.1:1".parse().unwrap(),
                 offer: None,
-                ucx_address: Vec::new(),
+                addresses: BTreeMap::new(),
             },
         }
     }

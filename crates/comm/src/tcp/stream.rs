@@ -5,7 +5,8 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::buffers::{Exchange, ImportError};
+use crate::exchange::Exchange;
+use shardwright_buffers::ImportError;
 use shardwright_core::Rank;
 use shardwright_wire::codec::{decode_beat, decode_control, encode};
 use shardwright_wire::{

@@ -1,12 +1,13 @@
 //! What ranks tell rank 0 about themselves, and what it tells all of them.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use shardwright_core::Rank;
 use shardwright_wire::Value;
 
-use crate::buffers::Offer;
 use crate::transport::PeerInfo;
+use shardwright_buffers::Offer;
 
 /// What a rank says when it joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +26,8 @@ pub(super) struct Row {
     pub(super) address: SocketAddr,
     /// Its persistent buffer, for ranks of the same host.
     pub(super) offer: Option<Offer>,
-    /// The address of its UCX worker; empty without one.
-    pub(super) ucx_address: Vec<u8>,
+    /// Where its transports are found, by their names.
+    pub(super) addresses: BTreeMap<String, Vec<u8>>,
 }
 
 impl Registration {
@@ -68,7 +69,7 @@ impl Row {
             Value::Str(self.address.ip().to_string()),
             Value::Int(i64::from(self.address.port())),
             self.offer.as_ref().map_or(Value::None, offer_to_value),
-            Value::Bytes(self.ucx_address.clone()),
+            Value::List(self.addresses.iter().map(address_to_value).collect()),
         ])
     }
 
@@ -83,7 +84,7 @@ impl Row {
             Value::Str(ip),
             Value::Int(port),
             offer,
-            Value::Bytes(ucx_address),
+            Value::List(addresses),
         ] = fields.as_slice()
         else {
             return None;
@@ -101,7 +102,10 @@ impl Row {
                 Value::None => None,
                 offer => Some(offer_from_value(offer)?),
             },
-            ucx_address: ucx_address.clone(),
+            addresses: addresses
+                .iter()
+                .map(address_from_value)
+                .collect::<Option<_>>()?,
         })
     }
 
@@ -114,6 +118,23 @@ impl Row {
         let ranks = rows.iter().map(|row| row.peer.rank.0);
         ranks.eq(0..world).then_some(rows)
     }
+}
+
+fn address_to_value((name, address): (&String, &Vec<u8>)) -> Value {
+    Value::Tuple(vec![
+        Value::Str(name.clone()),
+        Value::Bytes(address.clone()),
+    ])
+}
+
+fn address_from_value(value: &Value) -> Option<(String, Vec<u8>)> {
+    let Value::Tuple(fields) = value else {
+        return None;
+    };
+    let [Value::Str(name), Value::Bytes(address)] = fields.as_slice() else {
+        return None;
+    };
+    Some((name.clone(), address.clone()))
 }
 
 fn offer_to_value(offer: &Offer) -> Value {
@@ -165,7 +186,9 @@ mod tests {
                 bytes: 1 << 30,
                 token: [7; 16],
             }),
-            ucx_address: vec![1; rank as usize],
+            addresses: (0..rank)
+                .map(|at| (at.to_string(), vec![1; at as usize]))
+                .collect(),
         }
     }
 

@@ -10,21 +10,28 @@ use shardwright_core::Rank;
 
 use super::address::Listener;
 use super::dial::Cancel;
-use super::rendezvous::{JobOptions, connect, start};
+use super::rendezvous::{connect, start};
 use super::transport::{Connected, Tcp};
+use crate::job::{Brought, JobOptions, Memory};
+use crate::place::MeetingPlace;
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::Receiver;
 
+fn secret() -> Secret {
+    Secret::new(b"the secret of the tests".to_vec())
+}
+
 /// The options of a rank of a job on this host.
 pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
-    let secret = Secret::new(b"the secret of the tests".to_vec());
+    let place = MeetingPlace::at("127.0.0.1".to_owned(), port, secret());
     JobOptions {
         host_name: format!("host-{rank}"),
         version: "0.1.0".to_owned(),
         fingerprint: "seed=1".to_owned(),
         connect_timeout: Duration::from_secs(20),
-        ..JobOptions::on_this_host(Rank(rank), world, port, secret)
+        ucx: true,
+        ..JobOptions::on_this_host(Rank(rank), world, place)
     }
 }
 
@@ -33,8 +40,16 @@ pub(crate) fn all_options(world: u32) -> Vec<JobOptions> {
     let listener = Listener::bind("127.0.0.1", 0).unwrap();
     let port = listener.port();
     let mut all: Vec<JobOptions> = (0..world).map(|rank| options(rank, world, port)).collect();
-    all[0].listener = Some(listener);
+    all[0].place.listener = Some(listener);
     all
+}
+
+/// What a rank brings that has no transport above TCP.
+fn brought(options: &JobOptions) -> Brought {
+    Brought {
+        memory: Memory::of(options),
+        ..Brought::default()
+    }
 }
 
 /// Joins in a thread.
@@ -45,7 +60,10 @@ pub(crate) fn join(
     let name = format!("test-rank-{}", options.rank);
     let thread = std::thread::Builder::new().name(name);
     thread
-        .spawn(move || connect(options, receiver, &mut || true))
+        .spawn(move || {
+            let brought = brought(&options);
+            connect(options, brought, receiver, &mut || true)
+        })
         .unwrap()
 }
 
@@ -74,6 +92,10 @@ impl Frozen {
 pub(crate) fn join_frozen(options: JobOptions) -> JoinHandle<Result<Frozen, StartError>> {
     let thread = std::thread::Builder::new().name("test-frozen".to_owned());
     thread
-        .spawn(move || start(options, &Cancel::default()).map(|connected| Frozen { connected }))
+        .spawn(move || {
+            let brought = brought(&options);
+            let connected = start(options, &brought, &Cancel::default())?;
+            Ok(Frozen { connected })
+        })
         .unwrap()
 }

@@ -11,27 +11,27 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use shardwright_core::Rank;
 use shardwright_wire::codec::encode;
-use shardwright_wire::{ErrorReport, Frame, Limits, Message};
+use shardwright_wire::{ErrorReport, Limits, Message};
 
 use super::acceptor::Acceptor;
 use super::connection::Connection;
 use super::link::{Hub, Link, read_all, write_all};
 use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
-use crate::buffers::Exchange;
 use crate::error::CommError;
-use crate::owner::Owner;
+use crate::exchange::Exchange;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
+use shardwright_system::Owner;
 
 /// A rank's TCP connections to all others.
-pub struct Tcp {
+pub(crate) struct Tcp {
     rank: Rank,
     owner: Owner,
     encrypted: bool,
     peers: Vec<PeerInfo>,
     links: BTreeMap<Rank, Arc<Link>>,
     hub: Arc<Hub>,
-    ucx_addresses: BTreeMap<Rank, Vec<u8>>,
+    addresses: BTreeMap<Rank, BTreeMap<String, Vec<u8>>>,
     acceptor: Acceptor,
     threads: Mutex<Vec<JoinHandle<()>>>,
     writers_ended: Outlet<()>,
@@ -46,47 +46,26 @@ pub(super) struct Connected {
     pub(super) acceptor: Acceptor,
     pub(super) limits: Limits,
     pub(super) exchange: Exchange,
-    pub(super) ucx_addresses: BTreeMap<Rank, Vec<u8>>,
+    pub(super) addresses: BTreeMap<Rank, BTreeMap<String, Vec<u8>>>,
     pub(super) liveness: Duration,
     pub(super) encrypted: bool,
 }
 
 impl Tcp {
-    /// Where the peers' UCX workers are, and with which keys.
-    pub fn ucx_addresses(&self) -> &BTreeMap<Rank, Vec<u8>> {
-        &self.ucx_addresses
+    /// Where the peers have the transport of a name; nothing unless all ranks have it.
+    pub(crate) fn addresses(&self, transport: &str) -> BTreeMap<Rank, Vec<u8>> {
+        let found = self.addresses.iter();
+        let found: Option<BTreeMap<_, _>> = found
+            .map(|(rank, all)| Some((*rank, all.get(transport)?.clone())))
+            .collect();
+        let mut found = found.unwrap_or_default();
+        found.remove(&self.rank);
+        found
     }
 
     /// The persistent buffers.
-    pub fn exchange(&self) -> Arc<Exchange> {
+    pub(crate) fn exchange(&self) -> Arc<Exchange> {
         Arc::clone(&self.hub.exchange)
-    }
-
-    /// An error when a rank cannot be sent to.
-    pub(crate) fn check(&self, to: Rank) -> Result<(), CommError> {
-        let link = self.link(to)?;
-        if link.queue().is_none() {
-            return Err(self.lost(link));
-        }
-        Ok(())
-    }
-
-    /// A message for a rank, as it travels.
-    pub(crate) fn encode(&self, to: Rank, message: &Message) -> Result<Frame, CommError> {
-        let frame = self.hub.exchange.encode(to, message, &self.hub.limits);
-        frame.map_err(|error| CommError::Unsendable {
-            rank: to,
-            reason: error.to_string(),
-        })
-    }
-
-    /// Breaks all connections, as the end of the process would.
-    #[cfg(test)]
-    pub(crate) fn vanish(&self) {
-        self.hub.closing.store(true, Ordering::SeqCst);
-        for link in self.links.values() {
-            link.connection.shut();
-        }
     }
 
     fn link(&self, to: Rank) -> Result<&Link, CommError> {
@@ -106,7 +85,7 @@ impl Tcp {
             acceptor,
             limits,
             exchange,
-            ucx_addresses,
+            addresses,
             liveness,
             encrypted,
         } = connected;
@@ -130,7 +109,7 @@ impl Tcp {
             peers,
             links: BTreeMap::new(),
             hub,
-            ucx_addresses,
+            addresses,
             acceptor,
             threads: Mutex::default(),
             writers_ended,
@@ -227,7 +206,7 @@ impl Transport for Tcp {
         let Some(queue) = queue else {
             return Err(self.lost(link));
         };
-        let frame = self.encode(to, &message)?;
+        let frame = self.hub.exchange.encode(to, &message, &self.hub.limits)?;
         // Its memory is with the receiver from now on, or in the frame.
         drop(message);
         match queue.send_timeout(frame, BACKLOG_DEADLINE) {
@@ -238,6 +217,22 @@ impl Transport for Tcp {
                 queued: queue.len(),
                 waited: BACKLOG_DEADLINE,
             }),
+        }
+    }
+
+    fn check(&self, to: Rank) -> Result<(), CommError> {
+        let link = self.link(to)?;
+        if link.queue().is_none() {
+            return Err(self.lost(link));
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn vanish(&self) {
+        self.hub.closing.store(true, Ordering::SeqCst);
+        for link in self.links.values() {
+            link.connection.shut();
         }
     }
 

@@ -10,7 +10,7 @@ use shardwright_wire::{
     Buffer, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Incoming, Limits, Message, Placed,
 };
 
-use crate::buffers::{ImportError, SHARED_BYTES};
+use shardwright_buffers::{ImportError, SHARED_BYTES};
 
 /// Messages that may have begun to arrive before one that is still missing.
 pub(super) const WINDOW: u64 = 1 << 16;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::engine::{Engine, lock};
-use crate::sync::atomic::Ordering;
+use shardwright_system::sync::atomic::Ordering;
 
 impl Engine {
     /// Waits until what was sent has left.

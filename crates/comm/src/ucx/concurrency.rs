@@ -6,19 +6,19 @@ use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, Rank, StepEpoch};
+use shardwright_ucx::{Network, Worker};
 use shardwright_wire::codec::encode;
 use shardwright_wire::{Beat, ErrorReport, ForwardOver, Limits, Message, Value};
 
 use super::engine::{Engine, Reading};
-use super::worker::{Network, Worker};
-use crate::buffers::Exchange;
-use crate::concurrency::{object, on_threads, with};
+use crate::concurrency::object;
 use crate::error::CommError;
+use crate::exchange::Exchange;
 use crate::patience::Patience;
 use crate::router::Router;
-use crate::sync::thread::ThreadId;
-use crate::sync::{Condvar, Mutex, explore, thread};
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
+use shardwright_system::sync::thread::ThreadId;
+use shardwright_system::sync::{Condvar, Mutex, explore, on_threads, thread, with};
 
 const HERE: Rank = Rank(0);
 const THERE: Rank = Rank(1);

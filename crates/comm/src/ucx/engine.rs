@@ -17,18 +17,17 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::{Frame, Limits};
 
-use super::admission::{KEY_BYTES, Key};
+use shardwright_ucx::{Event, EventHandle, KEY_BYTES, Key, UcxError, Wakes, Worker};
+
 use super::assembly::{Assembly, Name};
-use super::error::{Event, UcxError};
 use super::sending::{Sending, peer_of};
-use super::worker::{EventHandle, Wakes, Worker};
 use crate::BACKLOG_DEADLINE;
-use crate::buffers::Exchange;
 use crate::error::CommError;
+use crate::exchange::Exchange;
 use crate::routing::Route;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, thread};
 use crate::transport::{Loss, Receiver};
+use shardwright_system::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use shardwright_system::sync::{Mutex, MutexGuard, thread};
 
 /// How long a failed connection may wait for the liveness link to say what became of its peer.
 pub(super) const VERDICT_DEADLINE: Duration = Duration::from_secs(2);

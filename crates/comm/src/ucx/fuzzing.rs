@@ -1,12 +1,12 @@
 //! What messages over UCX reach, for the fuzz targets: who is let in, and how parts become messages. Behind the feature
 //! `fuzzing`; no part of the library's interface.
 
+use shardwright_buffers::ImportError;
 use shardwright_core::Rank;
+use shardwright_ucx::{Admission, KEY_BYTES};
 use shardwright_wire::{Buffer, Frame, Limits, Message, Placed};
 
-use super::admission::{Admission, KEY_BYTES};
 use super::assembly::{Assembly, Name, parts_of};
-use crate::buffers::ImportError;
 
 /// The key of the receiver.
 pub const KEY: [u8; KEY_BYTES] = [0x33; KEY_BYTES];

@@ -1,53 +1,24 @@
-//! UCX: active messages over what a machine has, from shared memory to RDMA.
+//! UCX among the transports of a job: who sends, who reads, and how messages become whole.
 //!
-//! UCX is looked for at run time, and nothing here needs it to build. This layer moves messages
-//! between workers and reports what happens; routes, liveness and threads belong to its callers.
-//!
-//! - UCX-1: a message that was accepted by `send` ends with exactly one `Sent` or `SendFailed`.
-//! - UCX-2: memory of a message is freed only when UCX is done with it; closing frees all of it.
-//! - UCX-3: no payload above the limit is ever allocated for, nor any of a sender that does not show the worker's
-//!   key; and of one sender only so much may be announced at a time.
-//! - UCX-4: messages from one worker to another arrive in the order of sending as long as all of
-//!   them are sent eagerly or all are announced first (rendezvous). Between the two kinds there
-//!   is no order: an announced message is complete only when its data have been fetched, and
-//!   small ones sent after it come before that. Two announced messages may end in either order.
-//! - UCX-5: nothing of a peer is reported after its endpoint was abandoned.
-//! - UCX-6: nothing stays in `/dev/shm`, however a process ends.
+//! - UE: who moves messages through a worker ([`engine`]).
 
-mod admission;
 mod assembly;
 mod closing;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod concurrency;
-mod endpoint;
 mod engine;
-pub mod error;
+mod find;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-pub mod library;
-pub mod options;
-mod raw;
 mod reading;
 mod sending;
-mod spare;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
 mod tests;
-pub mod transport;
-pub mod transports;
-#[cfg(not(feature = "shuttle"))]
-mod wakes;
+mod transport;
 mod window;
-#[cfg_attr(feature = "shuttle", path = "modelled.rs")]
-pub mod worker;
 
-pub use endpoint::{Armed, EndpointId};
-pub use error::{Event, Refusal, UcxError};
-pub use library::{Candidates, Found, Library, LibraryError, Version};
-pub use options::{Options, transports_of};
-pub use transport::{Ucx, connect_ucx};
-pub use transports::transports;
-pub use worker::{EventHandle, Worker};
+pub(crate) use transport::UcxLayer;

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use super::engine::{Engine, VERDICT_DEADLINE, lock};
-use crate::sync::atomic::Ordering;
-use crate::sync::thread;
 use crate::transport::{Loss, Sight};
+use shardwright_system::sync::atomic::Ordering;
+use shardwright_system::sync::thread;
 
 /// How often the descriptor is tried to be armed before its thread sleeps all the same.
 const TRIES: usize = 50;

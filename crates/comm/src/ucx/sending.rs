@@ -3,14 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use shardwright_core::Rank;
+use shardwright_ucx::{Armed, EndpointId, Event, KEY_BYTES, Key, UcxError, Worker};
 use shardwright_wire::Frame;
 
-use super::admission::{KEY_BYTES, Key};
 use super::assembly::{Name, parts_of};
-use super::endpoint::{Armed, EndpointId};
-use super::error::{Event, UcxError};
 use super::window::Window;
-use super::worker::Worker;
 
 /// A token names the peer and the message: more messages than any job sends to one rank.
 const TOKEN_MESSAGE_BITS: u32 = 40;

@@ -10,78 +10,123 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, Body, ErrorReport, Message, ObjectMessage, Value};
+use shardwright_system::Owner;
+use shardwright_ucx::{UcxError, Worker};
+use shardwright_wire::{Beat, Body, ErrorReport, Limits, Message, ObjectMessage, Value};
 
 use super::engine::{Engine, Reading};
-use super::error::UcxError;
-use super::worker::Worker;
-use crate::buffers::Exchange;
+use super::find::worker;
 use crate::error::CommError;
-use crate::owner::Owner;
+use crate::exchange::Exchange;
+use crate::job::{JobOptions, Memory};
+use crate::layers::{Layer, Met, Prepared};
 use crate::start_error::StartError;
-use crate::tcp::{CLOSE_DEADLINE, JobOptions, Tcp, connect};
+use crate::tcp::CLOSE_DEADLINE;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
 
 /// On this channel a rank that leaves says how many messages it sent through UCX.
 const FAREWELL: &str = "\0ucx farewell";
 
+/// UCX among the transports.
+pub(crate) struct UcxLayer;
+
 /// A rank's connections to all others, through UCX where both ends have it.
-pub struct Ucx {
-    tcp: Arc<Tcp>,
+struct Ucx {
+    below: Arc<dyn Transport>,
     engine: Arc<Engine>,
+    exchange: Arc<Exchange>,
+    limits: Limits,
     thread: Mutex<Option<JoinHandle<()>>>,
     owner: Owner,
 }
 
-/// What TCP tells, on its way to the receiver.
+/// UCX before the ranks have met.
+struct Ready {
+    engine: Arc<Engine>,
+    relay: Arc<Relay>,
+    place: Vec<u8>,
+}
+
+/// What comes from below, on its way to the receiver.
 struct Relay {
     receiver: Arc<dyn Receiver>,
     engine: Arc<Engine>,
     announced: Mutex<BTreeMap<Rank, u64>>,
 }
 
-/// Joins the job, with a worker of UCX for its messages; see [`connect`].
-///
-/// A waiting thread looks for messages without sleeping for `spin`.
-pub fn connect_ucx(
-    mut options: JobOptions,
+impl Layer for UcxLayer {
+    fn name(&self) -> &'static str {
+        "ucx"
+    }
+
+    fn prepare(
+        &self,
+        options: &JobOptions,
+        _: &Memory,
+        receiver: &Arc<dyn Receiver>,
+    ) -> Result<Option<Box<dyn Prepared>>, StartError> {
+        let Some(worker) = worker(options)? else {
+            return Ok(None);
+        };
+        ready(worker, options, Arc::clone(receiver)).map(Some)
+    }
+}
+
+/// A worker that is told to its peers, with a receiver for what it brings.
+pub(super) fn ready(
     worker: Worker,
-    spin: Duration,
+    options: &JobOptions,
     receiver: Arc<dyn Receiver>,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<Arc<Ucx>, StartError> {
-    let limits = options.limits;
-    let engine = Engine::new(worker, options.world, spin, Arc::clone(&receiver))
-        .map_err(|error| system(&error))?;
-    let engine = Arc::new(engine);
-    options.ucx_address = engine.place().map_err(|error| system(&error))?;
-    let relay = Arc::new(Relay {
-        receiver,
-        engine: Arc::clone(&engine),
-        announced: Mutex::default(),
-    });
-    let tcp = connect(options, relay, go_on)?;
-    engine
-        .begin(limits, tcp.exchange(), tcp.ucx_addresses())
-        .map_err(|error| system(&error))?;
-    let reached = (0..tcp.world())
-        .map(Rank)
-        .filter(|rank| engine.reaches(*rank));
-    tcp.exchange().reached_by_ucx(reached.collect());
-    let reading = Arc::clone(&engine);
-    let thread = std::thread::Builder::new()
-        .name("sw-ucx".to_owned())
-        .spawn(move || reading.read_all())
-        .map_err(|error| StartError::System {
-            what: "cannot start a thread",
-            reason: error.to_string(),
-        })?;
-    Ok(Arc::new(Ucx {
-        tcp,
+) -> Result<Box<dyn Prepared>, StartError> {
+    let spin = options.comm.spin;
+    let engine = Engine::new(worker, options.world, spin, Arc::clone(&receiver));
+    let engine = Arc::new(engine.map_err(|error| system(&error))?);
+    Ok(Box::new(Ready {
+        place: engine.place().map_err(|error| system(&error))?,
+        relay: Arc::new(Relay {
+            receiver,
+            engine: Arc::clone(&engine),
+            announced: Mutex::default(),
+        }),
         engine,
-        thread: Mutex::new(Some(thread)),
-        owner: Owner::this_process(),
     }))
+}
+
+impl Prepared for Ready {
+    fn address(&self) -> Option<Vec<u8>> {
+        Some(self.place.clone())
+    }
+
+    fn relay(&self) -> Option<Arc<dyn Receiver>> {
+        Some(Arc::<Relay>::clone(&self.relay))
+    }
+
+    fn join(self: Box<Self>, met: Met) -> Result<Arc<dyn Transport>, StartError> {
+        let engine = self.engine;
+        engine
+            .begin(met.limits, Arc::clone(&met.exchange), &met.addresses)
+            .map_err(|error| system(&error))?;
+        let reached = (0..met.below.world())
+            .map(Rank)
+            .filter(|rank| engine.reaches(*rank));
+        met.exchange.reached_by_ucx(reached.collect());
+        let reading = Arc::clone(&engine);
+        let thread = std::thread::Builder::new()
+            .name("sw-ucx".to_owned())
+            .spawn(move || reading.read_all())
+            .map_err(|error| StartError::System {
+                what: "cannot start a thread",
+                reason: error.to_string(),
+            })?;
+        Ok(Arc::new(Ucx {
+            below: met.below,
+            engine,
+            exchange: met.exchange,
+            limits: met.limits,
+            thread: Mutex::new(Some(thread)),
+            owner: Owner::this_process(),
+        }))
+    }
 }
 
 fn system(error: &UcxError) -> StartError {
@@ -125,11 +170,11 @@ impl Receiver for Relay {
 
 impl Transport for Ucx {
     fn rank(&self) -> Rank {
-        self.tcp.rank()
+        self.below.rank()
     }
 
     fn world(&self) -> u32 {
-        self.tcp.world()
+        self.below.world()
     }
 
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
@@ -141,18 +186,18 @@ impl Transport for Ucx {
     }
 
     fn peer(&self, rank: Rank) -> Option<&PeerInfo> {
-        self.tcp.peer(rank)
+        self.below.peer(rank)
     }
 
     fn pulse(&self) -> &Arc<Pulse> {
-        self.tcp.pulse()
+        self.below.pulse()
     }
 
     fn reached_by(&self, rank: Rank) -> Cow<'static, str> {
         if self.engine.reaches(rank) {
             "UCX".into()
         } else {
-            self.tcp.reached_by(rank)
+            self.below.reached_by(rank)
         }
     }
 
@@ -162,6 +207,20 @@ impl Transport for Ucx {
 
     fn wake_reader(&self) {
         self.engine.wake_reader();
+    }
+
+    fn check(&self, to: Rank) -> Result<(), CommError> {
+        self.below.check(to)
+    }
+
+    #[cfg(test)]
+    fn vanish(&self) {
+        self.engine.stop();
+        self.below.vanish();
+        if let Some(thread) = self.thread.lock().unwrap().take() {
+            thread.join().unwrap();
+        }
+        self.engine.close(Duration::ZERO);
     }
 
     fn close(&self, farewell: Option<ErrorReport>) {
@@ -184,7 +243,7 @@ impl Transport for Ucx {
                 self.say_count(rank);
             }
         }
-        self.tcp.close(farewell);
+        self.below.close(farewell);
         self.engine.stop();
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!(rank = %self.rank(), "the reading thread panicked");
@@ -194,43 +253,27 @@ impl Transport for Ucx {
 
     fn stats(&self) -> CommStats {
         let [sent, received, bytes_sent, bytes_received, strangers] = self.engine.counts();
-        let tcp = self.tcp.stats();
+        let below = self.below.stats();
         CommStats {
-            messages_sent: tcp.messages_sent + sent,
-            messages_received: tcp.messages_received + received,
-            bytes_sent: tcp.bytes_sent + bytes_sent,
-            bytes_received: tcp.bytes_received + bytes_received,
-            strangers_dropped: tcp.strangers_dropped + strangers,
-            ..tcp
+            messages_sent: below.messages_sent + sent,
+            messages_received: below.messages_received + received,
+            bytes_sent: below.bytes_sent + bytes_sent,
+            bytes_received: below.bytes_received + bytes_received,
+            strangers_dropped: below.strangers_dropped + strangers,
+            ..below
         }
     }
 }
 
 impl Ucx {
-    /// The persistent buffers.
-    pub fn exchange(&self) -> Arc<Exchange> {
-        self.tcp.exchange()
-    }
-
-    /// Disappears as if the process had died.
-    #[cfg(test)]
-    pub(crate) fn vanish(&self) {
-        self.engine.stop();
-        self.tcp.vanish();
-        if let Some(thread) = self.thread.lock().unwrap().take() {
-            thread.join().unwrap();
-        }
-        self.engine.close(Duration::ZERO);
-    }
-
     fn send_reading(&self, to: Rank, message: Message, reading: Reading) -> Result<(), CommError> {
         self.owner.check()?;
         if !self.engine.reaches(to) {
-            return self.tcp.send(to, message);
+            return self.below.send(to, message);
         }
         // TCP knows first when a peer is gone.
-        self.tcp.check(to)?;
-        let frame = self.tcp.encode(to, &message)?;
+        self.below.check(to)?;
+        let frame = self.exchange.encode(to, &message, &self.limits)?;
         // Its memory is with the receiver from now on, or in the frame.
         drop(message);
         self.engine.send(to, frame, reading)
@@ -245,7 +288,7 @@ impl Ucx {
                 tensors: Vec::new(),
             },
         };
-        if let Err(error) = self.tcp.send(rank, Message::Object(Box::new(object))) {
+        if let Err(error) = self.below.send(rank, Message::Object(Box::new(object))) {
             tracing::debug!(%rank, %error, "no goodbye for a rank that is gone");
         }
     }

@@ -140,7 +140,7 @@ impl Key {
             Kind::Choice(words) => quoted(words),
             Kind::Schedule => format!(
                 "{}, a list of [microbatch, \"forward\" or \"backward\"], or the path of a program",
-                quoted(&pipeline::NAMES)
+                quoted(&pipeline::words())
             ),
             Kind::Text => "text".to_owned(),
             Kind::Address => "an IP address".to_owned(),

@@ -5,20 +5,44 @@ use serde_json::Value;
 
 use super::ConfigError;
 
-/// The schedules that have a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PipelineName {
-    /// All forwards, then all backwards.
-    Simple,
+/// A name and its word in the configuration, which but for `auto` is that of the policy.
+macro_rules! names {
+    ($($(#[$of_name:meta])* $variant:ident = $word:literal;)*) => {
+        /// The schedules that have a name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum PipelineName {
+            $(
+                $(#[$of_name])*
+                #[serde(rename = $word)]
+                $variant,
+            )*
+        }
+
+        impl PipelineName {
+            /// All names.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// Its word in the configuration.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)*
+                }
+            }
+        }
+    };
+}
+
+names! {
     /// A ready backward first, else the next forward.
-    Interleaved,
+    Interleaved = "interleaved";
+    /// All forwards, then all backwards.
+    Simple = "simple";
     /// Forward and backward by turns, for several parts of the model on one rank.
-    Looped,
+    Looped = "looped";
     /// As interleaved, with weight gradients computed when nothing else is ready.
-    ZeroBubble,
+    ZeroBubble = "zero_bubble";
     /// Interleaved at first, then what the first steps show to be the fastest.
-    Auto,
+    Auto = "auto";
 }
 
 /// Which of a microbatch's two tasks on the root an entry of a list starts.
@@ -55,8 +79,6 @@ pub enum Pipeline {
 /// What the text of a program begins with, by which it is told from the name of a schedule.
 pub const PROGRAM_HEADER: &str = "shardwright program ";
 
-pub(super) const NAMES: [&str; 5] = ["interleaved", "simple", "looped", "zero_bubble", "auto"];
-
 /// The default of `active_microbatches`: as many as fill the pipeline, and two that come and go. With looped stages one
 /// set that fills it goes forward while another goes backward.
 pub(super) fn default_active_microbatches(is_looped: bool, degree: u32) -> u32 {
@@ -67,10 +89,15 @@ pub(super) fn default_active_microbatches(is_looped: bool, degree: u32) -> u32 {
     }
 }
 
+/// The words of all names.
+pub(super) fn words() -> Vec<&'static str> {
+    PipelineName::ALL.iter().map(|name| name.name()).collect()
+}
+
 /// Whether a value has the form of one of the three; what a list or a program says is checked later.
 pub(super) fn has_form(value: &Value) -> bool {
     match value {
-        Value::String(text) => NAMES.contains(&text.as_str()) || text.starts_with(PROGRAM_HEADER),
+        Value::String(text) => words().contains(&text.as_str()) || text.starts_with(PROGRAM_HEADER),
         Value::Array(entries) => !entries.is_empty(),
         _ => false,
     }

@@ -1,0 +1,7 @@
+//! What this process is to the library: its forks, its threads, and the C libraries that it finds at run time.
+
+mod owner;
+pub mod raw;
+pub mod sync;
+
+pub use owner::{Forked, Owner};
