@@ -15,6 +15,7 @@ from shardwright.contents import reached
 from shardwright.errors import FrameError, StateWriteError
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import suspended
+from shardwright.execution.elsewhere import in_backward
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
     Seen,
@@ -281,11 +282,6 @@ class KeptHere:
         name = changed_since_returned(task)
         if name is not None:
             self._refuse(task, f"what module {name!r} keeps and returned was changed by another microbatch")
-
-
-def in_backward() -> bool:
-    """Whether torch's autograd engine runs the code that asks."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _ranks_of(decision: Decided, path: str) -> Iterable[int]:

@@ -130,7 +130,7 @@ class Audit:
                 continue
             self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
             if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
-                self._flows.append(Flow(scope="", what=f"{entry.name} is written to past its version"))
+                self.one_at_a_time(f"{entry.name} is written to past its version")
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -163,6 +163,14 @@ class Audit:
     def kept(self) -> tuple[KeptState, ...]:
         """What goes from one microbatch to the next, once `joins` has looked."""
         return merged(self._kept, self._executions)
+
+    def one_at_a_time(self, what: str) -> None:
+        """Microbatches have to run one after another, backward and all, as `what` says."""
+        self._flows.append(Flow(scope="", what=what, meets_backward=True))
+
+    def readers_of(self, attribute: tuple[int, str]) -> set[str]:
+        """Who has used an attribute of a module or another object."""
+        return self._readers.get(attribute, set()) | self._users.get(attribute, set())
 
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""

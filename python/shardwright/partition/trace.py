@@ -15,6 +15,7 @@ from shardwright.data_parallel import sync_batch_norm
 from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
+from shardwright.partition.backward_hooks import join_hooks
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
@@ -182,7 +183,8 @@ class _Run:
                 entry.module.training = True
             stack = Stack()
             foreign = ForeignTensors(self._tree, writes, (args, kwargs))
-            recording = _Recording(self._tree, stack, Audit(self._tree, stack, shared), foreign, writes, measure_memory)
+            audit = Audit(self._tree, stack, shared)
+            recording = _Recording(self._tree, stack, audit, foreign, writes, measure_memory, shared)
             with (
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
@@ -254,8 +256,10 @@ class _Recording:
         foreign: ForeignTensors,
         writes: Writes,
         measure_memory: bool,
+        shared: SharedState,
     ) -> None:
         self.audit = audit
+        self._shared = shared
         self._foreign = foreign
         self.recomputed = Recomputed(tree, stack)
         self.regions = Regions(saves_tensors=measure_memory)
@@ -340,6 +344,7 @@ class _Recording:
         for users in self._foreign.changed():
             self.audit.keep((), users)
         self.audit.written_parameters(self._writes.written())
+        join_hooks(self._tree, self.audit, self._shared)
         joins = self.audit.joins()
         self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))
 
