@@ -60,13 +60,18 @@ class Patches:
         self._before.clear()
         self._original.clear()
 
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the replacements in place while the block runs."""
+        self.install()
+        try:
+            yield
+        finally:
+            self.uninstall()
+
 
 @contextlib.contextmanager
 def replaced(owner: Any, functions: Mapping[str, Any]) -> Iterator[None]:
     """Have these functions in the place of the owner's attributes while the block runs."""
-    patches = Patches(tuple((owner, name, function) for name, function in functions.items()))
-    patches.install()
-    try:
+    with Patches(tuple((owner, name, function) for name, function in functions.items())).in_place():
         yield
-    finally:
-        patches.uninstall()

@@ -13,6 +13,7 @@ from torch import nn
 
 from shardwright.contents import reached
 from shardwright.errors import FrameError, StateWriteError
+from shardwright.execution.children import value_of
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import suspended
 from shardwright.execution.elsewhere import in_backward
@@ -23,7 +24,6 @@ from shardwright.execution.kept import (
     attribute_of,
     no_copy_of,
     seen_of,
-    value_of,
     variable_of,
 )
 from shardwright.execution.placed import Decided, KeptState

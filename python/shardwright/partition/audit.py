@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
-from shardwright.delayed.materialise import is_delayed
+from shardwright.execution.children import noting_changes
 from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
@@ -27,8 +27,8 @@ from shardwright.partition.kept import merged
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins
-from shardwright.partition.tree import ModelTree, TensorEntry, join_path
-from shardwright.patches import replaced
+from shardwright.partition.tree import ModelTree, TensorEntry, address, dtypes, hooks_on, join_path
+from shardwright.patches import Patches, replaced
 
 
 class Audit:
@@ -44,7 +44,7 @@ class Audit:
         self._joins: dict[tuple[str, str], str] = {}
         self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
         #: By number, the version of each parameter and where its values are.
-        self._weights = {id(entry.tensor): (entry.tensor._version, _address(entry.tensor)) for entry in tree.parameters}
+        self._weights = {id(entry.tensor): (entry.tensor._version, address(entry.tensor)) for entry in tree.parameters}
         self._buffers: dict[int, int] = {}
         # A forward may put another tensor in a buffer's place; the first one's number must not be used again.
         self._alive: list[torch.Tensor] = []
@@ -59,7 +59,7 @@ class Audit:
         self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
         #: Who changes what torch itself keeps in modules, by path and name: hooks, and whether they train.
         self._own: dict[tuple[str, str], set[str]] = {}
-        self._hooks = {entry.path: _hooks_on(entry.module) for entry in tree.modules}
+        self._hooks = {entry.path: hooks_on(entry.module) for entry in tree.modules}
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
         #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
@@ -86,7 +86,7 @@ class Audit:
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
         self._look(execution)
-        if _hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:
+        if hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:
             self._own.setdefault((execution.path, "_forward_hooks"), set()).add(caller.path)
         self._executions[execution.path] += 1
         if why_whole is not None:
@@ -126,7 +126,7 @@ class Audit:
         for entry in self._tree.parameters:
             number = id(entry.tensor)
             before = self._weights[number]
-            if number not in changed and before[1] == _address(entry.tensor):
+            if number not in changed and before[1] == address(entry.tensor):
                 continue
             self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
             if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
@@ -181,7 +181,7 @@ class Audit:
     def watching_attributes(self) -> Iterator[None]:
         """Note reads and writes of module attributes, through the methods that all modules inherit."""
         set_attribute = nn.Module.__setattr__
-        delete_attribute = nn.Module.__delattr__
+        delete_attribute, add_child = nn.Module.__delattr__, nn.Module.add_module
         executions = self._stack.executions
         thread = self._stack.thread
         apply: Any = nn.Module._apply
@@ -210,17 +210,26 @@ class Audit:
                 path = self._tree.path_of.get(id(module))
                 if path is not None:
                     self._own.setdefault((path, name), set()).add(self._stack.top.path)
+            is_child = isinstance(value, nn.Module) or name in module._modules
             set_attribute(module, name, value)
-            self._attribute_written(module, name)
+            self._attribute_written(module, name, is_child=is_child)
 
         def __delattr__(module: nn.Module, name: str) -> None:
+            is_child = name in module._modules
             delete_attribute(module, name)
-            self._attribute_written(module, name)
+            self._attribute_written(module, name, is_child=is_child)
+
+        def child_changes(module: nn.Module, name: str) -> None:
+            self._attribute_written(module, name, is_child=True)
+
+        def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+            add_child(module, name, child)
+            child_changes(module, name)
 
         def _apply(module: nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-            before = _dtypes(module)
+            before = dtypes(module)
             result: nn.Module = apply(module, function, recurse)
-            if _dtypes(module) != before:
+            if dtypes(module) != before:
                 self._converted(module)
             return result
 
@@ -229,8 +238,10 @@ class Audit:
             "__setattr__": __setattr__,
             "__delattr__": __delattr__,
             "_apply": _apply,
+            "add_module": add_module,
         }
-        with replaced(nn.Module, functions), self._shared.watching(self._object_used):
+        patches = Patches(noting_changes(child_changes))
+        with replaced(nn.Module, functions), patches.in_place(), self._shared.watching(self._object_used):
             yield
 
     def _buffer_looked_up(self, module: nn.Module, name: str) -> None:
@@ -249,7 +260,7 @@ class Audit:
         if path is not None and self._stack.here():
             self.join(self._stack.top.path, path, "converts its parameters")
 
-    def _attribute_written(self, module: nn.Module, name: str) -> None:
+    def _attribute_written(self, module: nn.Module, name: str, *, is_child: bool) -> None:
         path = self._tree.path_of.get(id(module))
         if path is None or name in INTERNAL or not self._stack.here():
             return
@@ -263,8 +274,12 @@ class Audit:
             self.join(writer, path, f"sets {join_path(path, name)}")
             return
         key = (id(module), name)
-        if key not in self._writes and (key in self._readers or key in self._missed):
+        # Whether a child was read, or a method that the attribute stands for, is not seen.
+        is_unseen = is_child or callable(getattr(type(module), name, None))
+        if key not in self._writes and (is_unseen or key in self._readers or key in self._missed):
             self._read_first.add(key)
+        if is_child:
+            self.join(writer, path, f"sets {join_path(path, name)}")
         self._writes.setdefault(key, set()).add(writer)
         if next(module.parameters(), None) is None:
             self._left_by[key] = tuple(self._stack.executions)
@@ -344,8 +359,8 @@ class Audit:
             if name == "training":
                 is_put_back = holder.training is self._before[id(holder)]["training"]
             else:
-                is_put_back = _hooks_on(holder) == self._hooks[path]
-                if not is_put_back and all(map(collects, _hooks_on(holder))):
+                is_put_back = hooks_on(holder) == self._hooks[path]
+                if not is_put_back and all(map(collects, hooks_on(holder))):
                     continue
             for user in users:
                 self.join(user, path, f"sets {full_name}")
@@ -382,17 +397,3 @@ class Audit:
         self._keep((first, *others), f"{name} changes in a forward")
         for other in others:
             self.join(first, other, f"uses {name} like the other, which a forward changes")
-
-
-def _address(tensor: torch.Tensor) -> int:
-    has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
-    return tensor.data_ptr() if has_memory else 0
-
-
-def _hooks_on(module: nn.Module) -> list[Any]:
-    every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for hooks in every for hook in hooks.values()]
-
-
-def _dtypes(module: nn.Module) -> list[torch.dtype]:
-    return [parameter.dtype for parameter in module._parameters.values() if parameter is not None]

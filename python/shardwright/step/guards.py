@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError, NotOwnedError
+from shardwright.execution.children import noting_changes
 from shardwright.execution.elsewhere import elsewhere
 from shardwright.frames import Leaves, current_frame
 from shardwright.job.runtime import find_runtime
@@ -63,15 +64,27 @@ def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
     elsewhere.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         elsewhere.refuse_making(module, name, value)
-    else:
-        elsewhere.is_set(module, name, value)
+    elsewhere.is_set(module, name, value)
     _divided.original["__setattr__"](module, name, value)
 
 
+def _delete_attribute(module: nn.Module, name: str) -> None:
+    elsewhere.refuse_change(module, name, None)
+    elsewhere.is_set(module, name, None)
+    _divided.original["__delattr__"](module, name)
+
+
 def _add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    elsewhere.refuse_change(module, name, child)
     if isinstance(child, nn.Module):
         elsewhere.refuse_making(module, name, child)
+    elsewhere.is_set(module, name, child)
     _divided.original["add_module"](module, name, child)
+
+
+def _child_changes(module: nn.Module, name: str) -> None:
+    elsewhere.refuse_change(module, name, None)
+    elsewhere.is_set(module, name, None)
 
 
 def _register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -166,6 +179,8 @@ _states = Patches(((torch.optim.Optimizer, "state_dict", _optimizer_state),))
 _divided = Patches(
     (
         (nn.Module, "__setattr__", _set_attribute),
+        (nn.Module, "__delattr__", _delete_attribute),
+        *noting_changes(_child_changes),
         (nn.Module, "add_module", _add_module),
         (nn.Module, "register_parameter", _register_parameter),
         *((nn.Module, name, _register_hook(name)) for name in _HOOKS),
