@@ -82,7 +82,9 @@ def stepped(
         }
         found.append({"outputs": outputs, **gradients, **kept(module)})
     assert model.placement.ownership is not None
-    return found, {"steps": current_runtime().step.number, "modules": model.placement.ownership.decision.modules}
+    decision = model.placement.ownership.decision
+    known = {"modules": decision.modules, "one_at_a_time": decision.one_at_a_time}
+    return found, {"steps": current_runtime().step.number, **known}
 
 
 def places_of(original: nn.Module, ranks: dict[str, int]) -> Callable[[nn.Module], None]:

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 
+#: They write to their statistics without counting versions.
+BATCH_NORMALISATION = nn.modules.batchnorm._NormBase
+
+
 class KeptHere:
     """What modules of a model keep that run on this rank."""
 
@@ -103,6 +107,8 @@ class KeptHere:
             {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
         )
         self._snapshot: Snapshot | None = None
+        #: What has become of the statistics of batch normalisations in this step.
+        self._statistics: dict[nn.Module, set[str]] = {}
         #: By state, the microbatch that has entered last.
         self._newest: dict[int, int] = {}
         if self._states:
@@ -126,6 +132,7 @@ class KeptHere:
         """The step has succeeded."""
         self._snapshot = None
         self._newest.clear()
+        self._statistics.clear()
         self._watch.end_step()
 
     def rollback(self) -> list[str]:
@@ -250,6 +257,8 @@ class KeptHere:
                 self._newest[state] = task.microbatch
                 self._check_graphs(task, state)
         self._check_returned(task)
+        if isinstance(module, BATCH_NORMALISATION):
+            self._check_statistics(task, module)
         task.ordered = True
         task.inside.append(module)
         try:
@@ -271,6 +280,14 @@ class KeptHere:
                     self._refuse(
                         task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
                     )
+
+    def _check_statistics(self, task: RunningTask, module: nn.Module) -> None:
+        """Raise :class:`StateWriteError` if a backward needs statistics which training changes, unseen by torch."""
+        modes = self._statistics.setdefault(module, set())
+        modes.add("changed" if module.training else "needed" if torch.is_grad_enabled() else "")
+        if modes >= {"changed", "needed"}:
+            what = f"the statistics of {self._watch.path_of(module)!r}"
+            self._refuse(task, f"{what}, which were used in evaluation mode, were changed in training mode")
 
     def _note_returned(self, task: RunningTask, module: nn.Module, states: list[int], result: Any) -> None:
         if self._runtime.step.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():

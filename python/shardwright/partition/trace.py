@@ -28,6 +28,7 @@ from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry
+from shardwright.partition.unversioned import UnversionedWrites
 from shardwright.progress import Progress
 
 _LOGGER = logging.getLogger("shardwright")
@@ -262,6 +263,7 @@ class _Recording:
         self._shared = shared
         self._foreign = foreign
         self.recomputed = Recomputed(tree, stack)
+        self._unversioned = UnversionedWrites(tree, stack)
         self.regions = Regions(saves_tensors=measure_memory)
         self._tree = tree
         self._stack = stack
@@ -302,11 +304,13 @@ class _Recording:
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         self.audit.operation(func, tensors)
+        self._unversioned.operation(func, tensors)
         self._foreign.read(func, tensors, self._stack.top.path)
 
     def written(self, tensor: torch.Tensor) -> None:
         self._writes.before_write(tensor)
         self.audit.written(tensor)
+        self._unversioned.written(tensor)
         self._foreign.written(tensor, self._stack.top.path)
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -344,6 +348,10 @@ class _Recording:
         for users in self._foreign.changed():
             self.audit.keep((), users)
         self.audit.written_parameters(self._writes.written())
+        for entry, users, is_needed in self._unversioned.found():
+            self.audit.keep(entry.names, users)
+            if is_needed:
+                self.audit.one_at_a_time(f"{entry.name} is written to past its version")
         join_hooks(self._tree, self.audit, self._shared)
         joins = self.audit.joins()
         self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))
