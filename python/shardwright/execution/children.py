@@ -16,6 +16,8 @@ MISSING: Any = object()
 
 def value_of(holder: Any, name: str) -> Any:
     """What an object holds under a name."""
+    if name == "__class__":
+        return type(holder)
     if isinstance(holder, nn.Module):
         for held in (holder._buffers, holder._parameters, holder._modules):
             if name in held:
@@ -25,6 +27,9 @@ def value_of(holder: Any, name: str) -> Any:
 
 def set_value(module: nn.Module, name: str, value: Any) -> None:
     """Have a module hold this under a name, other than a parameter, or nothing if it is `MISSING`."""
+    if name == "__class__":
+        object.__setattr__(module, name, value)
+        return
     is_child = isinstance(value, nn.Module) or (value is None and name in module._modules)
     home: dict[str, Any] = module._modules if is_child else module._buffers if name in module._buffers else vars(module)
     for held in (vars(module), module._modules):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: An object, and the name of one of its attributes.
 Attribute = tuple[Any, str]
 
+_UNNOTICED = INTERNAL - {"__class__"}
 #: Containers with more items are not looked through at every task.
 MOST_ITEMS = 256
 
@@ -143,17 +144,16 @@ def _goes_past_setattr(kind: type) -> bool:
 
 
 def _is_untouched(cell: Cell) -> bool:
-    """Whether the very same items are in a list, dict or object as before, or as many in another container.
-
-    Quick, and False where it is not known.
-    """
+    """Whether the very same items are in a container or object as before; quick, and False where it is not known."""
     value, before = cell.value, cell.before
     if cell.kind.has_names:
         if not type(value).__dictoffset__:
             return False
         value = object.__getattribute__(value, "__dict__")
     elif not isinstance(value, list | dict):
-        return cell.kind.size(value) == len(before)
+        value = cell.kind.read(value)
+    if type(before) is bytes:
+        return bool(value == before)
     return holds_the_very_same(value, before)
 
 
@@ -261,7 +261,7 @@ class Watch:
     def is_set(self, task: RunningTask, module: nn.Module, name: str) -> None:
         """A task is about to set an attribute."""
         path = self._modules.get(module)
-        if path is not None and name not in INTERNAL and not self._is_settled(path, name):
+        if path is not None and name not in _UNNOTICED and not self._is_settled(path, name):
             place = (module, name, value_of(module, name))
             task.sets.append(place)
             self._set.append(place)
@@ -321,7 +321,7 @@ class Watch:
             around = self._around[name] = [
                 (module, attribute, cell)
                 for module, attribute, cell in self._cells
-                if module in holders and type(cell.before) in (list, dict)
+                if module in holders and type(cell.before) in (list, dict, bytes)
             ]
         for module, attribute, cell in around:
             if not _is_untouched(cell) and not are_same(cell.parts_now, cell.parts):
