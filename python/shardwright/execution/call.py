@@ -118,7 +118,7 @@ def _call(
     needs = [tensor.requires_grad for tensor in given]
     parts = pack(given, needs, origins_of(given))
     extras = sharing_of(given) | carried(
-        f"module {target.name!r}, which rank {target.rank} owns, was called", task.state.device, task.state.settings
+        f"module {target.name!r}, which rank {target.rank} owns, was called", task.state
     )
     seed = reproducible.place()
     extras["seed"] = target.seed_at(seed)

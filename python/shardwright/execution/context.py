@@ -106,6 +106,7 @@ class StepState:
         task: Gradient, inference and autocast mode.
         device: The default device, None when it is not set.
         settings: What torch keeps for the whole process.
+        thread: What torch keeps for each thread.
         random: The states of the random number generators.
         seed: What the script last seeded the default generator with.
         cuda_stream: The current stream of the current CUDA device, None without CUDA.
@@ -115,6 +116,7 @@ class StepState:
     task: TaskState
     device: torch.device | None
     settings: process.Settings
+    thread: process.Settings
     random: process.RandomState
     seed: int
     cuda_stream: torch.cuda.Stream | None
@@ -134,18 +136,20 @@ class StepState:
             TaskState.capture(),
             device,
             process.settings(),
+            process.thread_settings(),
             process.random_state(),
             torch.initial_seed(),
             cuda,
         )
 
     def applied(self) -> AbstractContextManager[Any]:
-        """Set the thread's CUDA stream and the process's settings, and its default device for the block."""
+        """Set the thread's CUDA stream, the process's settings and its own, and its default device for the block."""
         if self.cuda_stream is not None:
             # With its device. A new thread has the default stream, and what it made there would be unordered with what
             # the script does on its own.
             torch.cuda.set_stream(self.cuda_stream)
         process.restore_settings(self.settings)
+        process.set_thread(self.thread)
         return on_device(self.device)
 
     def restore(self) -> None:
@@ -154,15 +158,18 @@ class StepState:
         process.restore_random_state(self.random)
 
 
-def carried(what: str, device: torch.device | None, settings: process.Settings) -> dict[str, Any]:
+def carried(what: str, state: StepState) -> dict[str, Any]:
     """What the calling task has changed of the script's device and settings, for the rank that it calls."""
     changed: dict[str, Any] = {}
     now = default_device(what)
-    if now != device:
+    if now != state.device:
         changed["device"] = now
-    different = process.difference(settings, process.settings())
+    different = process.difference(state.settings, process.settings())
     if different:
         changed["settings"] = different
+    own = process.thread_settings()
+    if own != state.thread:
+        changed["thread"] = own
     return changed
 
 
@@ -170,6 +177,8 @@ def as_carried(extras: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Run the block under what :func:`carried` gave."""
     if "settings" in extras:
         process.restore_settings(process.changed(process.settings(), extras["settings"]))
+    if "thread" in extras:
+        process.set_thread(extras["thread"])
     return on_device(extras.get("device"))
 
 

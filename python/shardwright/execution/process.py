@@ -65,7 +65,36 @@ _SENT: tuple[_Setting, ...] = (
     ("cuDNN benchmark", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
     ("cuDNN determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
     ("oneDNN", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    ("fast path of encoders", torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+    ("repeated warnings", torch._C._get_warnAlways, torch._C._set_warnAlways),
+    (
+        "checks of sparse tensors",
+        torch._C._check_sparse_tensor_invariants,
+        torch._C._set_check_sparse_tensor_invariants,
+    ),
+    (
+        "filling of new memory",
+        torch._C._get_deterministic_fill_uninitialized_memory,
+        torch._C._set_deterministic_fill_uninitialized_memory,
+    ),
+    (
+        "overwriting of converted parameters",
+        torch.__future__.get_overwrite_module_params_on_conversion,
+        torch.__future__.set_overwrite_module_params_on_conversion,
+    ),
+    (
+        "swapping of converted parameters",
+        torch.__future__.get_swap_module_params_on_conversion,
+        torch.__future__.set_swap_module_params_on_conversion,
+    ),
 )
+#: What each thread has for itself, and a new one as torch has it at first.
+_OF_THREADS: tuple[_Setting, ...] = (
+    ("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    ("threads of the backward", torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
+    ("replayed views", torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
+)
+_THREAD_GETTERS = [get for _, get, _ in _OF_THREADS]
 #: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
 _OWN: tuple[_Setting, ...] = (
     ("warning filters", _warning_filters, _set_warning_filters),
@@ -117,6 +146,18 @@ def restore_settings(wanted: Settings) -> None:
         for (_, _, set_), value, other in zip(_SETTINGS, wanted, now, strict=True):
             if value != other:
                 set_(value)
+
+
+def thread_settings() -> Settings:
+    """The settings of the calling thread now."""
+    return tuple([get() for get in _THREAD_GETTERS])
+
+
+def set_thread(wanted: Settings) -> None:
+    """Make the settings of the calling thread these."""
+    if wanted != thread_settings():
+        for (_, _, set_), value in zip(_OF_THREADS, wanted, strict=True):
+            set_(value)
 
 
 def difference(before: Settings, after: Settings) -> dict[str, Any]:

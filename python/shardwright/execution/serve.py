@@ -188,7 +188,7 @@ def _forward(
         lone = None
         if "then" in extras and added is None and not sparse and returned.is_plain(len(results)):
             argument_spec, _ = _core.flatten(((result,), {}), registry)
-            carried = {key: extras[key] for key in ("settings", "device") if key in extras}
+            carried = {key: extras[key] for key in ("settings", "thread", "device") if key in extras}
             lone = argument_spec, sharing_of(results) | carried | {"private": True}
     for place, tensor in enumerate(returned.tensors):
         if returned.needs[place]:
