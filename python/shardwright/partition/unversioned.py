@@ -52,7 +52,7 @@ class UnversionedWrites:
             index = self._index_of(tensor)
             if index is not None and id(tensor) not in self._destinations:
                 self._users.setdefault(index, set()).add(self._stack.top.path)
-                if not func.is_view and func.overloadpacket.__name__ not in _SAVES_NOTHING:
+                if not _saves_nothing(func):
                     self._needed.add(index)
         self._destinations.clear()
 
@@ -61,7 +61,7 @@ class UnversionedWrites:
         if index is None and tensor.layout is torch.strided and not tensor.is_meta:
             try:
                 index = self._by_memory.get(tensor.untyped_storage()._cdata)
-            except NotImplementedError:  # of torch.func
+            except (NotImplementedError, RuntimeError):  # of torch.func, or another kind of tensor
                 return None
         return index
 
@@ -71,7 +71,18 @@ class UnversionedWrites:
             if buffer._version != self._versions[index]:
                 continue
             entry = self._entries[index]
-            is_other = index in self._written or not torch.equal(buffer.to(entry.tensor.device), entry.tensor)
-            if is_other:
+            if index in self._written or not _has_values_of(buffer.to(entry.tensor.device), entry.tensor):
                 users = self._written.get(index, set()) | self._users.get(index, set())
                 yield entry, users or set(entry.holders), index in self._needed
+
+
+def _saves_nothing(func: Any) -> bool:
+    """Whether no backward needs what an operation is given, for all that is known of it."""
+    is_view: bool = getattr(func, "is_view", False)
+    return is_view or getattr(getattr(func, "overloadpacket", None), "__name__", "") in _SAVES_NOTHING
+
+
+def _has_values_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
