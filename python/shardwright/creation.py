@@ -10,46 +10,49 @@ from typing import Any
 
 from torch import nn
 
-Observer = Callable[[nn.Module], None]
+from shardwright.patches import original_of, replaced
+
+CreationObserver = Callable[[nn.Module], None]
+
+
+@functools.wraps(nn.Module.__init__)
+def _init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    original_of(_init)(module, *args, **kwargs)
+    for each in _WATCH.observers:
+        each(module)
 
 
 class _Watch:
-    """Replaces ``nn.Module.__init__`` while any context is open, on whichever thread."""
+    """Replaces ``nn.Module.__init__`` while any context is open, on whichever thread.
+
+    Attributes:
+        observers: How many contexts each is told in.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[Observer, int] = {}
-        self._original: Any = None
+        self._replaced = contextlib.ExitStack()
+        self.observers: dict[CreationObserver, int] = {}
 
-    def enter(self, observer: Observer) -> None:
+    def enter(self, observer: CreationObserver) -> None:
         with self._lock:
-            first = not self._open
-            self._open = {**self._open, observer: self._open.get(observer, 0) + 1}
-            if not first:
-                return
-            original = self._original = nn.Module.__init__
+            if not self.observers:
+                self._replaced.enter_context(replaced(nn.Module, {"__init__": _init}))
+            self.observers = {**self.observers, observer: self.observers.get(observer, 0) + 1}
 
-            @functools.wraps(original)
-            def __init__(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-                original(module, *args, **kwargs)
-                for each in self._open:
-                    each(module)
-
-            setattr(nn.Module, "__init__", __init__)  # noqa: B010
-
-    def leave(self, observer: Observer) -> None:
+    def leave(self, observer: CreationObserver) -> None:
         with self._lock:
-            counts = {**self._open, observer: self._open[observer] - 1}
-            self._open = {each: count for each, count in counts.items() if count}
-            if not self._open:
-                setattr(nn.Module, "__init__", self._original)  # noqa: B010
+            counts = {**self.observers, observer: self.observers[observer] - 1}
+            self.observers = {each: count for each, count in counts.items() if count}
+            if not self.observers:
+                self._replaced.close()
 
 
 _WATCH = _Watch()
 
 
 @contextlib.contextmanager
-def watch_creation(observer: Observer) -> Iterator[None]:
+def watch_creation(observer: CreationObserver) -> Iterator[None]:
     """Show every module to a function at the end of its ``nn.Module.__init__``, on all threads while this is open.
 
     Subclasses of any kind get there, before their own attributes are set. Copies made by ``copy.deepcopy`` do not: what

@@ -99,7 +99,7 @@ class HeldBack:
                 let_pending_through()
 
 
-class Step:
+class InterruptibleStep:
     """A step: signals are held back, but in its blocks :class:`LetThrough`."""
 
     __slots__ = ("_before", "_is_main")
@@ -123,7 +123,7 @@ class Step:
 
 
 class LetThrough:
-    """A block within a :class:`Step` in which signals are handled as they come."""
+    """A block within a :class:`InterruptibleStep` in which signals are handled as they come."""
 
     __slots__ = ("_depth",)
 

@@ -1,12 +1,16 @@
-"""Functions of torch that the library replaces while a job runs."""
+"""Functions in the place of others for a time; :mod:`shardwright.guards` lists all that the library replaces."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
 _ORIGINAL = "_shardwright_original"
+_INHERITED = object()
+#: The owner where it is a class of the script's.
+ANY_CLASS = object
 
 
 def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -15,63 +19,81 @@ def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
     return original
 
 
-class Patches:
-    """Replacements of attributes, put in place once however many runtimes of the process want them."""
-
-    def __init__(self, places: tuple[tuple[Any, str, Callable[..., Any]], ...]) -> None:
-        """``places`` are the owner of each attribute, its name, and what stands there meanwhile."""
-        self._places = places
-        self._users = 0
-        self._before: list[tuple[Any, str, bool, Any]] = []
-        self._original: dict[str, Any] = {}
-
-    @property
-    def original(self) -> Mapping[str, Any]:
-        """What was there before, by the attribute's name."""
-        return self._original
-
-    @property
-    def users(self) -> int:
-        """How many runtimes want the replacements."""
-        return self._users
-
-    def install(self) -> None:
-        """Put the replacements in place."""
-        self._users += 1
-        if self._users > 1:
-            return
-        for owner, name, replacement in self._places:
-            self._original[name] = getattr(owner, name)
-            setattr(replacement, _ORIGINAL, self._original[name])
-            # A class may inherit the attribute; then it has none of its own to get back.
-            self._before.append((owner, name, name in vars(owner), vars(owner).get(name)))
-            setattr(owner, name, replacement)
-
-    def uninstall(self) -> None:
-        """Put back what was there, once nobody wants the replacements any more."""
-        self._users -= 1
-        if self._users > 0:
-            return
-        for owner, name, had_own, value in self._before:
-            if had_own:
-                setattr(owner, name, value)
-            else:
-                delattr(owner, name)
-        self._before.clear()
-        self._original.clear()
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Have the replacements in place while the block runs."""
-        self.install()
-        try:
-            yield
-        finally:
-            self.uninstall()
-
-
 @contextlib.contextmanager
 def replaced(owner: Any, functions: Mapping[str, Any]) -> Iterator[None]:
-    """Have these functions in the place of the owner's attributes while the block runs."""
-    with Patches(tuple((owner, name, function) for name, function in functions.items())).in_place():
+    """Have these functions in the place of the owner's attributes while the block runs.
+
+    What stands there already is not put there twice, so that blocks can be nested.
+
+    Args:
+        owner: A class or a module.
+        functions: By the attribute's name. Each finds what it replaces by :func:`original_of`.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, function in functions.items():
+            own = vars(owner).get(name, _INHERITED)
+            if own is function:
+                continue
+            setattr(function, _ORIGINAL, getattr(owner, name))
+            setattr(owner, name, function)
+            stack.callback(_put_back, owner, name, own)
         yield
+
+
+def _put_back(owner: Any, name: str, own: Any) -> None:
+    if own is _INHERITED:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, own)
+
+
+class When(Enum):
+    """From when to when a function is replaced."""
+
+    JOB = "while the process is a rank of a job"
+    SEVERAL_RANKS = "while it is a rank of a job of several ranks"
+    PIPELINED = "while it is a rank of a job with several pipeline ranks"
+    DIVIDED = "while it is a rank of a job that divides parameters, by pipeline or tensor parallelism"
+    CREATED = "in a context that says something of the modules created in it"
+    REGISTERED = "from the registration of the class on"
+    TRACED = "while a model is traced"
+    VERIFIED = "while a step is verified"
+
+
+class How(Enum):
+    """How a function comes to its place."""
+
+    REPLACED = auto()
+    #: The owner's function of that name registers it, as a hook that is removed again.
+    HOOK = auto()
+    #: What stands in the table makes it anew each time, and puts it in its place.
+    MADE = auto()
+
+
+class Guard(NamedTuple):
+    """A function in the place of another.
+
+    Attributes:
+        owner: The class or the module that has it.
+        name: Its name there.
+        replacement: What stands there meanwhile, or who makes that.
+        when: From when to when.
+        why: What would happen otherwise.
+        test: Which test shows that it does what it is for.
+        how: How it comes there.
+    """
+
+    owner: Any
+    name: str
+    replacement: Any
+    when: When
+    why: str
+    test: str
+    how: How = How.REPLACED
+
+    def in_place(self) -> contextlib.AbstractContextManager[Any]:
+        """Have it in its place while the block runs."""
+        if self.how is How.HOOK:
+            handle: contextlib.AbstractContextManager[Any] = getattr(self.owner, self.name)(self.replacement)
+            return handle
+        return replaced(self.owner, {self.name: self.replacement})

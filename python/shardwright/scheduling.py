@@ -42,7 +42,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ScheduleDecision:
     """A schedule that was chosen, and why.
 
     Attributes:
@@ -64,7 +64,9 @@ class Decision:
         return dict(vars(self))
 
 
-def decide(step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int) -> Decision | None:
+def decide(
+    step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int
+) -> ScheduleDecision | None:
     """The choice before a step, from what every rank of the pipeline measured; None while that is not enough.
 
     Args:
@@ -93,7 +95,7 @@ def decide(step: int, ranks: list[list[StepTimes]], *, microbatches: int, active
         active_microbatches=active_microbatches,
     )
     seconds = sum(by_step[0][number].seconds for number in measured) / len(measured)
-    return Decision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
+    return ScheduleDecision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
 
 
 class Scheduling:
@@ -109,7 +111,7 @@ class Scheduling:
     def __init__(self, cfg: Any, pp_size: int) -> None:
         """Start with what the configuration asks for."""
         self.cfg = cfg
-        self.decision: Decision | None = None
+        self.decision: ScheduleDecision | None = None
         self._on_trial = cfg.pipeline == "auto" and pp_size > 1
         self._own: list[StepTimes] = []
         self._counted = 0
@@ -158,7 +160,7 @@ class Scheduling:
         else:
             _send(runtime, root, [tuple(vars(times).values()) for times in self._own])
             told = _receive(runtime, root)
-            decision = None if told is None else Decision(**told)
+            decision = None if told is None else ScheduleDecision(**told)
         if decision is not None:
             self.decision = decision
             self._on_trial = False
@@ -197,7 +199,7 @@ def _receive(runtime: Runtime, rank: int) -> Any:
             return said
 
 
-def _announcement(runtime: Runtime, decision: Decision) -> str:
+def _announcement(runtime: Runtime, decision: ScheduleDecision) -> str:
     first = runtime.place.cfg.core.schedule()
     simulated = decision.simulated_seconds
     return (

@@ -16,21 +16,21 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from shardwright import _core, interrupts, logs, rendezvous
+from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import Config, check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
-from shardwright.execution import forward_mode, process
+from shardwright.execution import process
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import Sites
 from shardwright.execution.state_order import StateOrder
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
-from shardwright.frames import Leaves, guards
+from shardwright.frames import Leaves
 from shardwright.job.exchange import Gathers, wait_collective
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
@@ -38,15 +38,12 @@ from shardwright.job.usage import usage
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
 from shardwright.launch import LaunchInfo, detect
-from shardwright.model import wrapping
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.progress import PATIENCE_SECONDS, Progress
 from shardwright.scheduling import Scheduling
 from shardwright.script_end import ScriptEnd
 from shardwright.stalls.picture import Photographer
-from shardwright.step import guards as step_guards
-from shardwright.step import loss_scaling
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
@@ -136,7 +133,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(StepWeights(place.rank, place.cfg.microbatches))
     runtime.add(ReplicaCollectives())
     runtime.add(Leaves())
-    runtime.add(Turn())
+    runtime.installed.callback(runtime.add(Turn()).attributes.close)
     runtime.add(FrameTable())
     runtime.add(Sites(place.cfg))
     runtime.add(StateOrder())
@@ -149,19 +146,14 @@ def _install(runtime: Runtime) -> None:
     """Put in place what the process has while it is a rank; :func:`_leave` takes away what is there."""
     process.keep_device_guard()
     process.end_forks_at_once()
-    pipelined, divided = runtime.place.pp_size > 1, runtime.place.pp_size * len(runtime.place.tp_ranks) > 1
     installed = runtime.installed
-    if pipelined:
-        guards.install()
-        installed.callback(guards.uninstall)
-        forward_mode.install()
-        installed.callback(forward_mode.uninstall)
-        loss_scaling.install()
-        installed.callback(loss_scaling.uninstall)
-    step_guards.install(pipelined=pipelined, divided=divided)
-    installed.callback(step_guards.uninstall, pipelined=pipelined, divided=divided)
-    wrapping.install()
-    installed.callback(wrapping.uninstall)
+    installed.enter_context(
+        guards.installed(
+            num_ranks=runtime.place.launch.world_size,
+            pipelined=runtime.place.pp_size > 1,
+            divided=runtime.place.pp_size * len(runtime.place.tp_ranks) > 1,
+        )
+    )
     if runtime.place.launch.world_size > 1:
         photographer = Photographer(runtime)
         photographer.start()  # where no thread can be started, there is none to stop

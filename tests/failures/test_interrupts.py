@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from shardwright import interrupts
-from shardwright.interrupts import HeldBack, LetThrough, Step
+from shardwright.interrupts import HeldBack, InterruptibleStep, LetThrough
 
 
 def interrupt() -> None:
@@ -34,7 +34,7 @@ def test_a_signal_outside_of_steps_is_handled_at_once_and_noticed(noticed: list[
 
 
 def interrupted_step(done: list[str]) -> None:
-    with Step():
+    with InterruptibleStep():
         interrupt()
         done.append("the rest of the step")
 
@@ -55,7 +55,7 @@ def interrupted_in_a_block(done: list[str]) -> None:
 
 def test_a_signal_is_let_through_where_the_step_can_be_undone(noticed: list[str]) -> None:
     done: list[str] = []
-    with Step():
+    with InterruptibleStep():
         with pytest.raises(KeyboardInterrupt):
             interrupted_in_a_block(done)
         with HeldBack():
@@ -65,7 +65,7 @@ def test_a_signal_is_let_through_where_the_step_can_be_undone(noticed: list[str]
 
 def test_a_signal_before_such_a_block_keeps_it_from_beginning(noticed: list[str]) -> None:
     done: list[str] = []
-    with Step():
+    with InterruptibleStep():
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupted_in_a_block(done)
@@ -77,7 +77,7 @@ def test_a_signal_before_such_a_block_keeps_it_from_beginning(noticed: list[str]
 
 
 def test_a_second_signal_does_not_wait(noticed: list[str]) -> None:
-    with Step():
+    with InterruptibleStep():
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()
@@ -87,7 +87,7 @@ def test_a_second_signal_does_not_wait(noticed: list[str]) -> None:
 def test_a_handler_that_a_script_sets_later_is_taken_over_by_the_next_step(noticed: list[str]) -> None:
     heard: list[int] = []
     signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-    with Step():
+    with InterruptibleStep():
         interrupt()
         assert heard == []
     assert heard == [signal.SIGINT]

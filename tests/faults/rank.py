@@ -45,6 +45,15 @@ def hear() -> Any:
     return json.loads(line)
 
 
+def replace_everywhere(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Replace a function of the library in every module that has imported it."""
+    name = function.__name__
+    holders = [module for module in list(sys.modules.values()) if vars(module).get(name) is function]
+    assert len(holders) > 1, "where it is defined, and where it is used"
+    for module in holders:
+        setattr(module, name, other)
+
+
 class Trouble(Exception):
     """The script's own exception."""
 
@@ -204,19 +213,19 @@ class Rank:
 
     def watch_waits(self) -> None:
         """Make waits for other ranks at the end of a step, and within tensor parallelism, a place."""
-        from shardwright.job.runtime import Runtime
+        from shardwright.job.exchange import receive_object, wait_collective
+        from shardwright.timeline.trace import begin_step
 
-        for name in ("wait_collective", "receive_object"):
-            setattr(Runtime, name, self.visiting(getattr(Runtime, name)))
-        next_step = Runtime.next_step
+        for function in (wait_collective, receive_object):
+            replace_everywhere(function, self.visiting(function))
 
         def timed(runtime: Any) -> None:
             # Before a step begins, an interrupt is the script's own, and the others wait for a step that never comes.
             if self.timer is not None and self.timer.ident is None:
                 self.timer.start()
-            next_step(runtime)
+            begin_step(runtime)
 
-        Runtime.next_step = timed  # type: ignore[method-assign]
+        replace_everywhere(begin_step, timed)
 
     def visiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def visiting(runtime: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,21 +17,18 @@ from typing import Any, TypeVar
 
 import pytest
 import shardwright.model.placement
-from shardwright import _core
+from shardwright import _core, guards
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
-from shardwright.execution import forward_mode
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import Sites
 from shardwright.execution.state_order import StateOrder
 from shardwright.execution.worker import WorkerPool
-from shardwright.frames import guards
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, set_current_runtime
 from shardwright.launch import LaunchInfo
 from shardwright.scheduling import Scheduling
 from shardwright.start import add_parts
-from shardwright.step import guards as step_guards
 
 T = TypeVar("T")
 
@@ -210,6 +207,7 @@ class Job:
         for runtime in self.runtimes:
             runtime[WorkerPool].join(10.0)
             runtime.node.close()
+            runtime.installed.close()
 
 
 @contextmanager
@@ -217,15 +215,10 @@ def in_process_ranks() -> Iterator[None]:
     """What a process with several ranks has in place, less the tables of partitions that each would print."""
     announce = shardwright.model.placement.announce
     shardwright.model.placement.announce = lambda decision: None
-    guards.install()
-    forward_mode.install()
-    step_guards.install(pipelined=True, divided=False)
     try:
-        yield
+        with guards.installed(num_ranks=2, pipelined=True, divided=True):
+            yield
     finally:
-        step_guards.uninstall(pipelined=True, divided=False)
-        forward_mode.uninstall()
-        guards.uninstall()
         shardwright.model.placement.announce = announce
 
 

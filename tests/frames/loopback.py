@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from shardwright import _core
-from shardwright.config import load_config
+from shardwright import guards as all_guards
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.call import RemoteModule
 from shardwright.execution.context import StepState
@@ -30,16 +30,15 @@ from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames import close_calls, guards, in_frame
 from shardwright.frames.remote import bring
-from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime
 from shardwright.job.wrapped import WrappedModels
-from shardwright.launch import LaunchInfo
 from shardwright.model.backward import _roots, run_backward
-from shardwright.start import add_parts
 from shardwright.step.output import map_tensors
 from shardwright.values import pack, unpack
 from shardwright.values.tensors import unpack_one
 from torch import nn
+
+from tests.jobs.unconnected import unconnected_runtime
 
 _threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
 _SECONDS = 120.0
@@ -193,20 +192,7 @@ class LoopbackModels(WrappedModels):
 
 def loopback_runtime(rank: int, server: LoopbackServer, placement: LoopbackPlacement, turn: Turn) -> Runtime:
     """One simulated rank."""
-    cfg = load_config({"microbatches": 1, "static_mode": False}, {}, {})
-    launch = LaunchInfo(
-        launcher="environment",
-        rank=rank,
-        world_size=rank + 1,
-        local_rank=rank,
-        local_size=rank + 1,
-        rendezvous_host=None,
-        rendezvous_port=None,
-        single_host=True,
-        job_id="loopback",
-    )
-    runtime = Runtime(Place(cfg, _core.Topology(rank + 1, 1, 1, "cluster"), launch), None, server)
-    add_parts(runtime)
+    runtime = unconnected_runtime(rank, rank + 1, server=server)
     runtime.add(turn)
     runtime.add(LoopbackModels(rank, placement), WrappedModels)
     runtime.step.number = 1
@@ -347,11 +333,8 @@ class LoopbackJob:
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """The guards that a runtime with several ranks puts in place."""
-    guards.install()
-    try:
+    with all_guards.installed(num_ranks=2, pipelined=True, divided=True):
         yield
-    finally:
-        guards.uninstall()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -10,7 +10,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.execution import process
-from shardwright.frames.watch import Memory
+from shardwright.frames.watch import TensorMemory
 from shardwright.job.runtime import Runtime
 from torch import nn
 
@@ -80,5 +80,5 @@ def test_compiled_code_that_uses_a_result_first_is_exact_and_compiles_nothing_el
 
 def test_memory_of_a_tensor_without_any_leaves_nothing_to_forget(ignored: list[Any]) -> None:
     with pytest.raises(NotImplementedError, match="storage"):
-        Memory(torch.eye(2).to_sparse())
+        TensorMemory(torch.eye(2).to_sparse())
     assert ignored == []

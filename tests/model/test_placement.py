@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from shardwright.errors import StepAborted
 from shardwright.model.placement import Placement
 from torch import nn
+
+from tests.jobs.unconnected import unconnected_runtime
 
 TASK: Any = SimpleNamespace(worker=5, microbatch=0)
 
@@ -35,9 +36,7 @@ class Server:
 def placement(*, fails: bool = False) -> Placement:
     model: Any = nn.Linear(2, 2)
     model.model_id, model._options = 3, {"average_grads_across_microbatches": True}
-    runtime: Any = SimpleNamespace(
-        pp_ranks=[4, 6, 8], pp_size=3, dp_ranks=[4], device=torch.device("cpu"), optimizer_of=lambda model: None
-    )
+    runtime = unconnected_runtime(1, 3, pp_size=3)
     made = Placement(runtime, model, nn.Linear(2, 2))
     made.kept_model = model  # type: ignore[attr-defined]
     runtime.server = Server(made, fails=fails)
@@ -49,7 +48,7 @@ def test_a_task_that_comes_before_the_decision_waits_for_the_roots_answer() -> N
     early.wait_until_placed(TASK)
     early.wait_until_placed(TASK)
     (request,) = early.runtime.server.sent  # type: ignore[attr-defined]
-    assert (request["worker"], request["to"], request["kind"], request["model"]) == (5, 4, "control", 3)
+    assert (request["worker"], request["to"], request["kind"], request["model"]) == (5, 0, "control", 3)
 
 
 def test_a_task_of_a_model_that_could_not_be_placed_ends() -> None:

@@ -57,9 +57,14 @@ def evaluate(model: Any, inputs: torch.Tensor) -> torch.Tensor:
     return outputs
 
 
+def inputs_of(plain: Net, rows: int = 4) -> torch.Tensor:
+    """A batch, the same each time."""
+    return torch.randn(rows, plain.first.in_features, generator=torch.Generator().manual_seed(5))
+
+
 def same(model: Any, plain: Net, rows: int = 4) -> None:
     """Assert that both compute the same, and the same gradients."""
-    inputs = torch.randn(rows, plain.first.in_features, generator=torch.Generator().manual_seed(5))
+    inputs = inputs_of(plain, rows)
     model.zero_grad()
     plain.zero_grad()
     torch.testing.assert_close(train(model, inputs).concat(), plain(inputs).detach())
@@ -197,7 +202,12 @@ def a_module_around_it_saves_and_loads() -> None:
         same(model, plain)
 
 
-def other_parallel_wrappers_are_refused_at_once() -> None:
+@smp.step
+def train_around(around: nn.Module, model: Any, inputs: torch.Tensor) -> None:
+    model.backward(around(inputs).square().mean())
+
+
+def other_parallel_wrappers_are_refused_where_they_would_do_something() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         for wrapper in (DistributedDataParallel(Net()), nn.Sequential(nn.DataParallel(Net()))):
@@ -209,22 +219,33 @@ def other_parallel_wrappers_are_refused_at_once() -> None:
             )
         model, plain = wrapped()
         for around in (model, nn.ModuleDict({"net": model})):
-            for kind in (DistributedDataParallel, nn.DataParallel):
-                refused(lambda kind=kind, around=around: kind(around), smp.ConfigError, "leave the wrapper out")
+            if DEGREE > 1:
+                refused(lambda around=around: DistributedDataParallel(around), smp.ConfigError, "leave the wrapper out")
+            # What `DataParallel` calls to have a copy for another GPU of the process.
+            copying = next(part for part in nn.DataParallel(around).modules() if part is model)
+            refused(copying._replicate_for_data_parallel, smp.ConfigError, "DataParallel", "leave the wrapper out")
         DistributedDataParallel(Net())
+        same(model, plain)
+        for kind in (nn.DataParallel, *((DistributedDataParallel,) if DEGREE == 1 else ())):
+            around, before = kind(model), [parameter.grad.clone() for parameter in model.local_parameters()]
+            model.zero_grad()
+            train_around(around, model, inputs_of(plain))
+            for parameter, gradient in zip(model.local_parameters(), before, strict=True):
+                torch.testing.assert_close(parameter.grad, gradient)
     finally:
         dist.destroy_process_group()
     same(model, plain)
 
 
-def compiling_the_whole_is_refused_at_once() -> None:
+def compiling_the_whole_is_refused() -> None:
     if DEGREE == 1:
         return
     model, plain = wrapped()
+    inputs = inputs_of(plain)
     for call in (
-        lambda: torch.compile(model),
-        lambda: torch.compile(nn.Sequential(model), backend="eager"),
-        lambda: torch.compile(backend="eager")(model),
+        lambda: train(torch.compile(model), inputs),
+        lambda: train(torch.compile(nn.Sequential(model), backend="eager"), inputs),
+        lambda: train(inputs=inputs, model=torch.compile(backend="eager")(model)),
         model.compile,
     ):
         refused(call, smp.FrameError, "torch.compile of a smp.DistributedModel", "module.compile()")
@@ -316,8 +337,8 @@ SCENARIOS = [
     what_is_the_wrapper_s_own_stays_its_own,
     a_setting_in_the_step_function_is_refused,
     a_module_around_it_saves_and_loads,
-    other_parallel_wrappers_are_refused_at_once,
-    compiling_the_whole_is_refused_at_once,
+    other_parallel_wrappers_are_refused_where_they_would_do_something,
+    compiling_the_whole_is_refused,
     pickling_and_merging_are_refused_with_advice_that_fits,
     an_optimizer_that_is_not_wrapped_does_not_save_a_part,
     the_norm_of_all_gradients_is_had_without_clipping,

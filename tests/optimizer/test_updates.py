@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import shardwright as smp
 import torch
-from shardwright import runtime
+from shardwright.job.runtime import set_current_runtime
+from shardwright.job.wrapped import WrappedModels
 from shardwright.model.updates import Said, Updates
 from torch import nn
 
+from tests.jobs.unconnected import unconnected_runtime
+
+
+class Wrapped:
+    """A model that this rank owns."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.placement = SimpleNamespace(module=module, owned_parameters=lambda: list(module.parameters()))
+
 
 class Rank:
-    """What updates ask of a runtime."""
+    """The second of two ranks."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.rank, self.in_step = 1, False
-        self.launch = SimpleNamespace(world_size=2)
-        self.logger = logging.getLogger("shardwright")
-        self.placements = [SimpleNamespace(module=model, owned_parameters=lambda: list(model.parameters()))]
-        self.updates = Updates(self)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.runtime = unconnected_runtime(1, 2)
+        self.module = nn.Linear(2, 2)
+        self.wrapped = Wrapped(self.module)
+        self.runtime[WrappedModels].add(self.wrapped)
+        self.updates = self.runtime[Updates]
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    made = Rank(nn.Linear(2, 2))
-    monkeypatch.setattr(runtime, "current_runtime", lambda: made)
-    return made
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    token = set_current_runtime(made.runtime)
+    yield made
+    token.var.reset(token)
 
 
 def optimizer_of(rank: Rank) -> torch.optim.Optimizer:
-    return torch.optim.SGD(rank.placements[0].module.parameters(), lr=0.1)
+    return torch.optim.SGD(rank.module.parameters(), lr=0.1)
 
 
 def test_an_update_that_ends_lets_steps_run(rank: Rank) -> None:

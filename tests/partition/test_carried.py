@@ -32,6 +32,22 @@ def test_who_converts_weights_is_joined_with_their_holder() -> None:
     assert [join.modules for join in found.joins] == [("", "inner")]
 
 
+class ConvertingInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner.double()
+        return self.inner(x.double()).float()
+
+
+def test_who_converts_weights_in_place_is_joined_with_their_holder() -> None:
+    model = ConvertingInPlace()
+    found = trace_forward(model, model, (torch.ones(1, 2),))
+    assert [join.modules for join in found.joins] == [("", "inner")]
+
+
 class Remembering(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -42,15 +58,16 @@ class Remembering(nn.Module):
         self.count += 1
         if not hasattr(self, "ready"):
             self.ready = True
-        self.kept = x
-        return self.inner(x) + self.kept
+        self.kept = self.inner(x)
+        self.mean = x.mean()
+        return self.inner(x) + self.kept - self.mean
 
 
 def test_attributes_that_are_set_before_they_are_read_are_temporary() -> None:
     model = Remembering()
     found = trace_forward(model, model, (torch.ones(1, 2),))
-    assert set(found.attributes) == {("", "count"), ("", "ready"), ("", "kept")}
-    assert found.temporaries == {("", "kept")}
+    assert set(found.attributes) == {("", "count"), ("", "ready"), ("", "kept"), ("", "mean")}
+    assert found.temporaries == {("", "kept"), ("", "mean")}
 
 
 class Averaging(nn.Module):
@@ -101,10 +118,20 @@ def test_state_that_is_used_in_two_calls_has_two_stays() -> None:
     assert set(state.names) == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
 
 
-def test_temporary_attributes_and_buffers_that_nobody_changes_are_not_kept() -> None:
+def test_what_is_set_beside_other_state_is_kept_as_it_may_depend_on_that() -> None:
     model = Remembering()
     found = trace_forward(model, model, (torch.ones(1, 2),))
-    assert {name for state in found.kept for name in state.names} == {"count", "ready"}
+    assert {name for state in found.kept for name in state.names} == {"count", "ready", "mean", "kept"}
+
+
+def test_temporary_attributes_and_buffers_that_nobody_changes_are_not_kept() -> None:
+    class Passing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.scaled = x * 2
+            return self.scaled
+
+    found = trace_forward(Passing(), Passing(), (torch.ones(1, 2),))
+    assert not found.kept
     assert not trace_forward(nn.BatchNorm1d(2).eval(), nn.BatchNorm1d(2).eval(), (torch.ones(1, 2),)).kept
 
 

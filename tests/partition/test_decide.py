@@ -162,6 +162,9 @@ class Attributes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.how == "set from outside":
             self.second.factor = 2.0
+        if self.how == "deleted from outside":
+            vars(self.second)["factor"] = 2.0  # which nobody is seen to do
+            del self.second.factor
         x = self.second(self.first(x))
         if self.how == "read by the parent":
             x = x + self.first.seen
@@ -191,6 +194,7 @@ class Noting(nn.Module):
         ("read by the parent", ("", "first")),
         ("collected in a list", ("", "first")),
         ("set from outside", ("second", "")),
+        ("deleted from outside", ("second", "")),
         ("its own only", None),
     ],
 )

@@ -176,6 +176,11 @@ def decide_kind(settings: Settings) -> None:
         settings.kind = "known"
 
 
+def forget_kind(settings: Settings) -> None:
+    if hasattr(settings, "kind"):
+        del settings.kind
+
+
 def read_kind_by_another_name(settings: Settings) -> None:
     assert settings.alias in ("unknown", "known")
 
@@ -193,11 +198,12 @@ def decide_without_a_sign(settings: Settings) -> None:
     [
         ((None, None, decide_kind, None), set()),
         ((None, decide_kind, decide_kind, None), {"1", "2"}),
+        ((None, forget_kind, lambda settings: hasattr(settings, "kind"), None), {"1", "2"}),
         ((None, decide_kind, read_kind_by_another_name, None), {"0", "1", "2", "3"}),
         ((None, decide_kind, read_all, None), {"0", "1", "2", "3"}),
         ((None, decide_without_a_sign, None, None), {"0", "1", "2", "3"}),
     ],
-    ids=["one module", "two modules", "by another name", "all at once", "unseen"],
+    ids=["one module", "two modules", "deleted", "by another name", "all at once", "unseen"],
 )
 def test_only_who_uses_what_changes_in_an_object_is_joined(
     ways: tuple[Callable[[Settings], None] | None, ...], expected: set[str]

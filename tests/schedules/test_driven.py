@@ -11,7 +11,7 @@ import pytest
 from shardwright import _core
 from shardwright.config import load_config
 from shardwright.errors import ConfigError
-from shardwright.scheduling import Decision, StepTimes, decide
+from shardwright.scheduling import ScheduleDecision, StepTimes, decide
 
 from tests.jobs.ranks import outputs_of_ranks
 
@@ -235,7 +235,7 @@ def times(step: int, backward: int = 20) -> StepTimes:
 
 
 def test_a_choice_waits_for_three_steps_that_all_ranks_have_and_that_ran_backward() -> None:
-    def choose(*ranks: list[StepTimes]) -> Decision | None:
+    def choose(*ranks: list[StepTimes]) -> ScheduleDecision | None:
         return decide(9, list(ranks), microbatches=4, active_microbatches=4)
 
     two = [times(2), times(3)]

@@ -100,3 +100,8 @@ def a_gradient_scaler_that_unscales_in_the_step() -> Any:
 @scenario
 def a_gradient_scaler_that_is_updated_in_the_step() -> Any:
     return _in_the_step(lambda scaler, optimizer: scaler.update())
+
+
+@scenario
+def a_gradient_scaler_whose_scale_is_set_in_the_step() -> Any:
+    return _in_the_step(lambda scaler, optimizer: scaler.update(2.0))

@@ -127,6 +127,7 @@ EXPECTED: dict[str, Exact | Refused] = {
     "torch clips local parameters": _CLIP,
     "clipping imported by name": _CLIP,
     "clipping local parameters imported by name": _CLIP,
+    "the norm of local gradients by torch": _CLIP,
     "torch clips something else": Exact(),
     "smp clips": Exact(),
     "a deep copy after the partition": _COPY,
@@ -144,6 +145,7 @@ EXPECTED: dict[str, Exact | Refused] = {
     "a gradient scaler and an optimizer for each stage": Exact(),
     "a gradient scaler that unscales in the step": _OPTIMIZER,
     "a gradient scaler that is updated in the step": _OPTIMIZER,
+    "a gradient scaler whose scale is set in the step": _OPTIMIZER,
     "parametrize cached around a module elsewhere": Refused(
         "FrameError", "'there', which rank 1 owns, was called inside parametrize.cached()", "Enter it inside one module"
     ),

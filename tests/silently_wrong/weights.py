@@ -57,6 +57,13 @@ def clipping_local_parameters_imported_by_name() -> Any:
 
 
 @scenario
+def the_norm_of_local_gradients_by_torch() -> Any:
+    model, _ = _trained()
+    gradients = [parameter.grad for parameter in model.local_parameters() if parameter.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))
+
+
+@scenario
 def torch_clips_something_else() -> Any:
     model, plain = _trained()
     other = nn.Linear(3, 3)

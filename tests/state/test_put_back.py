@@ -271,15 +271,18 @@ def test_a_forward_that_is_replaced_in_a_forward_is_refused(job: Job) -> None:
 class Registers(nn.Module):
     """Registers a hook on a child, in its first or in a later forward."""
 
-    def __init__(self, width: int, call: int) -> None:
+    def __init__(self, width: int, call: int, method: str = "register_forward_hook") -> None:
         super().__init__()
-        self.call = call
+        self.call, self.method = call, method
         self.counter = Counter()
         self.child = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.counter() == self.call:
-            self.child.register_forward_hook(lambda _module, _args, result: result * 3)
+            hook = {"register_forward_hook": lambda _module, _args, result: result * 3}.get(
+                self.method, lambda *_: None
+            )
+            getattr(self.child, self.method)(hook)
         return self.child(x)
 
 
@@ -290,9 +293,18 @@ def test_a_hook_that_the_first_forward_registers_joins_both_modules(job: Job) ->
         check(job, Around(160, Registers(160, call=1)), {"inner": 0, "inner.child": 1}, {}, "large")
 
 
-def test_a_hook_that_a_later_forward_registers_elsewhere_is_refused(job: Job) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_a_hook_that_a_later_forward_registers_elsewhere_is_refused(job: Job, method: str) -> None:
     with pytest.raises((FrameError, RemoteError), match=r"a hook was registered on module 'child' .*runs on rank 1"):
-        check(job, Registers(160, call=6), {"child": 1}, {}, "large")
+        check(job, Registers(160, 6, method), {"child": 1}, {}, "large")
 
 
 class CountsInTraining(nn.Module):

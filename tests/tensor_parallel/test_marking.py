@@ -11,7 +11,7 @@ import weakref
 import pytest
 import shardwright as smp
 import torch
-from shardwright.tensor_parallel.marking import Mark, mark_of
+from shardwright.tensor_parallel.marking import TensorParallelMark, mark_of
 from torch import nn
 
 
@@ -37,7 +37,9 @@ def test_modules_created_inside_are_marked_and_no_others() -> None:
         inside = nn.TransformerEncoderLayer(4, 2, 8)
         late = LateInit()
     after = nn.Linear(2, 2)
-    assert all(mark_of(part) == Mark(True, {"fused": False}) for part in (*inside.modules(), *late.modules()))
+    assert all(
+        mark_of(part) == TensorParallelMark(True, {"fused": False}) for part in (*inside.modules(), *late.modules())
+    )
     assert not marked(before)
     assert not marked(after)
     assert nn.Module.__init__ is original
@@ -50,9 +52,9 @@ def test_the_innermost_context_wins_with_its_own_arguments_alone() -> None:
             with smp.tensor_parallelism(b=2):
                 inner = nn.Linear(2, 2)
         outer = nn.Linear(2, 2)
-    assert mark_of(off) == Mark(False)
-    assert mark_of(inner) == Mark(True, {"b": 2})
-    assert mark_of(outer) == Mark(True, {"a": 1})
+    assert mark_of(off) == TensorParallelMark(False)
+    assert mark_of(inner) == TensorParallelMark(True, {"b": 2})
+    assert mark_of(outer) == TensorParallelMark(True, {"a": 1})
 
 
 def test_a_context_that_fails_leaves_nothing_behind() -> None:
@@ -92,13 +94,17 @@ def test_a_subtree_is_marked_and_unmarked_and_the_last_word_counts() -> None:
     smp.set_tensor_parallelism(model[1], False)
     assert [marked(part) for part in model.modules()] == [True, True, False, False]
     smp.set_tensor_parallelism(model, bias=False)
-    assert all(mark_of(part) == Mark(True, {"bias": False}) for part in model.modules())
+    assert all(mark_of(part) == TensorParallelMark(True, {"bias": False}) for part in model.modules())
 
 
 def test_marks_go_with_copies_and_away_with_modules() -> None:
     with smp.tensor_parallelism(a=1):
         layer = nn.Linear(2, 2)
-    assert mark_of(copy.deepcopy(layer)) == mark_of(pickle.loads(pickle.dumps(layer))) == Mark(True, {"a": 1})
+    assert (
+        mark_of(copy.deepcopy(layer))
+        == mark_of(pickle.loads(pickle.dumps(layer)))
+        == TensorParallelMark(True, {"a": 1})
+    )
     assert list(layer.state_dict()) == ["weight", "bias"]
     gone = weakref.ref(layer)
     del layer
@@ -110,7 +116,7 @@ def test_model_creation_sets_the_dtype_and_marks() -> None:
     with smp.model_creation(tensor_parallelism=True, dtype=torch.bfloat16, a=1):
         layer = nn.Linear(2, 2)
     assert layer.weight.dtype == torch.bfloat16
-    assert mark_of(layer) == Mark(True, {"a": 1})
+    assert mark_of(layer) == TensorParallelMark(True, {"a": 1})
     with smp.model_creation():
         plain = nn.Linear(2, 2)
     assert plain.weight.dtype == torch.get_default_dtype() == torch.float32

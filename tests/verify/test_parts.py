@@ -11,9 +11,9 @@ from shardwright import _core
 from shardwright.values import pack, registry, unpack
 from shardwright.verify.evidence import inputs_of, with_inputs
 from shardwright.verify.fingerprint import Fingerprint, distance, fingerprint
-from shardwright.verify.locate import Flow, Side, first_backward, first_forward
+from shardwright.verify.locate import Side, ValueFlow, first_backward, first_forward
 from shardwright.verify.measure import error_of, error_of_leaf, tolerance_for
-from shardwright.verify.record import Record
+from shardwright.verify.record import ModuleRecord
 from shardwright.verify.report import Departure, Report, Row
 
 
@@ -102,8 +102,8 @@ def values(*numbers: float) -> Fingerprint:
 
 
 def test_the_first_forward_departure_is_the_first_in_execution_order() -> None:
-    expected = Record({("inner", 0, 0): [(values(1.0), True)], ("", 0, 0): [(values(2.0), True)]})
-    found = Record({("", 0, 0): [(values(3.0), True)], ("inner", 0, 0): [(values(1.5), True)]})
+    expected = ModuleRecord({("inner", 0, 0): [(values(1.0), True)], ("", 0, 0): [(values(2.0), True)]})
+    found = ModuleRecord({("", 0, 0): [(values(3.0), True)], ("inner", 0, 0): [(values(1.5), True)]})
     departure = first_forward(Side.of({4: travelled(found)}), expected, 0, 1e-10)
     assert departure is not None
     assert (departure[0].module, departure[0].rank) == ("inner", 4)
@@ -111,17 +111,20 @@ def test_the_first_forward_departure_is_the_first_in_execution_order() -> None:
 
 
 def test_modules_called_more_often_on_one_side_are_left_to_those_around_them() -> None:
-    expected = Record({("inner", 0, 0): [(values(1.0), False)], ("", 0, 0): [(values(2.0), False)]})
-    found = Record({("inner", 0, 0): [(values(5.0), False)], ("inner", 0, 1): [(values(1.0), False)]})
+    expected = ModuleRecord({("inner", 0, 0): [(values(1.0), False)], ("", 0, 0): [(values(2.0), False)]})
+    found = ModuleRecord({("inner", 0, 0): [(values(5.0), False)], ("inner", 0, 1): [(values(1.0), False)]})
     found.calls["", 0, 0] = [(values(2.0), False)]
     assert first_forward(Side.of({0: found}), expected, 0, 1e-10) is None
 
 
 def test_gradients_of_activations_name_a_module_but_fail_nothing() -> None:
     key = (("first", 0, 0), 0)
-    expected, found = Record(gradients={key: values(1.0)}), Record(gradients={key: values(2.0)}, watched={key})
+    expected, found = (
+        ModuleRecord(gradients={key: values(1.0)}),
+        ModuleRecord(gradients={key: values(2.0)}, watched={key}),
+    )
     found.calls["first", 0, 0] = expected.calls["first", 0, 0] = []
-    flow = Flow(users={key: [("second", 0, 0)]})
+    flow = ValueFlow(users={key: [("second", 0, 0)]})
     sides = {0: (Side.of({0: found}), expected)}
     assert first_backward(sides, flow, {"first.weight": (0.0, "")}, ["first", "second"], 1e-10) is None
     departure = first_backward(sides, flow, {"first.weight": (1.0, "")}, ["first", "second"], 1e-10)

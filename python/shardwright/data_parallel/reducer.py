@@ -97,8 +97,8 @@ class Reducer:
     def _listen(self) -> None:
         for parameter in self._parameters:
             hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-            if not any(isinstance(hook, Listener) and hook.reports_to(self) for hook in hooks):
-                parameter.register_post_accumulate_grad_hook(Listener(self))  # type: ignore[no-untyped-call]
+            if not any(isinstance(hook, GradientListener) and hook.reports_to(self) for hook in hooks):
+                parameter.register_post_accumulate_grad_hook(GradientListener(self))  # type: ignore[no-untyped-call]
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """A parameter got a gradient."""
@@ -200,7 +200,7 @@ class Reducer:
                 parameter.grad.copy_(reduced)
 
 
-class Listener:
+class GradientListener:
     """The hook by which a reducer hears of gradients; not a user's hook."""
 
     def __init__(self, reducer: Reducer) -> None:

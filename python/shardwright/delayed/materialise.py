@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from shardwright.delayed.operations import Memory, evaluate
+from shardwright.delayed.operations import DelayedMemory, evaluate
 from shardwright.delayed.tensor import DelayedTensor, become
 
 
@@ -33,7 +33,7 @@ def materialise(tensors: Iterable[torch.Tensor], device: torch.device | None = N
     Raises:
         ShardwrightError: Autograd holds a view of one of them.
     """
-    groups: dict[Memory, list[DelayedTensor]] = {}
+    groups: dict[DelayedMemory, list[DelayedTensor]] = {}
     for tensor in tensors:
         if isinstance(tensor, DelayedTensor) and not any(tensor is one for one in groups.get(tensor.value.memory, ())):
             groups.setdefault(tensor.value.memory, []).append(tensor)

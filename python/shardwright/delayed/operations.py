@@ -28,7 +28,7 @@ _heap = Heap()
 
 
 @dataclass(eq=False)
-class Memory:
+class DelayedMemory:
     """What delayed tensors that are views of each other have in common.
 
     Attributes:
@@ -51,7 +51,7 @@ class Value:
         operation: What it is a result of.
     """
 
-    memory: Memory
+    memory: DelayedMemory
     operation: Operation
 
 

@@ -12,7 +12,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from shardwright.delayed.memory import scratch_like
-from shardwright.delayed.operations import Memory, Operation, Value, default_generator, evaluate, overwrites
+from shardwright.delayed.operations import DelayedMemory, Operation, Value, default_generator, evaluate, overwrites
 from shardwright.dispatch_mode import write_positions
 from shardwright.errors import ShardwrightError
 
@@ -231,7 +231,7 @@ def _real(leaf: object) -> object:
     return real(leaf) if isinstance(leaf, DelayedTensor) else leaf
 
 
-def _settle(memory: Memory) -> None:
+def _settle(memory: DelayedMemory) -> None:
     """Make the values, which are then written to at once."""
     if memory.real is None:
         assert memory.first is not None, "set when it was made"
@@ -301,7 +301,7 @@ def _noted(
 def _result(
     meta: torch.Tensor,
     operation: Operation,
-    memories: dict[int, Memory],
+    memories: dict[int, DelayedMemory],
     written: list[DelayedTensor],
     device: torch.device,
 ) -> DelayedTensor:
@@ -309,7 +309,7 @@ def _result(
         if meta is tensor.meta:
             return tensor
     memory = memories.get(_storage(meta))
-    value = Value(Memory() if memory is None else memory, operation)
+    value = Value(DelayedMemory() if memory is None else memory, operation)
     if memory is None:
         value.memory.first = value
     return DelayedTensor(value, meta, device)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from typing import Any
 
 from torch import nn
+
+from shardwright.execution.task import running_task, state_write
 
 _ABSENT = object()
 
@@ -14,17 +18,37 @@ class Attributes:
 
     Without it, a module that sets ``self.mask``, calls a module on another rank and then reads ``self.mask`` would get
     another microbatch's, whose forward ran on this rank meanwhile.
+
+    That each forward sets them first is what the trace saw of one. A microbatch that reads one it has not set would
+    find in one process what an earlier microbatch left: to all but the first, they are not there until they set them.
     """
 
     def __init__(self) -> None:
         """Start without attributes."""
-        self._places: list[tuple[dict[str, Any], str]] = []
+        self._places: list[tuple[weakref.ref[nn.Module], str]] = []
+        self._numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
         self._kept: dict[int, list[Any]] = {}
         self._microbatch: int | None = None
+        self._hides = False
+        #: By place, what was there before the step, and the microbatches that have set it in this step.
+        self._before: list[Any] = []
+        self._set_by: list[set[int]] = []
+        self._classes: dict[type[nn.Module], Any] = {}
 
     def add(self, module: nn.Module, name: str) -> None:
         """Keep this attribute of `module` for each microbatch."""
-        self._places.append((module.__dict__, name))
+        self._numbers.setdefault(module, {})[name] = len(self._places)
+        self._places.append((weakref.ref(module), name))
+        self._before.append(module.__dict__.get(name, _ABSENT))
+        self._set_by.append(set())
+        self._watch_class(type(module))
+
+    def begin_step(self, *, hides: bool) -> None:
+        """A step begins; where microbatches run one after another, each finds what the one before has left."""
+        self._hides = hides
+        if self._places:
+            self._before = self._values()
+            self._set_by = [set() for _ in self._places]
 
     def enter(self, microbatch: int) -> None:
         """A task of this microbatch gets the turn."""
@@ -32,21 +56,84 @@ class Attributes:
             return
         if self._places:
             if self._microbatch is not None:
-                self._kept[self._microbatch] = [values.get(name, _ABSENT) for values, name in self._places]
-            self._put_back(self._kept.pop(microbatch, []))
+                self._kept[self._microbatch] = self._values()
+            found = self._kept.pop(microbatch, [])
+            if self._hides:
+                fresh = self._before if microbatch == 0 else [_ABSENT] * len(self._places)
+                found = [*found, *fresh[len(found) :]]  # more may have been added since they were kept
+            self._put(found)
         self._microbatch = microbatch
 
+    def is_set(self, module: nn.Module, name: str, microbatch: int) -> None:
+        """A microbatch sets an attribute."""
+        number = self._numbers.get(module, {}).get(name)
+        if number is not None:
+            self._set_by[number].add(microbatch)
+
+    def set_by_some(self, num_microbatches: int) -> tuple[nn.Module, str] | None:
+        """An attribute that some microbatches have set in this step, while others found the default of its class."""
+        for number, (reference, name) in enumerate(self._places):
+            module = reference()
+            if module is not None and 0 < len(self._set_by[number]) < num_microbatches and hasattr(type(module), name):
+                return module, name
+        return None
+
     def end_step(self) -> None:
-        """Leave what the last microbatch set, as if one had run after the other."""
-        if self._kept and self._microbatch is not None and max(self._kept) > self._microbatch:
-            self._put_back(self._kept[max(self._kept)])
+        """Leave what the last microbatch set that did, as if one had run after the other."""
+        if self._places and self._microbatch is not None and (self._kept or self._hides):
+            self._kept[self._microbatch] = self._values()
+            left = []
+            for number, before in enumerate(self._before):
+                last = max((m for m in self._set_by[number] if m in self._kept), default=None)
+                left.append(before if last is None else self._kept[last][number])
+            self._put(left)
         self._kept.clear()
         self._microbatch = None
 
-    def _put_back(self, kept: list[Any]) -> None:
-        # The model may have been divided, and attributes added, since they were kept.
-        for (values, name), value in zip(self._places, kept, strict=False):
-            if value is not _ABSENT:
-                values[name] = value
+    def rollback(self) -> None:
+        """Put back what was there before the step."""
+        self._kept.clear()
+        self._microbatch = None
+        self._put(self._before)
+
+    def close(self) -> None:
+        """Leave modules' classes as they were."""
+        for kind, own in self._classes.items():
+            if own is None:
+                del kind.__getattr__
             else:
-                values.pop(name, None)
+                kind.__getattr__ = own  # type: ignore[method-assign]
+        self._classes.clear()
+
+    def _values(self) -> list[Any]:
+        return [vars(module).get(n, _ABSENT) if (module := of()) is not None else _ABSENT for of, n in self._places]
+
+    def _put(self, values: list[Any]) -> None:
+        for (reference, name), value in zip(self._places, values, strict=False):
+            if (module := reference()) is None:
+                continue
+            if value is not _ABSENT:
+                vars(module)[name] = value
+            else:
+                vars(module).pop(name, None)
+
+    def _watch_class(self, kind: type[nn.Module]) -> None:
+        """Notice reads of attributes that are not there."""
+        if kind in self._classes:
+            return
+        missing = kind.__getattr__
+
+        @functools.wraps(missing)
+        def __getattr__(module: nn.Module, name: str) -> Any:
+            if self._hides and (task := running_task()) is not None and task.microbatch > 0:
+                number = self._numbers.get(module, {}).get(name)
+                if number is not None and task.microbatch not in self._set_by[number]:
+                    raise state_write(
+                        task,
+                        f"attribute {name!r} of a {kind.__name__} was read before it was set, where the trace saw it "
+                        "set first: only microbatches that run one after another find there what one process would",
+                    )
+            return missing(module, name)
+
+        self._classes[kind] = vars(kind).get("__getattr__")
+        kind.__getattr__ = __getattr__  # type: ignore[method-assign]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from shardwright.contents import restore_dict
+from shardwright.patches import original_of
 
 Note = Callable[[nn.Module, str], None]
 MISSING: Any = object()
@@ -56,35 +56,21 @@ class Children:
         restore_dict(self._held, self._before)
 
 
-def noting_changes(note: Note) -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
-    """Replacements for the methods of torch's containers that change children without ``nn.Module.__setattr__``.
-
-    Args:
-        note: Is told of each child that may be another one afterwards: the module, and the child's name.
-
-    Returns:
-        The class, the method's name and the replacement of each.
-    """
-
-    delete = nn.ModuleDict.__delitem__
-
-    def deletes(module: nn.ModuleDict, key: str) -> None:
-        note(module, key)
-        delete(module, key)
-
-    def changes_all(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            for name in [*module._modules, str(len(module._modules))]:
-                note(module, name)
-            return method(module, *args, **kwargs)
-
-        return call
-
-    return (
-        (nn.ModuleDict, "__delitem__", deletes),
-        *((kind, name, changes_all(getattr(kind, name))) for kind, name in _CHANGE_ALL),
-    )
+#: The methods of torch's containers that change children without ``nn.Module.__setattr__``.
+CONTAINER_METHODS: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.ModuleDict, "__delitem__"),
+    (nn.ModuleDict, "clear"),
+    (nn.ModuleList, "insert"),
+    (nn.Sequential, "insert"),
+)
 
 
-_CHANGE_ALL = ((nn.ModuleDict, "clear"), (nn.ModuleList, "insert"), (nn.Sequential, "insert"))
+def telling(note: Note) -> Callable[..., Any]:
+    """What stands in the place of one of them, and tells `note` of each child that may be another one afterwards."""
+
+    def change(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for name in [*module._modules, str(len(module._modules))]:
+            note(module, name)
+        return original_of(change)(module, *args, **kwargs)
+
+    return change

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from shardwright.errors import FrameError
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames.remote import bring
-from shardwright.patches import Patches
+from shardwright.patches import original_of
 
 
 def is_entered() -> bool:
@@ -40,22 +39,14 @@ def _bring_all() -> None:
             bring(response.tensors)
 
 
-def _enter_dual_level() -> Any:
+def enter_dual_level() -> Any:
+    """``torch.autograd.forward_ad.enter_dual_level``, after what the task would wait for."""
     _bring_all()
-    return _patches.original["enter_dual_level"]()
+    return original_of(enter_dual_level)()
 
 
-def _enter_jvp_nesting() -> Any:
+def enter_jvp_nesting() -> Any:
+    """``torch.func.jvp``'s own level, likewise."""
     # It counts, for the process too, before it enters the level.
     _bring_all()
-    return _patches.original["enter_jvp_nesting"]()
-
-
-_patches = Patches(
-    (
-        (forward_ad, "enter_dual_level", _enter_dual_level),
-        (eager_transforms, "enter_jvp_nesting", _enter_jvp_nesting),
-    )
-)
-install = _patches.install
-uninstall = _patches.uninstall
+    return original_of(enter_jvp_nesting)()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from shardwright.errors import ShardwrightError
 from shardwright.execution.placed import placed_models
 from shardwright.execution.state_order import all_kept
-from shardwright.execution.stays import state_write
-from shardwright.execution.task import RunningTask
+from shardwright.execution.task import RunningTask, state_write
 from shardwright.failure_text import FailureText
 
 

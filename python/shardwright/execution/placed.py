@@ -50,6 +50,10 @@ class Decided(Protocol):
     def attributes(self) -> Mapping[str, Sequence[int]]:
         """The attributes that forwards set, with the pp_ranks on which they do."""
 
+    @property
+    def temporaries(self) -> Sequence[str]:
+        """Those of them that each forward sets before anything reads them."""
+
 
 class Placed(Protocol):
     """Where the modules of one model live."""

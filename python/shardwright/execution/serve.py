@@ -30,7 +30,7 @@ from shardwright.execution.state_order import splits_backward
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Frame, Leaves, WeightGradients, cut, edge_of, in_frame, run_backward
 from shardwright.frames.remote import bring_all
-from shardwright.frames.watch import Memory, Watched
+from shardwright.frames.watch import TensorMemory, Watched
 from shardwright.huggingface import collector
 from shardwright.job.received import build
 from shardwright.values import decode, encode, pack, registry, unpack
@@ -45,13 +45,13 @@ class _Sent:
 
     name: str
     number: int
-    memory: Memory
+    memory: TensorMemory
     watched: Watched | None
 
     @staticmethod
     def of(name: str, number: int, tensor: torch.Tensor, module: str) -> _Sent:
         why = f"module {module!r} kept a tensor that it was given or returned"
-        return _Sent(name, number, Memory(tensor), None if tensor.is_inference() else Watched(tensor, why))
+        return _Sent(name, number, TensorMemory(tensor), None if tensor.is_inference() else Watched(tensor, why))
 
 
 def root_frame(task: RunningTask) -> Frame:

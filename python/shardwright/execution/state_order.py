@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardwright.errors import StateOrderError, StateWriteError
 from shardwright.execution.kept import no_copy_of
 from shardwright.execution.placed import Placed, placed_models
+from shardwright.execution.turn import Turn
 from shardwright.scheduling import Scheduling
 
 if TYPE_CHECKING:
@@ -68,8 +70,24 @@ def splits_backward(runtime: Runtime) -> bool:
     return runtime[Scheduling].splits_backward and not one_at_a_time(runtime)
 
 
+def check_attributes(runtime: Runtime) -> None:
+    """Raise :class:`StateWriteError` if some microbatches may have read a class's default where others had set more."""
+    if runtime.step.num_microbatches == 1 or runtime.server.runs_one_at_a_time():
+        return
+    found = runtime[Turn].attributes.set_by_some(runtime.step.num_microbatches)
+    if found is not None:
+        module, name = found
+        raise StateWriteError(
+            *(runtime.place.rank, socket.gethostname(), None, None, "forward", "StateWriteError"),
+            f"attribute {name!r} of a {type(module).__name__} was set by some microbatches only, where the trace saw "
+            "it set before it was read: the others may have read the default of the class where one process would find "
+            "what an earlier one left",
+        )
+
+
 def rollback(runtime: Runtime) -> str | None:
     """Put back what modules keep, as it was before the step; why that could not be done, where it could not."""
+    runtime[Turn].attributes.rollback()
     lost = [name for kept in all_kept(placed_models(runtime)) for name in kept.rollback()]
     if not lost:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import reached
-from shardwright.errors import FrameError, StateWriteError
+from shardwright.errors import FrameError
 from shardwright.execution.children import value_of
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import suspended
@@ -31,7 +30,7 @@ from shardwright.execution.results import Sites
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.shared import HeldElsewhere
 from shardwright.execution.snapshot import Snapshot
-from shardwright.execution.task import RunningTask, running_task
+from shardwright.execution.task import RunningTask, running_task, state_write
 from shardwright.execution.turn import Turn
 from shardwright.frames.cut import engine_watchers
 from shardwright.frames.remote import is_remote
@@ -99,6 +98,8 @@ class KeptHere:
         self._places_of = {
             number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
+        #: In them the next microbatch may find a graph, which it is not going to read.
+        self._set_first = {held[name] for name in decision.temporaries if name in held}
         self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
@@ -148,7 +149,9 @@ class KeptHere:
         task = running_task() or self._runtime[Turn].current
         if task is None or not self._runtime.step.running:
             self._watch.is_stale = True
-        elif (module, name) in self._places and in_backward():
+            return
+        self._runtime[Turn].attributes.is_set(module, name, task.microbatch)
+        if (module, name) in self._places and in_backward():
             self._refuse(task, f"{self._watch.name_of(module, name)} was set in a backward")
         else:
             self._watch.is_set(task, module, name)
@@ -273,7 +276,7 @@ class KeptHere:
     def _check_graphs(self, task: RunningTask, state: int) -> None:
         """Raise :class:`StateWriteError` if a microbatch finds a tensor with the graph of an earlier one."""
         for module, name in self._places_of[state]:
-            for part in reached(value_of(module, name)):
+            for part in reached(value_of(module, name)) if (module, name) not in self._set_first else ():
                 if not isinstance(part, torch.Tensor) or not part.requires_grad:
                     continue
                 if is_remote(part) or _has_graph(part):
@@ -344,9 +347,3 @@ def _has_graph(tensor: torch.Tensor) -> bool:
         return tensor.grad_fn is not None
     except RuntimeError:  # one of several views, and what they are views of was written to
         return True
-
-
-def state_write(task: RunningTask, message: str) -> StateWriteError:
-    """What has the step of a task run again, one microbatch after another."""
-    place = (task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
-    return StateWriteError(*place, "StateWriteError", message)

@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shardwright.errors import StateWriteError
 from shardwright.job.threads import thread
 
 if TYPE_CHECKING:
@@ -73,3 +74,9 @@ def running_task() -> RunningTask | None:
 def set_running_task(task: RunningTask | None) -> None:
     """Set the calling thread's task."""
     thread.task = task
+
+
+def state_write(task: RunningTask, message: str) -> StateWriteError:
+    """What has the step of a task run again, one microbatch after another."""
+    place = (task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
+    return StateWriteError(*place, "StateWriteError", message)

@@ -18,7 +18,7 @@ from shardwright.frames.leaves import Leaves
 from shardwright.frames.watch import MemoryElsewhere, Watched
 
 Hook = Callable[[torch.Tensor], Any]
-Hooks = dict[tuple[Node, int], list[Hook]]
+TensorHooks = dict[tuple[Node, int], list[Hook]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Frame:
         """Stop watching: backward has run, and a write can change no result any more."""
         self._watched.clear()
 
-    def all_hooks(self) -> Hooks:
+    def all_hooks(self) -> TensorHooks:
         """The hooks to run in backward, in order, those that keep a tensor's gradient last, as torch has it."""
         hooks = {edge: list(those.values()) for edge, those in self.hooks.items() if those}
         for kept in self.kept_gradients:

@@ -25,7 +25,7 @@ from shardwright.frames.frame import Frame, KeptGradient, current_frame
 from shardwright.frames.paths import Paths
 from shardwright.frames.reentrant import Compared, run_reentrant
 from shardwright.frames.remote import bring
-from shardwright.patches import Patches
+from shardwright.patches import original_of
 
 #: Modules of this process that have a part on another rank, or live there altogether.
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -47,7 +47,8 @@ def _refuse_on_parameter(frame: Frame, tensor: torch.Tensor) -> None:
         )
 
 
-def _requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+    """``Tensor.requires_grad_``, which would freeze a parameter on one rank only."""
     tensor = bring(tensor)
     frame = current_frame()
     if frame is not None and id(tensor) in frame.leaves.known and tensor.requires_grad != requires_grad:
@@ -55,31 +56,34 @@ def _requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.T
             f"requires_grad of a parameter of shape {tuple(tensor.shape)} was set to {requires_grad} in the code of "
             f"{frame.name}, on one rank only: freeze parameters outside the step function, where every rank does"
         )
-    result: torch.Tensor = _patches.original["requires_grad_"](tensor, requires_grad)
+    result: torch.Tensor = original_of(requires_grad_)(tensor, requires_grad)
     return result
 
 
-def _register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """``Tensor.register_post_accumulate_grad_hook``, refused on parameters in a frame's code."""
     frame = current_frame()
     if frame is not None:
         _refuse_on_parameter(frame, tensor)
-    return _patches.original["register_post_accumulate_grad_hook"](tensor, hook)
+    return original_of(register_post_accumulate_grad_hook)(tensor, hook)
 
 
-def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+def register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    """``Tensor.register_hook``: in a frame's code the hook sees the whole gradient."""
     tensor = bring(tensor)
     frame = current_frame()
     if frame is not None:
         _refuse_on_parameter(frame, tensor)
     if frame is None or not tensor.requires_grad:
-        return _patches.original["register_hook"](tensor, hook)
+        return original_of(register_hook)(tensor, hook)
     frame.hooked = True
     if tensor.grad_fn is None:
-        return _patches.original["register_hook"](tensor, hook)
-    return _frame_hook(frame, tensor, hook) or _patches.original["register_hook"](tensor, hook)
+        return original_of(register_hook)(tensor, hook)
+    return _frame_hook(frame, tensor, hook) or original_of(register_hook)(tensor, hook)
 
 
-def _register_multi_grad_hook(tensors: Sequence[torch.Tensor], fn: Callable[..., Any], **kwargs: Any) -> Any:
+def register_multi_grad_hook(tensors: Sequence[torch.Tensor], fn: Callable[..., Any], **kwargs: Any) -> Any:
+    """``torch.autograd.graph.register_multi_grad_hook``, refused where gradients come one after another."""
     frame = current_frame()
     if frame is not None and frame.spanning:
         raise FrameError(
@@ -87,7 +91,7 @@ def _register_multi_grad_hook(tensors: Sequence[torch.Tensor], fn: Callable[...,
             "after another there, in several calls of autograd; use register_hook on each tensor, or do it inside one "
             "module"
         )
-    return _patches.original["register_multi_grad_hook"](tensors, fn, **kwargs)
+    return original_of(register_multi_grad_hook)(tensors, fn, **kwargs)
 
 
 def _frame_hook(frame: Frame, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> RemovableHandle | None:
@@ -113,16 +117,17 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
     return edge
 
 
-def _retain_grad(tensor: torch.Tensor) -> None:
+def retain_grad(tensor: torch.Tensor) -> None:
+    """``Tensor.retain_grad``: in a frame's code it keeps the whole gradient."""
     tensor = bring(tensor)
     frame = current_frame()
     if frame is None or tensor.grad_fn is None:
-        _patches.original["retain_grad"](tensor)
+        original_of(retain_grad)(tensor)
         return
     frame.hooked = True
     edge = _checked_edge(frame, tensor)
     if not frame.spanning:
-        _patches.original["retain_grad"](tensor)
+        original_of(retain_grad)(tensor)
     elif not any(kept.tensor() is tensor for kept in frame.kept_gradients):
         frame.guard(edge.node)
         frame.kept_gradients.append(KeptGradient(weakref.ref(tensor), edge, tensor._version))
@@ -192,13 +197,13 @@ def _reaches_another_rank(what: str, frame: Frame) -> FrameError:
     )
 
 
-def _run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
+def run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
     """What ``torch.autograd.grad`` and ``backward`` call, however a script has imported them."""
     if accumulate_grad:
         _check_backward(outputs)
     else:
         _check_gradient(outputs, args[3] if len(args) > 3 else kwargs["inputs"])
-    return _patches.original["_engine_run_backward"](outputs, *args, accumulate_grad=accumulate_grad, **kwargs)
+    return original_of(run_engine)(outputs, *args, accumulate_grad=accumulate_grad, **kwargs)
 
 
 def _runs_here(function: Any) -> bool:
@@ -230,13 +235,14 @@ def _frame_for_checkpoint(function: Any) -> Frame | None:
     return None if frame is None or not frame.spanning or _runs_here(function) else frame
 
 
-def _checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+def checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """The generator of ``torch.utils.checkpoint``: what a frame's own code checkpoints is left to modules."""
     frame = _frame_for_checkpoint(function)
     around = current_frame()
     if around is not None:
         around.checkpointed = True
     if frame is None:
-        yield from _patches.original[GENERATOR](function, *args, **kwargs)
+        yield from original_of(checkpoint_generator)(function, *args, **kwargs)
         return
     with _left_to_modules(frame):
         yield
@@ -267,7 +273,7 @@ def close_checkpoints(error: BaseException) -> None:
             generator.close()
 
 
-class _ReentrantCheckpoint:
+class ReentrantCheckpoint:
     """Stands in for ``torch.utils.checkpoint.CheckpointFunction``."""
 
     @staticmethod
@@ -278,22 +284,7 @@ class _ReentrantCheckpoint:
             if current_frame() is not None or torch._C._current_graph_task_id() != -1:
                 # A forward that is run again in backward, where there is no frame, has to do as it did before.
                 return run_reentrant(function, args, preserve_rng_state=preserve_rng_state)
-            return _patches.original["CheckpointFunction"].apply(function, preserve_rng_state, *args)
+            original: Any = original_of(ReentrantCheckpoint)
+            return original.apply(function, preserve_rng_state, *args)
         with _left_to_modules(frame):
             return function(*args)
-
-
-_patches = Patches(
-    (
-        (torch.Tensor, "register_hook", _register_hook),
-        (torch.Tensor, "register_post_accumulate_grad_hook", _register_post_accumulate_grad_hook),
-        (torch.Tensor, "retain_grad", _retain_grad),
-        (torch.Tensor, "requires_grad_", _requires_grad_),
-        (torch.autograd.graph, "register_multi_grad_hook", _register_multi_grad_hook),
-        (torch.autograd, "_engine_run_backward", _run_engine),
-        (torch_checkpoint, GENERATOR, _checkpoint_generator),
-        (torch_checkpoint, "CheckpointFunction", _ReentrantCheckpoint),
-    )
-)
-install = _patches.install
-uninstall = _patches.uninstall

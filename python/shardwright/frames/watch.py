@@ -16,11 +16,11 @@ _free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 
 
 def memory_id(tensor: torch.Tensor) -> int:
-    """Identifies the memory behind a tensor, while that lives or a :class:`Memory` refers to it."""
+    """Identifies the memory behind a tensor, while that lives or a :class:`TensorMemory` refers to it."""
     return int(tensor.untyped_storage()._cdata)
 
 
-class Memory:
+class TensorMemory:
     """Refers to the memory behind a tensor without keeping it.
 
     Attributes:
@@ -49,13 +49,13 @@ class MemoryElsewhere:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._references: list[Memory] = []
+        self._references: list[TensorMemory] = []
         self._group: dict[int, int] = {}
         self._kept: set[int] = set()
 
     def join(self, tensors: list[torch.Tensor]) -> None:
         """These tensors share memory on another rank."""
-        memories = [Memory(tensor) for tensor in tensors]
+        memories = [TensorMemory(tensor) for tensor in tensors]
         self._references += memories
         joined = {self.group_of(memory.id) for memory in memories}
         target = min(joined)
@@ -68,7 +68,7 @@ class MemoryElsewhere:
 
     def keep(self, tensor: torch.Tensor) -> None:
         """This tensor's memory is kept on another rank."""
-        memory = Memory(tensor)
+        memory = TensorMemory(tensor)
         self._references.append(memory)
         self._kept.add(memory.id)
 

@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from shardwright.frames.engine import accumulate, capture
-from shardwright.frames.single import has_hooks
+from shardwright.frames.single import Edge, has_hooks
 
 #: Nodes that compute each gradient apart, and only if it is asked for: products and sums, by a formula for each
 #: argument; convolutions and layer normalisations, whose kernels are told which ones. The tests ask each for the
@@ -34,8 +34,8 @@ RUN_AGAIN = frozenset(
     )
 )
 
-Edge = tuple[Node, int]
-Gradients = dict[Edge, torch.Tensor]
+
+EdgeGradients = dict[Edge, torch.Tensor]
 EdgesOf = Callable[[Node], tuple[Edge, ...]]
 
 
@@ -49,8 +49,8 @@ class WeightGradients:
         kept: Keeps the nodes of Python functions, which nodes behind them do not.
     """
 
-    entering: Gradients = field(default_factory=dict)
-    again: list[tuple[Gradients, list[Edge]]] = field(default_factory=list)
+    entering: EdgeGradients = field(default_factory=dict)
+    again: list[tuple[EdgeGradients, list[Edge]]] = field(default_factory=list)
     kept: list[GradientEdge] = field(default_factory=list)
 
     def run(self) -> None:
@@ -94,8 +94,8 @@ class Split:
             refused = [edge for edge, _ in self._find()]
 
     def run(
-        self, entering: Gradients, targets: list[Edge], kept: list[GradientEdge]
-    ) -> tuple[Gradients, WeightGradients]:
+        self, entering: EdgeGradients, targets: list[Edge], kept: list[GradientEdge]
+    ) -> tuple[EdgeGradients, WeightGradients]:
         """Run the first part.
 
         Args:
@@ -118,7 +118,7 @@ class Split:
         now = {edge: gradient for edge, gradient in entering.items() if edge[0] in self.first}
         left = WeightGradients({edge: one for edge, one in entering.items() if edge[0] not in self.first})
         entering.clear()
-        found: Gradients = {}
+        found: EdgeGradients = {}
         if now:
             gradients = capture(now, [*targets, *noted], bool(self.again))
             found = {edge: one for edge, one in zip([*targets, *noted], gradients, strict=True) if one is not None}

@@ -24,13 +24,13 @@ from shardwright.tensor_parallel.group import TensorGroup
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-Gradients = torch.Tensor | Sequence[torch.Tensor | None] | None
+RootGradients = torch.Tensor | Sequence[torch.Tensor | None] | None
 
 
 def backward(
     runtime: Runtime,
     tensors: torch.Tensor | Sequence[torch.Tensor],
-    grad_tensors: Gradients,
+    grad_tensors: RootGradients,
     weight: float | torch.Tensor | None,
 ) -> None:
     """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
@@ -73,8 +73,8 @@ def backward(
 
 
 def weighted(
-    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients, weight: float | None
-) -> Gradients:
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: RootGradients, weight: float | None
+) -> RootGradients:
     """The gradients from which a backward starts that counts by a weight."""
     if weight is None:
         return grad_tensors
@@ -90,7 +90,7 @@ def weighted(
 
 
 def _roots(
-    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: Gradients
+    tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: RootGradients
 ) -> list[tuple[GradientEdge, torch.Tensor]]:
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None:

@@ -25,7 +25,7 @@ from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
 from shardwright.model.whole import CURES, MERGES
-from shardwright.model.wrapping import refuse_compiling, refuse_wrapped
+from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_wrapped
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import replace
 from shardwright.tensor_parallel.report import announce
@@ -183,6 +183,10 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """
         refuse_compiling(self)
         super().compile(*args, **kwargs)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        """Refuse the copies that ``DataParallel`` makes for other GPUs of the process in every forward."""
+        refuse_around("DataParallel")
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         """Refuse: a copy could not be a model of this job."""

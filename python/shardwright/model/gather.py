@@ -8,6 +8,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from shardwright.job.objects import gathered
+from shardwright.job.ranks import CommGroup
+from shardwright.job.runtime import find_runtime
+
 Gather = Callable[[Any], list[Any]]
 """Gives the value of every rank of a group, in the order of ranks; all of them call it."""
 
@@ -41,11 +45,6 @@ def to_first_tensor_rank(value: Any, operation: str = _PARTS) -> list[Any]:
 
 
 def _over(group: str, value: Any, operation: str, *, to_first: bool = False) -> list[Any]:
-    # Imported late: the runtime needs the model.
-    from shardwright.job.objects import gathered
-    from shardwright.job.ranks import CommGroup
-    from shardwright.job.runtime import find_runtime
-
     runtime = find_runtime()
     if runtime is None or len(runtime.place.topology.group(group, runtime.place.rank)) == 1:
         return [value]

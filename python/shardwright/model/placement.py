@@ -57,7 +57,7 @@ def _say_what_no_trace_finds() -> None:
         )
 
 
-class Hooks:
+class PostPartitionHooks:
     """Hooks that run once, as ``hook(model, optimizer)``."""
 
     def __init__(self) -> None:
@@ -93,8 +93,8 @@ class Placement:
         self.options = model._options
         self.module = module
         self.ownership: Ownership | None = None
-        self.post_partition_hooks = Hooks()
-        self.post_step_hooks = Hooks()
+        self.post_partition_hooks = PostPartitionHooks()
+        self.post_step_hooks = PostPartitionHooks()
         self._modules: list[nn.Module] = []
         self._names: list[str] = []
         self._placed = False
@@ -260,8 +260,9 @@ class Placement:
         self.ownership = apply_ownership(self.module, decision, runtime.place.pp_rank, runtime.place.rank)
         self._intercept(decision)
         self._keep(decision)
+        kept = {name for state in decision.kept for name in state.names}  # in order of microbatches already
         for name in decision.temporaries:
-            if runtime.place.pp_rank in decision.attributes[name]:
+            if name not in kept and runtime.place.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
                 runtime[Turn].attributes.add(self.module.get_submodule(path), attribute)
         if self.one_at_a_time:

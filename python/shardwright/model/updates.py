@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from shardwright.errors import ConfigError, PartialUpdateError, RemoteError
+from shardwright.job.runtime import current_runtime
 from shardwright.model.models import Models
+from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -78,9 +80,6 @@ class Updates:
         self._calls = None
 
     def _trains(self, optimizer: torch.optim.Optimizer) -> bool:
-        # Imported late: the model needs the runtime.
-        from shardwright.model.sentinel import ReleasedParameter, is_sentinel
-
         placements = self._runtime[Models].placements
         if self._known.get(optimizer) == len(placements):
             return True
@@ -168,9 +167,6 @@ def resume_after_failure(error: BaseException) -> None:
     Raises:
         ConfigError: It is another error.
     """
-    # Imported late: the runtime needs the model.
-    from shardwright.job.runtime import current_runtime
-
     kind = error.kind if isinstance(error, RemoteError) else type(error).__qualname__
     if kind != PartialUpdateError.__qualname__:
         raise ConfigError(

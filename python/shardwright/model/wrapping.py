@@ -1,18 +1,17 @@
-"""Wrappers of torch that cannot be inside or around a ``smp.DistributedModel``: refused where a script makes them."""
+"""Wrappers of torch that cannot be inside or around a ``smp.DistributedModel``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
-import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from shardwright.errors import ConfigError, FrameError
 from shardwright.job.runtime import find_runtime
-from shardwright.patches import Patches
+from shardwright.patches import original_of
 
 
 def refuse_wrapped(module: nn.Module) -> None:
@@ -41,6 +40,16 @@ def refuse_compiling(module: nn.Module) -> None:
         )
 
 
+def refuse_compiled(values: Iterable[object]) -> None:
+    """Raise :class:`FrameError` if one of the values is what ``torch.compile`` has made of such a module."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this
+    if dynamo is None:
+        return
+    for value in values:
+        if isinstance(value, dynamo.OptimizedModule):
+            refuse_compiling(value)
+
+
 def _distributed_in(module: Any) -> bool:
     # Imported late: the model refuses what it is given by this module.
     from shardwright.model.distributed import DistributedModel
@@ -48,43 +57,16 @@ def _distributed_in(module: Any) -> bool:
     return isinstance(module, nn.Module) and any(isinstance(part, DistributedModel) for part in module.modules())
 
 
-def _refuse_around(kind: type[nn.Module], module: Any) -> None:
+def refuse_around(wrapper: str) -> NoReturn:
+    """Raise :class:`ConfigError`: this wrapper of torch has been put around a model."""
+    raise ConfigError(
+        f"{wrapper} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
+        'itself: leave the wrapper out, and have "ddp": True in the configuration'
+    )
+
+
+def make_parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
+    """``DistributedDataParallel.__init__``, which would average what tensor parallelism divides."""
     if _distributed_in(module):
-        raise ConfigError(
-            f"{kind.__name__} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
-            'itself: leave the wrapper out, and have "ddp": True in the configuration'
-        )
-
-
-def _parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
-    _refuse_around(type(wrapper), module)
-    _parallels.original["__init__"](wrapper, module, *args, **kwargs)
-
-
-def _data_parallel(wrapper: DataParallel[Any], module: Any, *args: Any, **kwargs: Any) -> None:
-    _refuse_around(type(wrapper), module)
-    _data_parallels.original["__init__"](wrapper, module, *args, **kwargs)
-
-
-def _compile(model: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(model, nn.Module):
-        refuse_compiling(model)
-    return _compilers.original["compile"](model, *args, **kwargs)
-
-
-_parallels = Patches(((DistributedDataParallel, "__init__", _parallel),))
-_data_parallels = Patches(((DataParallel, "__init__", _data_parallel),))
-_compilers = Patches(((torch, "compile", _compile),))
-_all = (_parallels, _data_parallels, _compilers)
-
-
-def install() -> None:
-    """Put the guards in place; counted, so that several runtimes can share them."""
-    for patches in _all:
-        patches.install()
-
-
-def uninstall() -> None:
-    """Take the guards away once nobody needs them."""
-    for patches in _all:
-        patches.uninstall()
+        refuse_around(type(wrapper).__name__)
+    original_of(make_parallel)(wrapper, module, *args, **kwargs)

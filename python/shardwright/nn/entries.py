@@ -10,19 +10,19 @@ from torch import nn
 from shardwright.nn.embedding import DistributedEmbedding
 from shardwright.nn.huggingface import REPLACED
 from shardwright.nn.linear import DistributedLinear
-from shardwright.tensor_parallel.registry import Arguments, Entry
+from shardwright.tensor_parallel.registry import Entry, InitArguments
 
 
 def _place(parameter: torch.Tensor) -> dict[str, object]:
     return {"device": parameter.device, "dtype": parameter.dtype}
 
 
-def _linear(module: nn.Module) -> Arguments:
+def _linear(module: nn.Module) -> InitArguments:
     layer = cast(nn.Linear, module)
     return (layer.in_features, layer.out_features, layer.bias is not None), _place(layer.weight)
 
 
-def _embedding(module: nn.Module) -> Arguments:
+def _embedding(module: nn.Module) -> InitArguments:
     layer = cast(nn.Embedding, module)
     options = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     arguments = {name: getattr(layer, name) for name in options}

@@ -55,7 +55,7 @@ _BESIDE = ("mask", "cross_mask", "position_bias", "cos", "sin")
 
 
 @dataclass(frozen=True)
-class Call:
+class GatheredCall:
     """One call of an outermost module.
 
     Attributes:
@@ -86,7 +86,7 @@ class Call:
 
 def enter(
     module: DistributedModule, inputs: LayerInputs, hidden_size: int, heads: int | None = None, drops: bool = False
-) -> Call:
+) -> GatheredCall:
     """Gather what an outermost module needs: one small all-gather for shapes, and what the group's mode asks.
 
     For speed hidden states become replicated, for memory divided over channels. With ``prescaled_batch`` all ranks
@@ -131,7 +131,7 @@ def enter(
             **gather_states({name: one for name, one in given.items() if name not in _BESIDE}, agreement, group),
             **_gather_beside(given, trained, agreement, group, heads),
         }
-    return Call(group, LayerInputs(**given, seed=agreement.seed if drops else None), batches)
+    return GatheredCall(group, LayerInputs(**given, seed=agreement.seed if drops else None), batches)
 
 
 def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: TensorGroup) -> dict[str, torch.Tensor]:

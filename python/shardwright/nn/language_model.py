@@ -9,7 +9,7 @@ import torch
 
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_of
-from shardwright.nn.gathered import Call, LayerInputs, check_shapes, gather_states, tensors_by_name
+from shardwright.nn.gathered import GatheredCall, LayerInputs, check_shapes, gather_states, tensors_by_name
 from shardwright.nn.transformer import DistributedTransformer, TransformerOptions
 from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 from shardwright.tensor_parallel.agreement import Agreement, Rule
@@ -194,7 +194,7 @@ class DistributedTransformerLMHead(DistributedModule):
         )
         (hidden, *_) = self.transformer(tuple(taken))
         if self.lm_head is None:
-            return Call(group, taken, batches).leave(hidden)
+            return GatheredCall(group, taken, batches).leave(hidden)
         if group.size > 1:
             hidden = (
                 bwd_allreduce_for_tp(hidden, group=group, needs_grad=needs_grad)

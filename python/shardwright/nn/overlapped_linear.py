@@ -13,7 +13,7 @@ from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.packing import resized
 from shardwright.tensor_parallel.pending import Pending
 
-Gradients = tuple[None, None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+LinearGradients = tuple[None, None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class OverlappedColumn(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
+    def backward(ctx: Any, gradient: torch.Tensor) -> LinearGradients:
         """From the gradient of the whole sequence that of this rank's slice, summed over ranks, and of parameters."""
         slices: Slices = ctx.slices
         input, weight = ctx.saved_tensors
@@ -103,7 +103,7 @@ class OverlappedRow(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Gradients:
+    def backward(ctx: Any, gradient: torch.Tensor) -> LinearGradients:
         """From the gradient of this rank's slice that of its channels of the whole sequence, and of parameters."""
         slices: Slices = ctx.slices
         input, weight = ctx.saved_tensors

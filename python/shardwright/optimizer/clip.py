@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import Gather, over_model
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
@@ -108,9 +109,6 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
 
 def _counted_here(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
     """Those that no other tensor-parallel rank counts."""
-    # Imported late: the runtime needs the model.
-    from shardwright.job.runtime import find_runtime
-
     runtime = find_runtime()
     if runtime is None or len(runtime.place.tp_ranks) == 1:
         return parameters

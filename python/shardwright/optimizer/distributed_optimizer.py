@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
+from shardwright.job.runtime import find_runtime
 from shardwright.model.gather import Gather, on_cpu, over_pipeline
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
@@ -17,7 +18,6 @@ from shardwright.model.updates import Updates
 from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, to_global, to_local
 
 if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
     from shardwright.model.distributed import DistributedModel
 
 _Inner = TypeVar("_Inner", bound=Optimizer)
@@ -85,7 +85,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     def _is_settled(self, dividing: DistributedModel | None) -> bool:
         """Whether every model that this optimizer trains is divided, or is just being so."""
-        runtime = _runtime()
+        runtime = find_runtime()
         return runtime is None or all(
             model is dividing or model.placement.partitioned or not self.trains(model)
             for model in runtime[Models].models
@@ -99,7 +99,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         elif closure is not None:  # some optimizers cannot step without any parameter, which a stage may be
             with torch.enable_grad():
                 loss = closure()
-        if (runtime := _runtime()) is not None:
+        if (runtime := find_runtime()) is not None:
             runtime[Updates].has_updated()
         return loss
 
@@ -167,7 +167,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     def _refuse_sharded(self, what: str) -> None:
         """Refuse what needs the state of all tensor-parallel ranks, which may have other parameters each."""
-        runtime = _runtime()
+        runtime = find_runtime()
         if runtime is not None and any(
             model.placement.is_sharded and self.trains(model) for model in runtime[Models].models
         ):
@@ -178,7 +178,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             )
 
     def _divides(self) -> bool:
-        runtime = _runtime()
+        runtime = find_runtime()
         return runtime is not None and runtime.place.pp_size > 1
 
 
@@ -217,7 +217,7 @@ def _wrap(
             )
     if isinstance(optimizer, DistributedOptimizer):
         return optimizer
-    runtime = _runtime()
+    runtime = find_runtime()
     if isinstance(optimizer, torch.optim.LBFGS) and runtime is not None and runtime.place.pp_size > 1:
         raise ConfigError(
             "torch.optim.LBFGS needs dot products over all parameters of the model, which several pipeline ranks hold; "
@@ -243,10 +243,3 @@ def _distributed_class(original: type[Optimizer]) -> type[DistributedOptimizer]:
 
 def _placed(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.released_to if isinstance(parameter, ReleasedParameter) else parameter
-
-
-def _runtime() -> Runtime | None:
-    # Imported late: the runtime needs the model.
-    from shardwright.job.runtime import find_runtime
-
-    return find_runtime()

@@ -11,24 +11,24 @@ import contextlib
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
-from shardwright.execution.children import noting_changes
+from shardwright.execution.children import CONTAINER_METHODS, telling
 from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.flows import Flow, scope_of
+from shardwright.partition.flows import CrossingFlow, scope_of
 from shardwright.partition.kept import merged
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins
-from shardwright.partition.tree import ModelTree, TensorEntry, address, dtypes, hooks_on, join_path
-from shardwright.patches import Patches, replaced
+from shardwright.partition.tree import ModelTree, TensorEntry, address, hooks_on, join_path
+from shardwright.patches import replaced
 
 
 class Audit:
@@ -70,7 +70,7 @@ class Audit:
         self._executions: Counter[str] = Counter()
         #: Who last wrote an attribute of a module without parameters: the executions around it.
         self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
-        self._flows: list[Flow] = []
+        self._flows: list[CrossingFlow] = []
         #: What forwards change and keep: its names, and who uses it.
         self._kept: list[tuple[set[str], set[str]]] = []
 
@@ -147,9 +147,9 @@ class Audit:
     def _keep(self, users: Iterable[str], what: str) -> None:
         scope = scope_of(users, self._executions)
         if scope is not None:
-            self._flows.append(Flow(scope=scope, what=what))
+            self._flows.append(CrossingFlow(scope=scope, what=what))
 
-    def flows(self) -> tuple[Flow, ...]:
+    def flows(self) -> tuple[CrossingFlow, ...]:
         """State that executions hand on to others in shared objects, once `joins` has looked."""
         return tuple(self._flows)
 
@@ -166,7 +166,7 @@ class Audit:
 
     def one_at_a_time(self, what: str) -> None:
         """Microbatches have to run one after another, backward and all, as `what` says."""
-        self._flows.append(Flow(scope="", what=what, meets_backward=True))
+        self._flows.append(CrossingFlow(scope="", what=what, meets_backward=True))
 
     def readers_of(self, attribute: tuple[int, str]) -> set[str]:
         """Who has used an attribute of a module or another object."""
@@ -181,10 +181,9 @@ class Audit:
     def watching_attributes(self) -> Iterator[None]:
         """Note reads and writes of module attributes, through the methods that all modules inherit."""
         set_attribute = nn.Module.__setattr__
-        delete_attribute, add_child = nn.Module.__delattr__, nn.Module.add_module
+        delete_attribute = nn.Module.__delattr__
         executions = self._stack.executions
         thread = self._stack.thread
-        apply: Any = nn.Module._apply
         all_readers, left_by = self._readers, self._left_by
 
         def __getattribute__(module: nn.Module, name: str) -> Any:
@@ -222,26 +221,14 @@ class Audit:
         def child_changes(module: nn.Module, name: str) -> None:
             self._attribute_written(module, name, is_child=True)
 
-        def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
-            add_child(module, name, child)
-            child_changes(module, name)
-
-        def _apply(module: nn.Module, function: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-            before = dtypes(module)
-            result: nn.Module = apply(module, function, recurse)
-            if dtypes(module) != before:
-                self._converted(module)
-            return result
-
         functions = {
             "__getattribute__": __getattribute__,
             "__setattr__": __setattr__,
             "__delattr__": __delattr__,
-            "_apply": _apply,
-            "add_module": add_module,
         }
-        patches = Patches(noting_changes(child_changes))
-        with replaced(nn.Module, functions), patches.in_place(), self._shared.watching(self._object_used):
+        with replaced(nn.Module, functions), self._shared.watching(self._object_used), contextlib.ExitStack() as stack:
+            for owner, name in ((nn.Module, "add_module"), *CONTAINER_METHODS):
+                stack.enter_context(replaced(owner, {name: telling(child_changes)}))
             yield
 
     def _buffer_looked_up(self, module: nn.Module, name: str) -> None:
@@ -253,12 +240,6 @@ class Audit:
     def _object_used(self, attribute: tuple[int, str]) -> None:
         if self._stack.here():
             self._used(attribute, self._stack.top.path)
-
-    def _converted(self, module: nn.Module) -> None:
-        """``Module.to`` or its like changed parameters: who converts weights in a forward must have them."""
-        path = self._tree.path_of.get(id(module))
-        if path is not None and self._stack.here():
-            self.join(self._stack.top.path, path, "converts its parameters")
 
     def _attribute_written(self, module: nn.Module, name: str, *, is_child: bool) -> None:
         path = self._tree.path_of.get(id(module))
@@ -382,10 +363,26 @@ class Audit:
             self._joins.update(shared_buffer_joins(self._tree.buffers[index]))
             entry = self._tree.buffers[index]
             self.keep(entry.names, self._users.get(index) or entry.holders)
-        for module, name in carried:
-            full_name = join_path(self._tree.path_of.get(module, "?"), name)
-            self.keep([full_name], readers.get((module, name), set()) | self._writes[module, name])
+        self._keep_attributes(carried)
+        self._keep_attributes(self._set_beside_state())
         return tuple(JoinReason(modules=pair, reason=reason) for pair, reason in sorted(self._joins.items()))
+
+    def _keep_attributes(self, keys: Iterable[tuple[int, str]]) -> None:
+        for key in keys:
+            full_name = join_path(self._tree.path_of.get(key[0], "?"), key[1])
+            self.keep([full_name], self._readers.get(key, set()) | self._writes[key])
+
+    def _set_beside_state(self) -> set[tuple[int, str]]:
+        """Attributes that were set before they were read, of modules that keep something else.
+
+        What they keep may decide whether they set it, as where the first microbatch alone makes a value for all.
+        """
+        keeping = {user for _, users in self._kept for user in users if self._executions.get(user)}
+        return {
+            key
+            for key, writers in self._writes.items()
+            if key not in self._read_first and {*writers, *self._readers.get(key, ())} <= keeping
+        }
 
     def _names_of(self, attributes: Iterable[tuple[int, str]]) -> list[str]:
         paths = self._tree.path_of

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import FOREIGN, INTERNAL, kind_of
-from shardwright.partition.shared_state import Attribute, SharedState
+from shardwright.partition.shared_state import AttributeKey, SharedState
 from shardwright.partition.tree import ModelTree, join_path
 from shardwright.partition.variables import MISSING, codes_of, content_of
 
@@ -48,7 +48,7 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
     for place, users in shared.places():
         used.setdefault(place, set()).update(users)
 
-    def changes(path: str, users: set[str], held: Iterable[Attribute], what: str) -> None:
+    def changes(path: str, users: set[str], held: Iterable[AttributeKey], what: str) -> None:
         names = sorted(join_path(tree.path_of[module], name) for module, name in held)
         what = names[0] if names else what
         for user in sorted(users):

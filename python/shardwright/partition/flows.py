@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flow:
+class CrossingFlow:
     """State that goes from one execution to another.
 
     Attributes:

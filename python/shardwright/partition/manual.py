@@ -12,11 +12,12 @@ from torch import nn
 
 from shardwright.creation import watch_creation
 from shardwright.errors import PartitionError
+from shardwright.job.runtime import find_runtime
 from shardwright.job.wrapped import WrappedModels
 from shardwright.partition.tree import ModelTree
 
 if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+    pass
 
 # Kept in the module itself, so that a pin goes with copies of it and away with it.
 _CREATED_IN = "_smp_created_in_partition"
@@ -80,7 +81,7 @@ def set_partition(module: nn.Module, i: int) -> None:
         PartitionError: If there is no such rank, or the model is divided already.
     """
     _check_place(i, "smp.set_partition")
-    runtime = _runtime()
+    runtime = find_runtime()
     for model in runtime[WrappedModels].alive if runtime is not None and runtime.place.pp_size > 1 else ():
         if module is model:
             module = cast(nn.Module, model.module)
@@ -106,15 +107,8 @@ def places_by_hand(tree: ModelTree, *, auto: bool) -> list[PlacedByHand]:
     return placed
 
 
-def _runtime() -> Runtime | None:
-    # Imported late: the runtime needs the model, and the model needs this package.
-    from shardwright.job.runtime import find_runtime
-
-    return find_runtime()
-
-
 def _check_place(i: object, function: str) -> None:
-    runtime = _runtime()
+    runtime = find_runtime()
     if isinstance(i, bool) or not isinstance(i, int) or i < 0:
         raise PartitionError(f"{function} was given {i!r}; allowed are the pp_ranks, from 0")
     if runtime is not None and i >= runtime.place.pp_size:

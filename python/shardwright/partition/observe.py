@@ -38,7 +38,7 @@ class Execution:
     started: Any = None
 
 
-class Observer(Protocol):
+class ForwardObserver(Protocol):
     """What is told about a forward while it runs."""
 
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
@@ -79,7 +79,9 @@ class Stack:
 
 
 @contextlib.contextmanager
-def intercepted(tree: ModelTree, stack: Stack, observer: Observer, runner: Runner = run_plainly) -> Iterator[None]:
+def intercepted(
+    tree: ModelTree, stack: Stack, observer: ForwardObserver, runner: Runner = run_plainly
+) -> Iterator[None]:
     """Tell `observer` of every call of a module of `tree`, however it is called.
 
     Works per instance, on the call (so that hooks of a module run inside it) and on ``forward`` (for direct calls and
@@ -108,7 +110,7 @@ def uncompiled() -> Iterator[None]:
 
 
 class _Wrapper:
-    def __init__(self, module: nn.Module, path: str, stack: Stack, observer: Observer, runner: Runner) -> None:
+    def __init__(self, module: nn.Module, path: str, stack: Stack, observer: ForwardObserver, runner: Runner) -> None:
         self._module = module
         self._path = path
         self._stack = stack

@@ -10,7 +10,7 @@ import torch
 
 from shardwright.execution.placed import KeptState
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.flows import Flow
+from shardwright.partition.flows import CrossingFlow
 from shardwright.partition.kept import merged
 from shardwright.partition.measure import Measurement
 
@@ -65,7 +65,7 @@ class Trace:
     written_buffers: frozenset[str]
     attributes: Mapping[tuple[str, str], tuple[str, ...]]
     temporaries: frozenset[tuple[str, str]]
-    flows: tuple[Flow, ...]
+    flows: tuple[CrossingFlow, ...]
     kept: tuple[KeptState, ...]
     measurement: Measurement | None
     measured_memory: bool

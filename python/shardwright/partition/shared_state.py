@@ -32,7 +32,7 @@ _MOST_OF_MODULE, _MOST_OF_VARIABLE = 64, 16
 _IMMUTABLE = 1 << 8
 _MISSING = object()
 
-Attribute = tuple[int, str]
+AttributeKey = tuple[int, str]
 """The id of a module or another object, and the name of one of its attributes."""
 
 #: Who asks for one of these can read and set every attribute of an object.
@@ -46,7 +46,7 @@ class _Cell(Cell):
 
     def __init__(self, value: Any, kind: Kind) -> None:
         super().__init__(value, kind)
-        self.attributes: set[Attribute] = set()
+        self.attributes: set[AttributeKey] = set()
         self.variables: set[str] = set()
         self.written: set[int] = set()
         self.children: list[Any] = []
@@ -95,8 +95,8 @@ class Change:
         names: The object and those of its attributes that have changed, where it is known who uses them; else nothing.
     """
 
-    held: set[Attribute]
-    names: tuple[Attribute, ...]
+    held: set[AttributeKey]
+    names: tuple[AttributeKey, ...]
 
 
 class _Reached(NamedTuple):
@@ -117,7 +117,7 @@ class SharedState:
         self._cells: dict[int, _Cell] = {}
         self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
         #: The attributes of objects that were set while they were watched; "" if any may have been.
-        self._set: set[Attribute] = set()
+        self._set: set[AttributeKey] = set()
         #: The modules whose classes use a global variable, by its name.
         self._users: dict[str, list[str]] = {}
         self._variables: dict[str, tuple[Variable, Any]] = {}
@@ -163,7 +163,7 @@ class SharedState:
             self._use(of_class[kind], [*holders, *(path for name in cell.variables for path in self._users[name])])
             cells += list(self._cells.values())[known:]
 
-    def _add(self, value: Any, attribute: Attribute | None, variable: str | None) -> None:
+    def _add(self, value: Any, attribute: AttributeKey | None, variable: str | None) -> None:
         search = Search(value)
         for one in search:
             kind = kind_of(type(one))
@@ -210,7 +210,7 @@ class SharedState:
             cell.written.add(id(tensor))
 
     @contextlib.contextmanager
-    def watching(self, note: Callable[[Attribute], None]) -> Iterator[None]:
+    def watching(self, note: Callable[[AttributeKey], None]) -> Iterator[None]:
         """Call `note` with each attribute of an object that anyone reads, sets or deletes."""
         kinds = dict.fromkeys(type(cell.value) for cell in self._cells.values() if cell.kind.has_names)
 
@@ -227,7 +227,7 @@ class SharedState:
                     stack.enter_context(_watched(kind, used))
             yield
 
-    def holders(self, number: int) -> set[Attribute]:
+    def holders(self, number: int) -> set[AttributeKey]:
         """The attributes through which modules reach a container or an object, which is given by its id."""
         cell = self._cells.get(number)
         return set() if cell is None else cell.attributes
@@ -292,7 +292,7 @@ class SharedState:
         for cell in self._cells.values():
             if not cell.attributes or not cell.changed:
                 continue
-            names: list[Attribute] = []
+            names: list[AttributeKey] = []
             if cell.kind.has_names and (id(cell.value), "") not in self._set:
                 names = [(id(cell.value), name) for name in cell.changed_names()]
             # What changed without a sign of who did it may be anyone's.

@@ -41,11 +41,6 @@ def hooks_on(module: nn.Module) -> list[Any]:
     return [hook for hooks in every for hook in hooks.values()]
 
 
-def dtypes(module: nn.Module) -> list[torch.dtype]:
-    """The dtypes of the parameters that a module holds directly."""
-    return [parameter.dtype for parameter in module._parameters.values() if parameter is not None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModuleEntry:
     """One module of the tree.

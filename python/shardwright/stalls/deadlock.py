@@ -25,7 +25,7 @@ _PHASES = 4
 #: How long a step has to stand still after a message arrived, before the message has had no effect.
 _SETTLED_SECONDS = 0.2
 
-Mark = tuple[str, int]
+WaitMark = tuple[str, int]
 """Names a wait: another one has another mark."""
 
 
@@ -45,7 +45,7 @@ class Standing(NamedTuple):
         seconds: For how long nothing has happened, as far as it knows.
     """
 
-    mark: Mark | None
+    mark: WaitMark | None
     collective: Collective | None = None
     begun: Sequence[Collective] = ()
     looked: float = 0.0
@@ -81,7 +81,7 @@ class Deadlock:
         self._describe = describe
         self.round = 0
         self._phase = 0
-        self.mark: Mark | None = None
+        self.mark: WaitMark | None = None
         #: By rank, the round and phase that it announced last.
         self._heard: dict[int, tuple[int, int]] = dict.fromkeys(others, (0, 0))
         self._said: dict[int, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from shardwright.data_parallel.weights import LabelCounts
-from shardwright.step.split import Arguments, Splitter
+from shardwright.step.split import MicrobatchArguments, Splitter
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -75,7 +75,7 @@ def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerp
     )
 
 
-def differing_labels(splitter: Splitter, parts: Sequence[Arguments]) -> LabelCounts | None:
+def differing_labels(splitter: Splitter, parts: Sequence[MicrobatchArguments]) -> LabelCounts | None:
     """The first tensor with labels that losses leave out, so that microbatches have different numbers of the rest."""
     counts: dict[str, list[int]] = {}
     for args, kwargs in parts:

@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad as torch_clipping
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from shardwright.errors import FrameError, NotOwnedError
-from shardwright.execution.children import noting_changes
+from shardwright.execution.children import CONTAINER_METHODS, telling
 from shardwright.execution.elsewhere import elsewhere
 from shardwright.frames import Leaves, current_frame
 from shardwright.job.runtime import find_runtime
@@ -24,14 +21,7 @@ from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.model.updates import Updates
 from shardwright.optimizer import DistributedOptimizer
-from shardwright.patches import Patches
-
-_HOOKS = (
-    "register_forward_hook",
-    "register_forward_pre_hook",
-    "register_full_backward_hook",
-    "register_full_backward_pre_hook",
-)
+from shardwright.patches import original_of
 
 
 def refuse_in_step(what: str, cure: str) -> None:
@@ -60,26 +50,29 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
+def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """``Module.__setattr__``, which copies of the module on other ranks would not see."""
     elsewhere.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         elsewhere.refuse_making(module, name, value)
     elsewhere.is_set(module, name, value)
-    _divided.original["__setattr__"](module, name, value)
+    original_of(set_attribute)(module, name, value)
 
 
-def _delete_attribute(module: nn.Module, name: str) -> None:
+def delete_attribute(module: nn.Module, name: str) -> None:
+    """``Module.__delattr__``, refused as a change is."""
     elsewhere.refuse_change(module, name, None)
     elsewhere.is_set(module, name, None)
-    _divided.original["__delattr__"](module, name)
+    original_of(delete_attribute)(module, name)
 
 
-def _add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
+    """``Module.add_module``, refused as a change is, and for parameters that no optimizer would train."""
     elsewhere.refuse_change(module, name, child)
     if isinstance(child, nn.Module):
         elsewhere.refuse_making(module, name, child)
     elsewhere.is_set(module, name, child)
-    _divided.original["add_module"](module, name, child)
+    original_of(add_module)(module, name, child)
 
 
 def _child_changes(module: nn.Module, name: str) -> None:
@@ -87,33 +80,49 @@ def _child_changes(module: nn.Module, name: str) -> None:
     elsewhere.is_set(module, name, None)
 
 
-def _register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+#: By class and name, the containers' methods that change children past these.
+container_methods = {place: telling(_child_changes) for place in CONTAINER_METHODS}
+
+
+def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    """``Module.register_parameter``, likewise."""
     if isinstance(parameter, nn.Parameter):
         elsewhere.refuse_making(module, name, parameter)
-    _divided.original["register_parameter"](module, name, parameter)
+    original_of(register_parameter)(module, name, parameter)
 
 
-def _register_hook(name: str) -> Callable[..., Any]:
+def _registering() -> Callable[..., Any]:
+    """One of ``Module.register_*hook``, refused in a step for a module elsewhere, where the hook would not be."""
+
     def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         elsewhere.refuse_hook(module, hook)
-        return _divided.original[name](module, hook, *args, **kwargs)
+        return original_of(register)(module, hook, *args, **kwargs)
 
     return register
 
 
-def _zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+register_forward_hook = _registering()
+register_forward_pre_hook = _registering()
+register_full_backward_hook = _registering()
+register_full_backward_pre_hook = _registering()
+
+
+def zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """``Module.zero_grad``, refused in the code of a step."""
     if _holds_known(module.parameters()):
         refuse_in_step(f"{type(module).__name__}.zero_grad", "zero gradients")
-    _zeroing.original["zero_grad"](module, *args, **kwargs)
+    original_of(zero_module)(module, *args, **kwargs)
 
 
-def _zero_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+def zero_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+    """``Optimizer.zero_grad``, refused in the code of a step."""
     if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.zero_grad", "zero gradients")
-    _optimizers.original["zero_grad"](optimizer, *args, **kwargs)
+    original_of(zero_optimizer)(optimizer, *args, **kwargs)
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+def optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """``Optimizer.state_dict``, refused where it would be one rank's part."""
     if not isinstance(optimizer, DistributedOptimizer):
         parameters = list(parameters_of(optimizer))
         absent = sum(map(is_sentinel, parameters))
@@ -124,10 +133,11 @@ def _optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
                 "be missing without a word. Wrap it, optimizer = smp.DistributedOptimizer(optimizer); its state_dict() "
                 "is the whole model's then, and its local_state_dict() this rank's part"
             )
-    return _states.original["state_dict"](optimizer, *args, **kwargs)
+    return original_of(optimizer_state)(optimizer, *args, **kwargs)
 
 
-def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """An optimizer's step begins: refused in the code of a step, and noted for the other ranks."""
     runtime = find_runtime()
     if runtime is None:
         return
@@ -142,16 +152,18 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         runtime[Updates].begins(optimizer)
 
 
-def _after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """An optimizer's step has ended on this rank."""
     runtime = find_runtime()
     if runtime is not None and runtime.place.launch.world_size > 1:
         runtime[Updates].ends(optimizer)
 
 
-def _total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.nn.utils.get_total_norm``, refused where it would be the norm of one rank's part."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_part_of_norm(gradients)
-    return _norms.original["_get_total_norm"](gradients, *args, **kwargs)
+    return original_of(total_norm)(gradients, *args, **kwargs)
 
 
 def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
@@ -171,47 +183,3 @@ def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
                 f"over ranks {ranks}: rank {runtime.place.rank} would clip by the norm of its own part. Use "
                 "smp.clip_grad_norm_(model.parameters(), max_norm) on every one of them"
             )
-
-
-_zeroing = Patches(((nn.Module, "zero_grad", _zero_module),))
-_optimizers = Patches(((torch.optim.Optimizer, "zero_grad", _zero_optimizer),))
-_states = Patches(((torch.optim.Optimizer, "state_dict", _optimizer_state),))
-_divided = Patches(
-    (
-        (nn.Module, "__setattr__", _set_attribute),
-        (nn.Module, "__delattr__", _delete_attribute),
-        *noting_changes(_child_changes),
-        (nn.Module, "add_module", _add_module),
-        (nn.Module, "register_parameter", _register_parameter),
-        *((nn.Module, name, _register_hook(name)) for name in _HOOKS),
-    ),
-)
-_norms = Patches(
-    ((torch_clipping, "_get_total_norm", _total_norm), (torch.nn.utils, "get_total_norm", _total_norm)),
-)
-_step_hooks: list[RemovableHandle] = []
-
-
-def _needed(pipelined: bool, divided: bool) -> list[Patches]:
-    return [_zeroing, _optimizers, *([_divided, _states] if pipelined else []), *([_norms] if divided else [])]
-
-
-def install(*, pipelined: bool, divided: bool) -> None:
-    """Put the guards in place; counted, so that several runtimes can share them.
-
-    Args:
-        pipelined: Whether modules lie on several ranks, where settings would be those of one.
-        divided: Whether parameters do, by pipeline or tensor parallelism: norms would be those of one rank's part.
-    """
-    for patches in _needed(pipelined, divided):
-        patches.install()
-    _step_hooks.append(register_optimizer_step_pre_hook(_before_optimizer_step))
-    _step_hooks.append(register_optimizer_step_post_hook(_after_optimizer_step))
-
-
-def uninstall(*, pipelined: bool, divided: bool) -> None:
-    """Take the guards away once nobody needs them."""
-    for _ in range(2):
-        _step_hooks.pop().remove()
-    for patches in _needed(pipelined, divided):
-        patches.uninstall()

@@ -16,7 +16,7 @@ from shardwright.model.gather import over_pipeline
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
-from shardwright.patches import Patches
+from shardwright.patches import original_of
 from shardwright.step.guards import parameters_of, refuse_in_step
 
 
@@ -36,13 +36,14 @@ def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _unscale_grads_(
+def unscale_grads_(
     scaler: GradScaler, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, *rest: Any
 ) -> dict[torch.device, torch.Tensor]:
+    """``GradScaler._unscale_grads_``: all ranks of a pipeline find infinities, or none does."""
     spans = _spans_ranks(optimizer)
     if spans:
         refuse_in_step(f"{type(scaler).__name__}.unscale_ (or step)", "unscale gradients")
-    found: dict[torch.device, torch.Tensor] = _patches.original["_unscale_grads_"](
+    found: dict[torch.device, torch.Tensor] = original_of(unscale_grads_)(
         scaler, optimizer, inv_scale, found_inf, *rest
     )
     if not spans:
@@ -55,24 +56,15 @@ def _unscale_grads_(
     return found or {found_inf.device: found_inf.fill_(anywhere)}
 
 
-def _check_scale_growth_tracker(scaler: GradScaler, function: str) -> Any:
+def check_scale_growth_tracker(scaler: GradScaler, function: str) -> Any:
+    """``GradScaler._check_scale_growth_tracker``, on ranks that have scaled no loss."""
     runtime = find_runtime()
     if runtime is not None and not runtime.place.is_root and scaler._scale is None:
         scaler._lazy_init_scale_growth_tracker(runtime.place.device)  # the first loss was scaled on pp_rank 0
-    return _patches.original["_check_scale_growth_tracker"](scaler, function)
+    return original_of(check_scale_growth_tracker)(scaler, function)
 
 
-def _update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+    """``GradScaler.update``, refused in the code of a step."""
     refuse_in_step(f"{type(scaler).__name__}.update", "update the scale")
-    _patches.original["update"](scaler, *args, **kwargs)
-
-
-_patches = Patches(
-    (
-        (GradScaler, "_unscale_grads_", _unscale_grads_),
-        (GradScaler, "_check_scale_growth_tracker", _check_scale_growth_tracker),
-        (GradScaler, "update", _update),
-    )
-)
-install = _patches.install
-uninstall = _patches.uninstall
+    original_of(update)(scaler, *args, **kwargs)

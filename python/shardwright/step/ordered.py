@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardwright.execution.turn import Turn
 
 #: A task's place in the step, which no timing changes: its microbatch, and where in it the module was called.
-Place = tuple[int, int]
+TaskPlace = tuple[int, int]
 
 
 class OrderedGradients:
@@ -26,7 +26,7 @@ class OrderedGradients:
     def __init__(self, parameters: Iterable[nn.Parameter], turn: Turn) -> None:
         """Begin to listen to the parameters that need a gradient."""
         self._turn = turn
-        self._parts: dict[nn.Parameter, dict[Place, torch.Tensor]] = {}
+        self._parts: dict[nn.Parameter, dict[TaskPlace, torch.Tensor]] = {}
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self)  # type: ignore[no-untyped-call]
             for parameter in parameters

@@ -20,7 +20,7 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.execution.results import Sites, finish
 from shardwright.execution.serve import root_frame
-from shardwright.execution.state_order import StateOrder, all_kept, one_at_a_time
+from shardwright.execution.state_order import StateOrder, all_kept, check_attributes, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
@@ -29,6 +29,7 @@ from shardwright.job.received import decode_from
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
+from shardwright.model.wrapping import refuse_compiled
 from shardwright.scheduling import Scheduling
 from shardwright.step.assigned import warn_of_assigned
 from shardwright.step.batches import (
@@ -42,7 +43,7 @@ from shardwright.step.batches import (
 from shardwright.step.deferred import deferring_large
 from shardwright.step.failing import fail_step
 from shardwright.step.output import map_tensors, merge_microbatches
-from shardwright.step.split import Arguments
+from shardwright.step.split import MicrobatchArguments
 from shardwright.step.transaction import StepTransaction
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline.trace import begin_step
@@ -66,11 +67,12 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
     """
     runtime.check_process(step.name)
+    refuse_compiled((*args, *kwargs.values()))
     runtime.step.num_microbatches = step.num_microbatches(runtime)
     runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
     predicts = not runtime[StateOrder].one_at_a_time
-    with interrupts.Step():
+    with interrupts.InterruptibleStep():
         for _ in range(_MOST_RUNS - 1):
             try:
                 return _run_once(runtime, step, args, kwargs, predicts=predicts)
@@ -221,7 +223,7 @@ def _finished(step: StepFunction[..., Any], result: Any) -> Any:
 
 def _split(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Arguments]:
+) -> list[MicrobatchArguments]:
     """The arguments of each microbatch; notes how much each of them counts."""
     parts, runtime[StepWeights].counts = step.splitter.split(args, kwargs, runtime.step.num_microbatches)
     if is_compared(step.calls) and not step.warned_of_labels and torch.is_grad_enabled():
@@ -258,7 +260,7 @@ class _Pipeline:
     def __init__(self, runtime: Runtime, step: StepFunction[..., Any]) -> None:
         self.runtime = runtime
         self.step = step
-        self.parts: list[Arguments | None] = []
+        self.parts: list[MicrobatchArguments | None] = []
         self.results: list[Any] = []
         #: Of the batch that this rank was given, in steps in which ranks compare batches.
         self.batch: Fingerprints | None = None
@@ -275,6 +277,8 @@ class _Pipeline:
                     warn_of_assigned(runtime, self.step.name, self.step.function)
                 self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
+            in_order = one_at_a_time(runtime)
+            runtime[Turn].begin_step(in_order=in_order)
             runtime[WorkerPool].begin_step(state, self.run_root)
             runtime.server.begin_step(
                 step=runtime.step.number,
@@ -282,10 +286,11 @@ class _Pipeline:
                 num_microbatches=runtime.step.num_microbatches,
                 pipeline=runtime[Scheduling].text,
                 active_microbatches=runtime.place.cfg.active_microbatches,
-                one_at_a_time=one_at_a_time(runtime),
+                one_at_a_time=in_order,
             )
             runtime.step.entered = True
             results = self.supervise()
+            check_attributes(runtime)
             runtime[FrameTable].end_step()
             runtime[WorkerPool].end_step()
             return results

@@ -11,7 +11,7 @@ import torch
 
 from shardwright.errors import ConfigError
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+MicrobatchArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Splitter:
@@ -43,7 +43,7 @@ class Splitter:
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_microbatches: int
-    ) -> tuple[list[Arguments], list[int] | None]:
+    ) -> tuple[list[MicrobatchArguments], list[int] | None]:
         """The arguments of each microbatch, and the number of its samples where these differ.
 
         Returns:

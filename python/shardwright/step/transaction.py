@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.contents import put_values
-from shardwright.data_parallel import Listener
+from shardwright.data_parallel import GradientListener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
 from shardwright.step.attributes import ModuleAttributes
@@ -102,7 +102,7 @@ class StepTransaction:
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
         for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
-            users = {key: hook for key, hook in (hooks or {}).items() if not isinstance(hook, Listener)}
+            users = {key: hook for key, hook in (hooks or {}).items() if not isinstance(hook, GradientListener)}
             held.append(users)
             if hooks is not None:
                 for key in users:

@@ -22,7 +22,7 @@ _MARK = "_smp_tensor_parallelism"
 
 
 @dataclass(frozen=True)
-class Mark:
+class TensorParallelMark:
     """What was said of a module.
 
     Attributes:
@@ -34,7 +34,7 @@ class Mark:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-_OPEN: ContextVar[tuple[Mark, ...]] = ContextVar("shardwright_tensor_parallelism", default=())
+_OPEN: ContextVar[tuple[TensorParallelMark, ...]] = ContextVar("shardwright_tensor_parallelism", default=())
 
 
 def _note_mark(module: nn.Module) -> None:
@@ -43,7 +43,7 @@ def _note_mark(module: nn.Module) -> None:
         module.__dict__[_MARK] = marks[-1]
 
 
-def mark_of(module: nn.Module) -> Mark | None:
+def mark_of(module: nn.Module) -> TensorParallelMark | None:
     """What was said of a module last; None if nothing."""
     return module.__dict__.get(_MARK)
 
@@ -63,7 +63,7 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
     Raises:
         ConfigError: ``enabled`` is no bool.
     """
-    mark = Mark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))
+    mark = TensorParallelMark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))
     token = _OPEN.set((*_OPEN.get(), mark))
     try:
         with watch_creation(_note_mark):
@@ -86,7 +86,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
     Raises:
         ConfigError: ``enabled`` is no bool, or the module belongs to a ``smp.DistributedModel`` already.
     """
-    mark = Mark(_checked(enabled, "smp.set_tensor_parallelism"), dict(kwargs))
+    mark = TensorParallelMark(_checked(enabled, "smp.set_tensor_parallelism"), dict(kwargs))
     if not isinstance(module, nn.Module):
         raise ConfigError(f"smp.set_tensor_parallelism was given a {type(module).__name__}; allowed is an nn.Module")
     runtime = find_runtime()

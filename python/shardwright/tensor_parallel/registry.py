@@ -16,13 +16,13 @@ from shardwright.tensor_parallel.module import DistributedModule
 M = TypeVar("M", bound=type[nn.Module])
 
 #: Positional and keyword arguments of a call.
-Arguments = tuple[Iterable[Any], dict[str, Any]]
+InitArguments = tuple[Iterable[Any], dict[str, Any]]
 #: Takes the arguments of a call of the original, and returns those of the same call of its substitute.
-CallHook = Callable[..., Arguments]
+CallHook = Callable[..., InitArguments]
 #: Takes what the substitute returned, and returns what the original would have.
 ReturnHook = Callable[[Any], Any]
 #: Takes the original, and returns the arguments to make its substitute with.
-FromModule = Callable[[nn.Module], Arguments]
+FromModule = Callable[[nn.Module], InitArguments]
 #: Takes the original, and returns its tensors as whole parameters and buffers of the substitute, by their names there.
 WeightsHook = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 
@@ -183,7 +183,7 @@ def _record_arguments(cls: type[nn.Module]) -> None:
     setattr(cls, "__init__", __init__)  # noqa: B010
 
 
-def _from_record(init_hook: CallHook | None, module: nn.Module) -> Arguments:
+def _from_record(init_hook: CallHook | None, module: nn.Module) -> InitArguments:
     made_with = module.__dict__.get(_MADE_WITH)
     if made_with is None:
         raise ConfigError("it was made before its class was registered, so that its arguments are not known")

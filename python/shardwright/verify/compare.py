@@ -17,15 +17,15 @@ from shardwright.partition.preserve import copied_arguments
 from shardwright.verify.evidence import Bench, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
 from shardwright.verify.measure import error_of, error_of_leaf, floor_of, tolerance_for
-from shardwright.verify.record import Record
-from shardwright.verify.reference import Arguments, Expected, Reference
+from shardwright.verify.record import ModuleRecord
+from shardwright.verify.reference import CallArguments, Expected, Reference
 from shardwright.verify.report import Departure, Report, Row, first_of
 from shardwright.verify.whole_batch import whole_batch_note
 
 if TYPE_CHECKING:
     from shardwright.verify.run import Verification
 
-Gradients = Mapping[str, torch.Tensor | None]
+NamedGradients = Mapping[str, torch.Tensor | None]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Replica:
     index: int
     root: int
     ranks: list[int]
-    arguments: Arguments
+    arguments: CallArguments
     seed: int
     random: process.RandomState
 
@@ -123,7 +123,7 @@ class Comparison:
         ranks = self.replicas[replica].ranks
         return {name: rank for rank in reversed(ranks) for name in self.ranks[rank].start_buffers}
 
-    def expect(self) -> tuple[list[Expected], Gradients]:
+    def expect(self) -> tuple[list[Expected], NamedGradients]:
         """Run every replica's step in this process; compare results on the way, which may be large."""
         expected, gradients = [], []
         for replica in self.replicas:
@@ -186,7 +186,7 @@ class Comparison:
                 error, detail = error_of(self.bench.ask(rank, "buffers", name), expected.buffers.get(name))
                 self.rows.append(Row(kind="buffer", name=name, rank=rank, error=error, detail=detail))
 
-    def _compare_gradients(self, wanted: Gradients) -> dict[str, tuple[float, str]]:
+    def _compare_gradients(self, wanted: NamedGradients) -> dict[str, tuple[float, str]]:
         """A row for each parameter and rank; returns the worst error and its reason by name."""
         floor = floor_of(wanted.values())
         worst: dict[str, tuple[float, str]] = {}
@@ -263,7 +263,7 @@ class Comparison:
 
     def _departure(
         self,
-        sides: Mapping[int, tuple[Side, Record]],
+        sides: Mapping[int, tuple[Side, ModuleRecord]],
         errors: Mapping[str, tuple[float, str]],
         untied: Mapping[str, str],
         tolerance: float,

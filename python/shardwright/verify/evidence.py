@@ -13,7 +13,7 @@ import torch
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.job.objects import receive_on, send_on
 from shardwright.verify.measure import plain
-from shardwright.verify.record import Record
+from shardwright.verify.record import ModuleRecord
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -36,7 +36,7 @@ class Overview(NamedTuple):
         requests: Forward and backward requests that it sent.
     """
 
-    record: Record
+    record: ModuleRecord
     groups: list[list[str]]
     start_buffers: list[str]
     buffers: list[str]
@@ -63,7 +63,7 @@ class Evidence:
         random: On a root, the seed and the states of the generators of the CPU and of its device when the step began.
     """
 
-    record: Record = field(default_factory=Record)
+    record: ModuleRecord = field(default_factory=ModuleRecord)
     start_parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     start_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)

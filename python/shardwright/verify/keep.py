@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.execution.snapshot import Snapshot
 from shardwright.model.models import Models
-from shardwright.model.placement import Hooks
+from shardwright.model.placement import PostPartitionHooks
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers
 
@@ -120,7 +120,7 @@ def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
             stack.enter_context(_reducing(placement.replicas))
             stack.callback(_Gradients(placement).put_back)
             stack.callback(setattr, placement, "post_step_hooks", placement.post_step_hooks)
-            placement.post_step_hooks = Hooks()  # theirs wait for the first step of the script
+            placement.post_step_hooks = PostPartitionHooks()  # theirs wait for the first step of the script
             if placement.partitioned:
                 starts[placement.model_id] = Start(placement)
             else:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from shardwright.verify.fingerprint import Fingerprint, distance
 from shardwright.verify.measure import FLOOR
-from shardwright.verify.record import CallKey, Record, TensorKey
+from shardwright.verify.record import CallKey, ModuleRecord, TensorKey
 from shardwright.verify.report import Departure
 
 
 @dataclass
-class Flow:
+class ValueFlow:
     """Which calls used which tensors, as seen in one process.
 
     Attributes:
@@ -36,13 +36,13 @@ class Side:
         rank_of: The global rank that recorded a call.
     """
 
-    record: Record
+    record: ModuleRecord
     rank_of: Mapping[CallKey, int]
 
     @staticmethod
-    def of(records: Mapping[int, Record]) -> Side:
+    def of(records: Mapping[int, ModuleRecord]) -> Side:
         """Put the ranks' records together."""
-        whole, rank_of = Record(), {}
+        whole, rank_of = ModuleRecord(), {}
         for rank, record in records.items():
             whole.calls.update(record.calls)
             whole.gradients.update(record.gradients)
@@ -52,7 +52,7 @@ class Side:
         return Side(whole, rank_of)
 
 
-def comparable_calls(found: Record, expected: Record) -> list[CallKey]:
+def comparable_calls(found: ModuleRecord, expected: ModuleRecord) -> list[CallKey]:
     """The calls, in execution order, of modules that were called equally often on both sides."""
     counts: dict[tuple[str, int], list[int]] = {}
     for side, record in enumerate((found, expected)):
@@ -61,7 +61,9 @@ def comparable_calls(found: Record, expected: Record) -> list[CallKey]:
     return [key for key in expected.calls if len(set(counts[key[0], key[1]])) == 1]
 
 
-def first_forward(side: Side, expected: Record, replica: int, tolerance: float) -> tuple[Departure, CallKey] | None:
+def first_forward(
+    side: Side, expected: ModuleRecord, replica: int, tolerance: float
+) -> tuple[Departure, CallKey] | None:
     """The first call, in execution order, whose outputs depart."""
     sizes = sorted(f.root_mean_square for outputs in expected.calls.values() for f, _ in outputs)
     floor = FLOOR * sizes[len(sizes) // 2] if sizes else 0.0
@@ -95,7 +97,7 @@ def _departure(side: Side, replica: int, key: CallKey, what: str, error: float, 
     )
 
 
-def _other_microbatch(side: Side, expected: Record, key: CallKey, number: int, tolerance: float) -> str:
+def _other_microbatch(side: Side, expected: ModuleRecord, key: CallKey, number: int, tolerance: float) -> str:
     """Whether the output is what another microbatch's should be."""
     path, microbatch, call = key
     here = side.record.calls[key][number][0]
@@ -107,8 +109,8 @@ def _other_microbatch(side: Side, expected: Record, key: CallKey, number: int, t
 
 
 def first_backward(
-    sides: Mapping[int, tuple[Side, Record]],
-    flow: Flow,
+    sides: Mapping[int, tuple[Side, ModuleRecord]],
+    flow: ValueFlow,
     gradient_errors: Mapping[str, tuple[float, str]],
     names: Iterable[str],
     tolerance: float,
@@ -157,7 +159,7 @@ def _modules_with_bad_parameters(
     return found
 
 
-def _gradient_error(found: Record, key: TensorKey, wanted: Fingerprint, floor: float) -> float | None:
+def _gradient_error(found: ModuleRecord, key: TensorKey, wanted: Fingerprint, floor: float) -> float | None:
     """None where the ranks could not see that gradient."""
     if key not in found.watched:
         return None
@@ -167,7 +169,7 @@ def _gradient_error(found: Record, key: TensorKey, wanted: Fingerprint, floor: f
     return distance(here, wanted, floor)
 
 
-def _blame(key: TensorKey, flow: Flow, side: Side) -> tuple[CallKey, str]:
+def _blame(key: TensorKey, flow: ValueFlow, side: Side) -> tuple[CallKey, str]:
     """Whose backward gave a tensor a wrong gradient: what used it, if that is known, else what made it."""
     missing = key not in side.record.gradients
     users = flow.users.get(key, [])
@@ -180,7 +182,7 @@ def _blame(key: TensorKey, flow: Flow, side: Side) -> tuple[CallKey, str]:
     return key[0], what
 
 
-def _around(calls: list[CallKey], flow: Flow) -> CallKey | None:
+def _around(calls: list[CallKey], flow: ValueFlow) -> CallKey | None:
     """The innermost of the calls that is inside all others or has them inside; None if they lie side by side."""
     chains = [(*flow.parents.get(call, ()), call) for call in calls]
     longest = max(chains, key=len, default=())

@@ -28,7 +28,7 @@ TensorKey = tuple[CallKey, int]
 
 @register_type
 @dataclass
-class Record:
+class ModuleRecord:
     """All calls of one run.
 
     Attributes:
@@ -53,7 +53,7 @@ class Recorder:
 
     def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int]) -> None:
         """Record the modules in ``paths``; ``microbatch`` tells which one runs."""
-        self.record = Record()
+        self.record = ModuleRecord()
         self._paths = paths
         self._microbatch = microbatch
         self._entered: Counter[tuple[str, int]] = Counter()

@@ -17,16 +17,16 @@ from shardwright.data_parallel.weights import StepWeights
 from shardwright.execution import process, reproducible
 from shardwright.model.backward import weighted
 from shardwright.verify.keyed import KeyedCalls
-from shardwright.verify.locate import Flow
+from shardwright.verify.locate import ValueFlow
 from shardwright.verify.measure import leaves, plain, tensors_in
-from shardwright.verify.record import CallKey, Record, Recorder
+from shardwright.verify.record import CallKey, ModuleRecord, Recorder
 from shardwright.verify.whole import in_place_of
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
     from shardwright.step.decorator import StepFunction
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Expected:
         weight: The sum of its microbatches' weights; None where none were given.
     """
 
-    record: Record = field(default_factory=Record)
+    record: ModuleRecord = field(default_factory=ModuleRecord)
     results: list[list[tuple[str, Any]]] = field(default_factory=list)
     losses: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Expected:
 class WatchedFlow(Recorder):
     """Records calls, and besides who used which tensor, who called whom, and who drew random numbers."""
 
-    def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int], flow: Flow) -> None:
+    def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int], flow: ValueFlow) -> None:
         """Write what is seen into ``flow``."""
         super().__init__(paths, microbatch)
         self._flow = flow
@@ -130,7 +130,7 @@ class Reference:
         """
         self.models = models
         self.modules = [module.to(device) for module in modules]
-        self.flow = Flow()
+        self.flow = ValueFlow()
         self._names = names
         self._runtime = models[0].placement.runtime
         self.paths = {
@@ -180,7 +180,7 @@ class Reference:
                 buffer.copy_(values[name])
 
     def run(
-        self, step: StepFunction[..., Any], parts: Sequence[Arguments], seeds: Sequence[int | None], recorded: bool
+        self, step: StepFunction[..., Any], parts: Sequence[CallArguments], seeds: Sequence[int | None], recorded: bool
     ) -> Expected:
         """Run the step function for each microbatch; gradients accumulate in the modules.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright.data_parallel.reducer import Listener
+from shardwright.data_parallel.reducer import GradientListener
 from shardwright.errors import ConfigError, ShardwrightError, VerificationError
 from shardwright.execution import process
 from shardwright.execution.call import RemoteModule
@@ -289,4 +289,4 @@ def _has_hooks(parameter: nn.Parameter) -> bool:
         *(parameter._backward_hooks or {}).values(),
         *(parameter._post_accumulate_grad_hooks or {}).values(),
     ]
-    return any(not isinstance(hook, Listener) for hook in hooks)
+    return any(not isinstance(hook, GradientListener) for hook in hooks)

@@ -15,7 +15,7 @@ from shardwright.verify.measure import error_of, floor_of
 from shardwright.verify.report import first_of
 
 if TYPE_CHECKING:
-    from shardwright.verify.compare import Comparison, Gradients
+    from shardwright.verify.compare import Comparison, NamedGradients
 
 #: Another batch size means other kernels and other sums, so a little more than between the ranks and one process.
 _LENIENCE = 10.0
@@ -61,7 +61,7 @@ class _Watching(TorchFunctionMode):
 
 
 def whole_batch_note(
-    comparison: Comparison, gradients: Gradients, executed: Collection[str], tolerance: float
+    comparison: Comparison, gradients: NamedGradients, executed: Collection[str], tolerance: float
 ) -> list[str]:
     """What a reader should know of the step's microbatches; nothing where they change nothing.
 
@@ -118,7 +118,7 @@ def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> s
     )
 
 
-def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) -> tuple[Gradients, list[int]]:
+def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) -> tuple[NamedGradients, list[int]]:
     """Run every replica's batch in so many parts; returns the mean gradients, and each mean loss's number of labels."""
     found, weights = [], []
     with mode or contextlib.nullcontext():
@@ -128,7 +128,7 @@ def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) 
     return comparison.reference.mean(found, weights, num_microbatches), [] if mode is None else mode.counts
 
 
-def _worst(found: Gradients, expected: Gradients) -> tuple[str, float]:
+def _worst(found: NamedGradients, expected: NamedGradients) -> tuple[str, float]:
     floor = floor_of(expected.values())
     errors = {name: error_of(found[name], wanted, floor)[0] for name, wanted in expected.items()}
     name = max(errors, key=errors.__getitem__)

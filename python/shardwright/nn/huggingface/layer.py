@@ -19,7 +19,7 @@ from shardwright.nn.attention import DistributedAttentionLayer
 from shardwright.nn.huggingface.weights import State, Table
 from shardwright.nn.transformer import DistributedTransformerLayer
 from shardwright.tensor_parallel.module import DistributedModule
-from shardwright.tensor_parallel.registry import Arguments, Entry
+from shardwright.tensor_parallel.registry import Entry, InitArguments
 
 #: For models whose positions are not limited by a table.
 ANY_LENGTH = 1 << 31
@@ -235,12 +235,12 @@ class Replaced:
         signature = inspect.signature(cls.forward)
         others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
-        def named(*args: Any, **kwargs: Any) -> Arguments:
+        def named(*args: Any, **kwargs: Any) -> InitArguments:
             arguments = dict(signature.bind(None, *args, **kwargs).arguments)
             del arguments[next(iter(signature.parameters))]
             return (), {**(arguments.pop(others, {}) if others else {}), **arguments}
 
-        def arguments(module: nn.Module) -> Arguments:
+        def arguments(module: nn.Module) -> InitArguments:
             try:
                 return (), self.arguments(module)
             except AttributeError as error:
