@@ -18,14 +18,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad
+from torch.nn.utils import clip_grad, stateless
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizers
 
 from shardwright import interrupts
 from shardwright.creation import watch_creation
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.execution import forward_mode
+from shardwright.execution import forward_mode, other_weights
 from shardwright.execution.children import CONTAINER_METHODS
 from shardwright.frames import guards as frames
 from shardwright.model import wrapping
@@ -190,6 +190,14 @@ TABLE: tuple[Guard, ...] = (
         When.PIPELINED,
         _ONE_LEVEL,
         "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact",
+    ),
+    Guard(
+        stateless,
+        "_reparametrize_module",
+        other_weights.reparametrize_module,
+        When.PIPELINED,
+        "other microbatches would find the weights of one call, if its task waits inside",
+        "tests/state/test_exchanged_modules.py::test_weights_for_one_call_are_those_of_the_same_microbatch",
     ),
     Guard(
         eager_transforms,

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import shardwright as smp
 import torch
+from shardwright.execution.state_order import StateOrder
 from shardwright.job.runtime import Runtime
 from torch import nn
+from torch.func import functional_call
 
 from tests.frames.job import Job, job_fixture
 from tests.state.keepers import Counter
@@ -188,3 +190,47 @@ def test_a_step_that_fails_meanwhile_leaves_the_modules_as_they_were(job: Job, k
 
     settings = {"auto_partition": False, "default_partition": 0, "microbatches": 4}
     assert job.run(main, settings) == [True, True]
+
+
+class OtherWeights(nn.Module):
+    """Calls a module of its own with weights that depend on the microbatch, on what another rank gives or around it."""
+
+    def __init__(self, width: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.before, self.child, self.own, self.after = (nn.Linear(width, width) for _ in range(4))
+        self.pair = Pair(self.own, self.child)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given, x = x, self.before(x)
+        weight = self.own.weight * given.mean()
+        if self.kind == "around":
+            x = functional_call(self.pair, {"own.weight": weight}, (x,))
+        else:
+            x = functional_call(self.own, {"weight": weight}, (self.child(x),))
+        return self.after(x)
+
+
+class Pair(nn.Module):
+    """Two modules of another one."""
+
+    def __init__(self, own: nn.Module, child: nn.Module) -> None:
+        super().__init__()
+        self.own, self.child = own, child
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(self.child(x).tanh())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", ["given", "around"])
+def test_weights_for_one_call_are_those_of_the_same_microbatch(
+    job: Job, kind: str, schedule: str, mode: str, size: str
+) -> None:
+    torch.manual_seed(0)
+    settings = {**MODES[mode], "pipeline": schedule}
+    check(job, OtherWeights(SIZES[size][1], kind), {"child": 1}, settings, size)
+    one_at_a_time = any(runtime[StateOrder].one_at_a_time for runtime in job.runtimes)
+    assert one_at_a_time == (kind == "around")

@@ -14,8 +14,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from shardwright.errors import FrameError
-from shardwright.execution import process
-from shardwright.execution.forward_mode import check_wait
+from shardwright.execution import forward_mode, other_weights, process
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames.grad_mode import GradMode
@@ -190,7 +189,8 @@ class Suspended:
     def __enter__(self) -> None:
         """Begin to wait."""
         self._task = task = running_task()
-        check_wait(task)
+        forward_mode.check_wait(task)
+        other_weights.check_wait(task)
         if task is None:
             self.keep()
         else:
