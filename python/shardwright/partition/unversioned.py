@@ -14,7 +14,7 @@ from shardwright.partition.observe import Stack
 from shardwright.partition.tree import ModelTree, TensorEntry
 
 #: Operations of which no backward needs what they are given.
-_SAVES_NOTHING = frozenset({"clone", "copy_", "_to_copy", "_local_scalar_dense", "add", "sub", "add_", "sub_", "lerp_"})
+_SAVES_NOTHING = frozenset({"clone", "copy_", "_to_copy", "_local_scalar_dense", "add", "sub", "add_", "sub_"})
 
 
 class UnversionedWrites:
