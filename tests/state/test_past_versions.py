@@ -96,7 +96,7 @@ class Divided(Keeper):
         self.norm = nn.BatchNorm1d(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.scaled(x) / (1 + self.norm.running_var)
+        y = self.scaled(x) / self.norm.running_var
         return self.norm(y)
 
 
