@@ -1623,11 +1623,13 @@ class TorchContext:
 @final
 class TorchSetting:
     """
-    A setting that torch has once for the whole process.
+    A setting that torch has once for the whole process, or for each thread.
     """
 
     ANOMALY: Final[TorchSetting]
     ANOMALY_CHECK_NAN: Final[TorchSetting]
+    AUTOCAST_CACHE: Final[TorchSetting]
+    BACKWARD_THREADS: Final[TorchSetting]
     CUDNN: Final[TorchSetting]
     CUDNN_ATTENTION: Final[TorchSetting]
     CUDNN_BENCHMARK: Final[TorchSetting]
@@ -1638,6 +1640,8 @@ class TorchSetting:
     """
     DETERMINISTIC: Final[TorchSetting]
     DETERMINISTIC_WARN_ONLY: Final[TorchSetting]
+    ENCODER_FAST_PATH: Final[TorchSetting]
+    FILL_UNINITIALIZED: Final[TorchSetting]
     FLASH_ATTENTION: Final[TorchSetting]
     MATH_ATTENTION: Final[TorchSetting]
     MATMUL_PRECISION: Final[TorchSetting]
@@ -1646,6 +1650,11 @@ class TorchSetting:
     """
     MEMORY_EFFICIENT_ATTENTION: Final[TorchSetting]
     ONEDNN: Final[TorchSetting]
+    OVERWRITE_CONVERTED: Final[TorchSetting]
+    SPARSE_INVARIANTS: Final[TorchSetting]
+    SWAP_CONVERTED: Final[TorchSetting]
+    VIEW_REPLAY: Final[TorchSetting]
+    WARN_ALWAYS: Final[TorchSetting]
     def __eq__(self, value: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
     def __int__(self, /) -> int: ...

@@ -18,14 +18,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad
+from torch.nn.utils import clip_grad, stateless
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizers
 
 from shardwright import interrupts
 from shardwright.creation import watch_creation
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.execution import forward_mode
+from shardwright.execution import forward_mode, other_weights
+from shardwright.execution.children import CONTAINER_METHODS
 from shardwright.frames import guards as frames
 from shardwright.model import wrapping
 from shardwright.partition.audit import Audit
@@ -46,10 +47,12 @@ _WRAPPER = "tests/model/test_wrapper.py::test_the_wrapper_can_be_used_as_the_mod
 _CHECKPOINTS = "tests/frames/test_checkpoint.py"
 _ATTRIBUTES = "tests/partition/test_decide.py::test_an_attribute_that_one_module_sets_and_another_reads_joins_them"
 _OBJECTS = "tests/partition/test_shared_state.py::test_only_who_uses_what_changes_in_an_object_is_joined"
+_CHILDREN = "tests/state/test_exchanged_modules.py::test_modules_are_those_of_the_same_microbatch"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
 _ELSEWHERE = "a hook would be registered on one rank, and the module run on another"
 _MICROBATCHES = "it would undo what earlier microbatches of the step have summed"
+_OTHERS = "other microbatches would find what is put back later"
 _ONE_LEVEL = "torch has one level for all microbatches: nothing may be waited for inside it"
 _PART_OF_NORM = "each rank would clip by the norm of its own part"
 _READERS = "the audit has to know who reads and changes what modules keep"
@@ -189,6 +192,14 @@ TABLE: tuple[Guard, ...] = (
         "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact",
     ),
     Guard(
+        stateless,
+        "_reparametrize_module",
+        other_weights.reparametrize_module,
+        When.PIPELINED,
+        "other microbatches would find the weights of one call, if its task waits inside",
+        "tests/state/test_exchanged_modules.py::test_weights_for_one_call_are_those_of_the_same_microbatch",
+    ),
+    Guard(
         eager_transforms,
         "enter_jvp_nesting",
         forward_mode.enter_jvp_nesting,
@@ -204,6 +215,11 @@ TABLE: tuple[Guard, ...] = (
         When.PIPELINED,
         "copies of the module on other ranks would not see the change",
         _SILENTLY_WRONG,
+    ),
+    Guard(nn.Module, "__delattr__", steps.delete_attribute, When.PIPELINED, _OTHERS, _CHILDREN),
+    *(
+        Guard(owner, name, replacement, When.PIPELINED, _OTHERS, _CHILDREN)
+        for (owner, name), replacement in steps.container_methods.items()
     ),
     *(
         Guard(
@@ -282,6 +298,10 @@ TABLE: tuple[Guard, ...] = (
     *(
         Guard(nn.Module, name, Audit.watching_attributes, When.TRACED, _READERS, _ATTRIBUTES, How.MADE)
         for name in ("__getattribute__", "__setattr__", "__delattr__")
+    ),
+    *(
+        Guard(owner, name, Audit.watching_attributes, When.TRACED, _READERS, _CHILDREN, How.MADE)
+        for owner, name in ((nn.Module, "add_module"), *CONTAINER_METHODS)
     ),
     *(
         Guard(ANY_CLASS, name, SharedState.watching, When.TRACED, _READERS, _OBJECTS, How.MADE)

@@ -15,16 +15,17 @@ from shardwright.job.runtime import current_runtime
 
 from tests.state.keepers import KEEPERS
 from tests.state.running import MICROBATCHES, MODES, SIZES, STEPS, alone, compare, owners, places_of, stepped
+from tests.state.settings import Settings, torch_settings
 from tests.state.test_keepers import PLACES, Chain
 from tests.state.test_order import DataDependentLoop
-from tests.state.test_put_back import Around, Settings
+from tests.state.test_put_back import Around
 
 
 def main(mode: str) -> None:
     """Compare all of them, one model after another."""
     given = {"auto_partition": False, "default_partition": 0, "microbatches": MICROBATCHES, **MODES[mode]}
     smp.init({"pipeline_parallel_degree": 2, "ddp": False, **given})
-    runtime = current_runtime()
+    runtime, settings = current_runtime(), torch_settings()
     checked, wrong = 0, []
     for size, (rows, width) in SIZES.items():
         torch.manual_seed(5)  # the same models on all ranks
@@ -47,6 +48,8 @@ def main(mode: str) -> None:
                 compare(mine, [found] * runtime.place.pp_size, owner)
             except AssertionError as error:
                 wrong.append(f"{name}, {size}, {ranks}: {error}"[:300])
+    if torch_settings() != settings:
+        wrong.append(f"settings are left changed: {torch_settings()}")
     print(json.dumps({"checked": checked, "wrong": wrong}))
 
 

@@ -51,7 +51,8 @@ def alone(original: nn.Module, batches: list[torch.Tensor], calls: int = 1) -> F
             output = called(model, part, calls)
             outputs.append(output.detach().clone())
             losses(output).backward()
-        gradients = {f"{name}.grad": p.grad / MICROBATCHES for name, p in model.named_parameters()}
+        used = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        gradients = {f"{name}.grad": gradient / MICROBATCHES for name, gradient in used.items()}
         found.append({"outputs": torch.cat(outputs), **gradients, **kept(model)})
     return found
 
@@ -80,7 +81,10 @@ def stepped(
             if not is_sentinel(p) and p.grad is not None
         }
         found.append({"outputs": outputs, **gradients, **kept(module)})
-    return found, {"steps": current_runtime().step.number}
+    assert model.placement.ownership is not None
+    decision = model.placement.ownership.decision
+    known = {"modules": decision.modules, "one_at_a_time": decision.one_at_a_time}
+    return found, {"steps": current_runtime().step.number, **known}
 
 
 def places_of(original: nn.Module, ranks: dict[str, int]) -> Callable[[nn.Module], None]:
@@ -101,8 +105,13 @@ def check(
     size: str = "small",
     steps: int = STEPS,
     calls: int = 1,
+    *,
+    joined: bool = False,
 ) -> list[dict[str, Any]]:
-    """Compare a model over ranks with the same model in one process, after every step."""
+    """Compare a model over ranks with the same model in one process, after every step.
+
+    Where modules are joined with those that are placed, the partition says where they are.
+    """
     torch.manual_seed(11)
     rows, width = SIZES[size]
     model = model.double()
@@ -118,7 +127,8 @@ def check(
         if isinstance(result, BaseException):
             raise result
     assert job.rests
-    compare(expected, [found for found, _ in results], owners(model, ranks))
+    owner = dict(results[0][1]["modules"]) if joined else owners(model, ranks)
+    compare(expected, [found for found, _ in results], owner)
     return [stats for _, stats in results]
 
 

@@ -1,5 +1,7 @@
 """What modules change in a branch that no trace took: first in a later step, while microbatches take turns."""
 
+import array
+import collections
 import types
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +32,7 @@ class Late(nn.Module):
         self.current: torch.Tensor | None = None
         self.skips: list[torch.Tensor] = []
         self.settings = types.SimpleNamespace(factor=1.0)
+        self.numbers = (bytearray(b"\1"), array.array("d", [1.0]), {1.0}, collections.deque([1.0]))
         self.named: dict[str, Any] = {"factor": 1.0}
         self.before = nn.Linear(WIDTH, WIDTH)
         self.child = nn.Linear(WIDTH, WIDTH)
@@ -108,6 +111,33 @@ def _another_item(module: Late, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _exchanges(place: int) -> Callable[[Late, torch.Tensor], torch.Tensor]:
+    def forward(module: Late, x: torch.Tensor) -> torch.Tensor:
+        held: Any = module.numbers[place]
+        before, value = next(iter(held)), 2 + int(20 * abs(float(x.detach()[0, 0])))
+        if isinstance(held, set):
+            held.clear()
+            held.add(value)
+        else:
+            held[0] = value
+        x = module.child(x) * next(iter(held))
+        if isinstance(held, set):
+            held.clear()
+            held.add(before)
+        else:
+            held[0] = before
+        return x
+
+    return forward
+
+
+def _another_class(module: Late, x: torch.Tensor) -> torch.Tensor:
+    module.own.__class__ = nn.Tanh if float(x.detach().sum()) > 0 else nn.Sigmoid
+    x = module.own(module.child(x))
+    module.own.__class__ = nn.Dropout
+    return x
+
+
 KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
     "an attribute that is deleted": _deleted,
     "an attribute that is None again": _nothing,
@@ -117,6 +147,11 @@ KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
     "whether a module trains, for good": _training_is_set,
     "an attribute of an object": _in_an_object,
     "another item in a dict": _another_item,
+    "an item of a bytearray": _exchanges(0),
+    "an item of an array": _exchanges(1),
+    "an item of a set": _exchanges(2),
+    "an item of a deque": _exchanges(3),
+    "the class of a module": _another_class,
     "a hook": _hook,
     "a hook before": _pre_hook,
 }
@@ -127,6 +162,24 @@ KINDS: dict[str, Callable[[Late, torch.Tensor], torch.Tensor]] = {
 def test_a_later_branch_computes_as_in_one_process(job: Job, schedule: str, kind: str) -> None:
     torch.manual_seed(0)
     check(job, Late(kind), {"child": 1}, {"pipeline": schedule})
+
+
+class AnotherClass(nn.Module):
+    """Has another class while another rank computes, in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = nn.Linear(WIDTH, WIDTH)
+        self.own = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _another_class(self, x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_class_that_is_exchanged_in_every_forward(job: Job, schedule: str) -> None:
+    torch.manual_seed(0)
+    check(job, AnotherClass(), {"child": 1}, {"pipeline": schedule})
 
 
 class Fails(nn.Module):

@@ -2,10 +2,7 @@
 
 import contextlib
 import copy
-import io
-import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -249,26 +246,6 @@ class FillsLater(nn.Module):
 def test_a_branch_that_no_trace_took_is_noticed(job: Job, schedule: str) -> None:
     torch.manual_seed(0)
     check(job, FillsLater(160), {"child": 1}, {"pipeline": schedule}, "large")
-
-
-class Settings(nn.Module):
-    """Calls a child under settings of the process, and looks whether they are still there; for ranks in processes."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.child = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        enabled = torch.backends.mkldnn.enabled
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as output:
-            warnings.simplefilter("ignore", ResourceWarning)
-            torch._C._set_mkldnn_enabled(False)
-            x = self.child(x)
-            assert sys.stdout is output
-            assert warnings.filters[0][::2] == ("ignore", ResourceWarning, 0)
-            assert not torch.backends.mkldnn.enabled
-            torch._C._set_mkldnn_enabled(enabled)
-        return x
 
 
 class Patches(nn.Module):

@@ -166,7 +166,7 @@ impl From<Collecting> for Collected {
 
 macro_rules! settings {
     ($($(#[$doc:meta])* $name:ident $python:literal,)*) => {
-        /// A setting that torch has once for the whole process.
+        /// A setting that torch has once for the whole process, or for each thread.
         #[pyclass(frozen, eq, hash, from_py_object, module = "shardwright._core")]
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) enum TorchSetting {
@@ -206,4 +206,13 @@ settings! {
     CudnnBenchmark "CUDNN_BENCHMARK",
     CudnnDeterministic "CUDNN_DETERMINISTIC",
     Onednn "ONEDNN",
+    EncoderFastPath "ENCODER_FAST_PATH",
+    WarnAlways "WARN_ALWAYS",
+    SparseInvariants "SPARSE_INVARIANTS",
+    FillUninitialized "FILL_UNINITIALIZED",
+    OverwriteConverted "OVERWRITE_CONVERTED",
+    SwapConverted "SWAP_CONVERTED",
+    AutocastCache "AUTOCAST_CACHE",
+    BackwardThreads "BACKWARD_THREADS",
+    ViewReplay "VIEW_REPLAY",
 }

@@ -60,7 +60,7 @@ pub enum SettingValue {
 
 macro_rules! settings {
     ($($(#[$doc:meta])* $name:ident $text:literal,)*) => {
-        /// A setting that torch has once for the whole process.
+        /// A setting that torch has once for the whole process, or for each thread.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum TorchSetting {
             $($(#[$doc])* $name,)*
@@ -109,6 +109,24 @@ settings! {
     CudnnDeterministic "cuDNN determinism",
     /// oneDNN.
     Onednn "oneDNN",
+    /// The fast path of `nn.TransformerEncoder`.
+    EncoderFastPath "fast path of encoders",
+    /// Whether warnings are repeated.
+    WarnAlways "repeated warnings",
+    /// Checks of sparse tensors' invariants.
+    SparseInvariants "checks of sparse tensors",
+    /// Whether new memory is filled where algorithms are deterministic.
+    FillUninitialized "filling of new memory",
+    /// Whether a conversion of a module overwrites its parameters.
+    OverwriteConverted "overwriting of converted parameters",
+    /// Whether a conversion of a module swaps its parameters.
+    SwapConverted "swapping of converted parameters",
+    /// Whether autocast keeps casts; each thread's own.
+    AutocastCache "autocast's cache",
+    /// Whether backward uses threads; each thread's own.
+    BackwardThreads "threads of the backward",
+    /// Whether views are replayed; each thread's own.
+    ViewReplay "replayed views",
 }
 
 impl TorchSetting {

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from shardwright import _core
 from shardwright.errors import FrameError
-from shardwright.execution import process
-from shardwright.execution.forward_mode import check_wait
+from shardwright.execution import forward_mode, other_weights, process
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames.grad_mode import GradMode
@@ -112,6 +111,7 @@ class StepState:
         task: Gradient, inference and autocast mode.
         device: The default device, None when it is not set.
         settings: What torch keeps for the whole process.
+        thread: What torch keeps for each thread.
         random: The states of the random number generators.
         seed: What the script last seeded the default generator with.
         cuda_stream: The current stream of the current CUDA device, None without CUDA.
@@ -121,6 +121,7 @@ class StepState:
     task: TaskState
     device: torch.device | None
     settings: process.Settings
+    thread: process.Settings
     random: process.RandomState
     seed: int
     cuda_stream: torch.cuda.Stream | None
@@ -140,18 +141,20 @@ class StepState:
             TaskState.capture(),
             device,
             process.settings(),
+            process.thread_settings(),
             process.random_state(),
             torch.initial_seed(),
             cuda,
         )
 
     def applied(self) -> AbstractContextManager[Any]:
-        """Set the thread's CUDA stream and the process's settings, and its default device for the block."""
+        """Set the thread's CUDA stream, the process's settings and its own, and its default device for the block."""
         if self.cuda_stream is not None:
             # With its device. A new thread has the default stream, and what it made there would be unordered with what
             # the script does on its own.
             torch.cuda.set_stream(self.cuda_stream)
         process.restore_settings(self.settings)
+        process.set_thread(self.thread)
         return on_device(self.device)
 
     def restore(self) -> None:
@@ -190,7 +193,7 @@ def context_of(
         checkpointing=checkpointing,
         hooks=hooks,
         device=None if device == script.device else str(device),
-        settings=process.difference(script.settings, process.settings()),
+        settings=process.difference(script.settings, script.thread),
         collector=collector,
     )
 
@@ -198,7 +201,7 @@ def context_of(
 def as_carried(context: _core.TorchContext) -> AbstractContextManager[Any]:
     """Run the block with the default device and under the settings of a call."""
     if context.settings:
-        process.restore_settings(process.changed(process.settings(), context.settings))
+        process.change(context.settings)
     return on_device(None if context.device is None else torch.device(context.device))
 
 
@@ -210,7 +213,8 @@ class Suspended:
     def __enter__(self) -> None:
         """Begin to wait."""
         self._task = task = running_task()
-        check_wait(task)
+        forward_mode.check_wait(task)
+        other_weights.check_wait(task)
         if task is None:
             self.keep()
         else:

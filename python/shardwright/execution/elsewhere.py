@@ -8,11 +8,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 
 from shardwright.errors import FrameError
 from shardwright.frames import current_frame
 from shardwright.huggingface.collector import collects
+from shardwright.job.runtime import find_runtime
 
 if TYPE_CHECKING:
     from shardwright.execution.stays import KeptHere
@@ -72,17 +74,23 @@ class Elsewhere:
 
     def refuse_change(self, module: nn.Module, attribute: str, value: Any) -> None:
         """Raise :class:`FrameError` if the code of a step sets an attribute that other ranks' copies would not see."""
-        frame = current_frame()
-        if frame is None:
-            return
         known = self._modules.get(module)
         if known is None:
             return
+        frame = current_frame()
         name, ranks, here, traced, _ = known
+        listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        if not here and in_backward() and (runtime := find_runtime()) is not None and runtime.step.running:
+            raise FrameError(
+                f"attribute {attribute!r} of module {name!r} was set in a backward on rank {runtime.place.rank}, but "
+                f"the module runs on {listed}, which would not see it. Register the hook that does so before the first "
+                "step, so that both modules are placed on one rank, or pin them to one (smp.set_partition)"
+            )
+        if frame is None:
+            return
         if frame.request is None and not _inside_a_module(sys._getframe(2)):
             where = "in the step function, which runs on pp_rank 0 only"
         elif not here:
-            listed = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
             where = f"in the code of {frame.name}, but the module runs on {listed}"
         elif attribute == "forward" and sys._getframe(2).f_globals.get("__name__", "").partition(".")[0] != _OWN:
             raise FrameError(
@@ -147,6 +155,11 @@ class Elsewhere:
 
 
 elsewhere = Elsewhere()
+
+
+def in_backward() -> bool:
+    """Whether torch's autograd engine runs the code that asks."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _inside_a_module(frame: FrameType | None) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL, Cell, kind_of, put_values, reached, restore_cells
+from shardwright.execution.children import Children, set_value, value_of
 from shardwright.frames.remote import is_remote
 from shardwright.opaque import MOST_BYTES, are_same, holds_the_very_same, is_same
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 #: An object, and the name of one of its attributes.
 Attribute = tuple[Any, str]
 
-_MISSING = object()
+_UNNOTICED = INTERNAL - {"__class__"}
 #: Containers with more items are not looked through at every task.
 MOST_ITEMS = 256
 
@@ -71,15 +72,6 @@ def seen_of(place: Attribute) -> Seen:
         else:
             values += kind.parts(kind.read(part))
     return Seen(values, versions)
-
-
-def value_of(holder: Any, name: str) -> Any:
-    """What an object holds under a name."""
-    if isinstance(holder, nn.Module):
-        for tensors in (holder._buffers, holder._parameters):
-            if name in tensors:
-                return tensors[name]
-    return vars(holder).get(name, _MISSING)
 
 
 class _Watched:
@@ -152,17 +144,16 @@ def _goes_past_setattr(kind: type) -> bool:
 
 
 def _is_untouched(cell: Cell) -> bool:
-    """Whether the very same items are in a list, dict or object as before, or as many in another container.
-
-    Quick, and False where it is not known.
-    """
+    """Whether the very same items are in a container or object as before; quick, and False where it is not known."""
     value, before = cell.value, cell.before
     if cell.kind.has_names:
         if not type(value).__dictoffset__:
             return False
         value = object.__getattribute__(value, "__dict__")
     elif not isinstance(value, list | dict):
-        return cell.kind.size(value) == len(before)
+        value = cell.kind.read(value)
+    if type(before) is bytes:
+        return bool(value == before)
     return holds_the_very_same(value, before)
 
 
@@ -189,6 +180,7 @@ class Watch:
         self._copied = set(copied)
         self.is_stale = False
         self._set: list[tuple[nn.Module, str, Any]] = []
+        self._children: dict[nn.Module, Children] = {}
         self._tensors: list[_Watched] = []
         self._cells: list[tuple[nn.Module, str, Cell]] = []
         #: Attributes of modules whose code may set them past ``__setattr__``.
@@ -262,16 +254,18 @@ class Watch:
     def end_step(self) -> None:
         """Forget what was set."""
         self._set.clear()
+        self._children.clear()
         for one in self._tensors:
             one.end()
 
     def is_set(self, task: RunningTask, module: nn.Module, name: str) -> None:
         """A task is about to set an attribute."""
         path = self._modules.get(module)
-        if path is not None and name not in INTERNAL and not self._is_settled(path, name):
+        if path is not None and name not in _UNNOTICED and not self._is_settled(path, name):
             place = (module, name, value_of(module, name))
             task.sets.append(place)
             self._set.append(place)
+            self._children.setdefault(module, Children(module))
 
     def is_switched(self, module: nn.Module, name: str) -> bool:
         """A task is about to change what torch itself keeps in a module; whether no forward is known to do so."""
@@ -327,7 +321,7 @@ class Watch:
             around = self._around[name] = [
                 (module, attribute, cell)
                 for module, attribute, cell in self._cells
-                if module in holders and type(cell.before) in (list, dict)
+                if module in holders and type(cell.before) in (list, dict, bytes)
             ]
         for module, attribute, cell in around:
             if not _is_untouched(cell) and not are_same(cell.parts_now, cell.parts):
@@ -385,11 +379,9 @@ class Watch:
         for one in self._tensors:
             one.restore()
         for module, name, before in [*reversed(self._set), *self._places]:
-            values = module._buffers if name in module._buffers else vars(module)
-            if before is _MISSING:
-                values.pop(name, None)
-            else:
-                values[name] = before
+            set_value(module, name, before)
+        for children in self._children.values():
+            children.restore()
         holders = [vars(module) for module in {id(module): module for module, _, _ in self._cells}.values()]
         if restore_cells((cell for _, _, cell in self._cells), holders):
             self.is_stale = True  # copies of iterators are to be watched from now on

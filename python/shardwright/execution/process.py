@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,10 @@ def _set_warning_filters(value: tuple[int, list[Any]]) -> None:
 _Get = Callable[[], Any]
 _Set = Callable[[Any], None]
 
+_Sent = tuple[_core.TorchSetting, _Get, _Set]
+
 #: What the ranks are told of whose modules a task calls.
-_SENT: tuple[tuple[_core.TorchSetting, _Get, _Set], ...] = (
+_SENT: tuple[_Sent, ...] = (
     (_core.TorchSetting.DEFAULT_DTYPE, torch.get_default_dtype, torch.set_default_dtype),
     (_core.TorchSetting.FLASH_ATTENTION, torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
     (
@@ -76,7 +78,40 @@ _SENT: tuple[tuple[_core.TorchSetting, _Get, _Set], ...] = (
     (_core.TorchSetting.CUDNN_BENCHMARK, torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
     (_core.TorchSetting.CUDNN_DETERMINISTIC, torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
     (_core.TorchSetting.ONEDNN, torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    (
+        _core.TorchSetting.ENCODER_FAST_PATH,
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
+    ),
+    (_core.TorchSetting.WARN_ALWAYS, torch._C._get_warnAlways, torch._C._set_warnAlways),
+    (
+        _core.TorchSetting.SPARSE_INVARIANTS,
+        torch._C._check_sparse_tensor_invariants,
+        torch._C._set_check_sparse_tensor_invariants,
+    ),
+    (
+        _core.TorchSetting.FILL_UNINITIALIZED,
+        torch._C._get_deterministic_fill_uninitialized_memory,
+        torch._C._set_deterministic_fill_uninitialized_memory,
+    ),
+    (
+        _core.TorchSetting.OVERWRITE_CONVERTED,
+        torch.__future__.get_overwrite_module_params_on_conversion,
+        torch.__future__.set_overwrite_module_params_on_conversion,
+    ),
+    (
+        _core.TorchSetting.SWAP_CONVERTED,
+        torch.__future__.get_swap_module_params_on_conversion,
+        torch.__future__.set_swap_module_params_on_conversion,
+    ),
 )
+#: What each thread has for itself, and a new one as torch has it at first.
+_OF_THREADS: tuple[_Sent, ...] = (
+    (_core.TorchSetting.AUTOCAST_CACHE, torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    (_core.TorchSetting.BACKWARD_THREADS, torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
+    (_core.TorchSetting.VIEW_REPLAY, torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
+)
+_THREAD_GETTERS = [get for _, get, _ in _OF_THREADS]
 #: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
 _OWN: tuple[tuple[_Get, _Set], ...] = (
     (_warning_filters, _set_warning_filters),
@@ -130,27 +165,47 @@ def restore_settings(wanted: Settings) -> None:
                 set_(value)
 
 
-def difference(before: Settings, after: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
-    """The settings in ``after`` that are not as they were ``before``; less objects of this process."""
+def thread_settings() -> Settings:
+    """The settings of the calling thread now."""
+    return tuple([get() for get in _THREAD_GETTERS])
+
+
+def set_thread(wanted: Settings) -> None:
+    """Make the settings of the calling thread these."""
+    if wanted != thread_settings():
+        for (_, _, set_), value in zip(_OF_THREADS, wanted, strict=True):
+            set_(value)
+
+
+def difference(before: Settings, thread: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
+    """The settings that are not as they were ``before``, those of threads not as in ``thread``; less objects."""
+    found = [*_different(_SENT, before, settings()), *_different(_OF_THREADS, thread, thread_settings())]
+    return [(setting, _told(new)) for setting, new in found]
+
+
+def _different(sent: Sequence[_Sent], before: Settings, after: Settings) -> Iterator[tuple[_core.TorchSetting, Any]]:
     if before == after:
-        return []
-    pairs = zip(_SENT, before, after, strict=False)
-    return [(setting, _told(new)) for (setting, _, _), old, new in pairs if old != new]
+        return
+    for (setting, _, _), old, new in zip(sent, before, after, strict=False):
+        if old != new:
+            yield setting, new
 
 
 def _told(value: Any) -> bool | str:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
-def changed(base: Settings, different: list[tuple[_core.TorchSetting, bool | str]]) -> Settings:
-    """``base`` with some settings changed."""
-    told = dict(different)
-    values = list(base)
-    for index, (setting, _, _) in enumerate(_SENT):
-        if setting in told:
-            value = told[setting]
-            values[index] = getattr(torch, str(value)) if setting == _core.TorchSetting.DEFAULT_DTYPE else value
-    return tuple(values)
+def change(different: Iterable[tuple[_core.TorchSetting, bool | str]]) -> None:
+    """Change some settings of the process, and of the calling thread."""
+    told: dict[_core.TorchSetting, Any] = {
+        setting: getattr(torch, str(value)) if setting == _core.TorchSetting.DEFAULT_DTYPE else value
+        for setting, value in different
+    }
+    now = settings()
+    sent = tuple(told.get(setting, old) for (setting, _, _), old in zip(_SENT, now, strict=False))
+    restore_settings((*sent, *now[len(sent) :]))
+    own = zip(_OF_THREADS, thread_settings(), strict=True)
+    set_thread(tuple(told.get(setting, old) for (setting, _, _), old in own))
 
 
 def random_state() -> RandomState:

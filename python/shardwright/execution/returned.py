@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from shardwright.contents import reached
-from shardwright.execution.kept import Attribute, value_of, version_of
+from shardwright.execution.children import value_of
+from shardwright.execution.kept import Attribute, version_of
 from shardwright.execution.task import RunningTask
 from shardwright.frames.remote import is_remote
 from shardwright.frames.watch import memory_id

@@ -12,8 +12,10 @@ from torch import nn
 
 from shardwright.contents import reached
 from shardwright.errors import FrameError
+from shardwright.execution.children import value_of
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import suspended
+from shardwright.execution.elsewhere import in_backward
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
     Seen,
@@ -21,7 +23,6 @@ from shardwright.execution.kept import (
     attribute_of,
     no_copy_of,
     seen_of,
-    value_of,
     variable_of,
 )
 from shardwright.execution.placed import Decided, KeptState
@@ -36,6 +37,10 @@ from shardwright.frames.remote import is_remote
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
+
+
+#: They write to their statistics without counting versions.
+BATCH_NORMALISATION = nn.modules.batchnorm._NormBase
 
 
 class KeptHere:
@@ -103,6 +108,8 @@ class KeptHere:
             {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
         )
         self._snapshot: Snapshot | None = None
+        #: What has become of the statistics of batch normalisations in this step.
+        self._statistics: dict[nn.Module, set[str]] = {}
         #: By state, the microbatch that has entered last.
         self._newest: dict[int, int] = {}
         if self._states:
@@ -126,6 +133,7 @@ class KeptHere:
         """The step has succeeded."""
         self._snapshot = None
         self._newest.clear()
+        self._statistics.clear()
         self._watch.end_step()
 
     def rollback(self) -> list[str]:
@@ -252,6 +260,8 @@ class KeptHere:
                 self._newest[state] = task.microbatch
                 self._check_graphs(task, state)
         self._check_returned(task)
+        if isinstance(module, BATCH_NORMALISATION):
+            self._check_statistics(task, module)
         task.ordered = True
         task.inside.append(module)
         try:
@@ -274,6 +284,14 @@ class KeptHere:
                         task, f"{self._watch.name_of(module, name)} holds a tensor with an earlier microbatch's graph"
                     )
 
+    def _check_statistics(self, task: RunningTask, module: nn.Module) -> None:
+        """Raise :class:`StateWriteError` if a backward needs statistics which training changes, unseen by torch."""
+        modes = self._statistics.setdefault(module, set())
+        modes.add("changed" if module.training else "needed" if torch.is_grad_enabled() else "")
+        if modes >= {"changed", "needed"}:
+            what = f"the statistics of {self._watch.path_of(module)!r}"
+            self._refuse(task, f"{what}, which were used in evaluation mode, were changed in training mode")
+
     def _note_returned(self, task: RunningTask, module: nn.Module, states: list[int], result: Any) -> None:
         if self._runtime.step.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
             places = [place for state in states for place in self._places_of[state]]
@@ -284,11 +302,6 @@ class KeptHere:
         name = changed_since_returned(task)
         if name is not None:
             self._refuse(task, f"what module {name!r} keeps and returned was changed by another microbatch")
-
-
-def in_backward() -> bool:
-    """Whether torch's autograd engine runs the code that asks."""
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _ranks_of(decision: Decided, path: str) -> Iterable[int]:

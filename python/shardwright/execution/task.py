@@ -35,6 +35,7 @@ class RunningTask:
         ending: Whether its code has run, and only the result is to be taken.
         inside: The modules that keep something and that its code is in, the innermost last.
         computed_once: The code of the innermost that runs inside a checkpoint and is not computed again, if any does.
+        other_weights: In how many calls with other weights its code is (``torch.func.functional_call``).
         sets: Attributes that it has set though no trace saw that, with what was there before.
         returned: Of what modules keep, what they returned to it: their names, tensors, and the versions of those.
         responses: The answers to its calls that are not here, or not whole.
@@ -51,6 +52,7 @@ class RunningTask:
     ending: bool = False
     inside: list[nn.Module] = field(default_factory=list)
     computed_once: ComputedOnce | None = None
+    other_weights: int = 0
     sets: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
     returned: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)

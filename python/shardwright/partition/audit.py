@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
-from shardwright.delayed.materialise import is_delayed
+from shardwright.execution.children import CONTAINER_METHODS, telling
 from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
@@ -27,7 +27,7 @@ from shardwright.partition.kept import merged
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins
-from shardwright.partition.tree import ModelTree, TensorEntry, join_path
+from shardwright.partition.tree import ModelTree, TensorEntry, address, hooks_on, join_path
 from shardwright.patches import replaced
 
 
@@ -44,7 +44,7 @@ class Audit:
         self._joins: dict[tuple[str, str], str] = {}
         self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
         #: By number, the version of each parameter and where its values are.
-        self._weights = {id(entry.tensor): (entry.tensor._version, _address(entry.tensor)) for entry in tree.parameters}
+        self._weights = {id(entry.tensor): (entry.tensor._version, address(entry.tensor)) for entry in tree.parameters}
         self._buffers: dict[int, int] = {}
         # A forward may put another tensor in a buffer's place; the first one's number must not be used again.
         self._alive: list[torch.Tensor] = []
@@ -59,7 +59,7 @@ class Audit:
         self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
         #: Who changes what torch itself keeps in modules, by path and name: hooks, and whether they train.
         self._own: dict[tuple[str, str], set[str]] = {}
-        self._hooks = {entry.path: _hooks_on(entry.module) for entry in tree.modules}
+        self._hooks = {entry.path: hooks_on(entry.module) for entry in tree.modules}
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
         #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
@@ -86,7 +86,7 @@ class Audit:
             why_whole: Why the call cannot go to another rank, if it cannot.
         """
         self._look(execution)
-        if _hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:
+        if hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:
             self._own.setdefault((execution.path, "_forward_hooks"), set()).add(caller.path)
         self._executions[execution.path] += 1
         if why_whole is not None:
@@ -126,11 +126,11 @@ class Audit:
         for entry in self._tree.parameters:
             number = id(entry.tensor)
             before = self._weights[number]
-            if number not in changed and before[1] == _address(entry.tensor):
+            if number not in changed and before[1] == address(entry.tensor):
                 continue
             self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
             if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
-                self._flows.append(CrossingFlow(scope="", what=f"{entry.name} is written to past its version"))
+                self.one_at_a_time(f"{entry.name} is written to past its version")
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
@@ -163,6 +163,14 @@ class Audit:
     def kept(self) -> tuple[KeptState, ...]:
         """What goes from one microbatch to the next, once `joins` has looked."""
         return merged(self._kept, self._executions)
+
+    def one_at_a_time(self, what: str) -> None:
+        """Microbatches have to run one after another, backward and all, as `what` says."""
+        self._flows.append(CrossingFlow(scope="", what=what, meets_backward=True))
+
+    def readers_of(self, attribute: tuple[int, str]) -> set[str]:
+        """Who has used an attribute of a module or another object."""
+        return self._readers.get(attribute, set()) | self._users.get(attribute, set())
 
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""
@@ -201,19 +209,26 @@ class Audit:
                 path = self._tree.path_of.get(id(module))
                 if path is not None:
                     self._own.setdefault((path, name), set()).add(self._stack.top.path)
+            is_child = isinstance(value, nn.Module) or name in module._modules
             set_attribute(module, name, value)
-            self._attribute_written(module, name)
+            self._attribute_written(module, name, is_child=is_child)
 
         def __delattr__(module: nn.Module, name: str) -> None:
+            is_child = name in module._modules
             delete_attribute(module, name)
-            self._attribute_written(module, name)
+            self._attribute_written(module, name, is_child=is_child)
+
+        def child_changes(module: nn.Module, name: str) -> None:
+            self._attribute_written(module, name, is_child=True)
 
         functions = {
             "__getattribute__": __getattribute__,
             "__setattr__": __setattr__,
             "__delattr__": __delattr__,
         }
-        with replaced(nn.Module, functions), self._shared.watching(self._object_used):
+        with replaced(nn.Module, functions), self._shared.watching(self._object_used), contextlib.ExitStack() as stack:
+            for owner, name in ((nn.Module, "add_module"), *CONTAINER_METHODS):
+                stack.enter_context(replaced(owner, {name: telling(child_changes)}))
             yield
 
     def _buffer_looked_up(self, module: nn.Module, name: str) -> None:
@@ -226,7 +241,7 @@ class Audit:
         if self._stack.here():
             self._used(attribute, self._stack.top.path)
 
-    def _attribute_written(self, module: nn.Module, name: str) -> None:
+    def _attribute_written(self, module: nn.Module, name: str, *, is_child: bool) -> None:
         path = self._tree.path_of.get(id(module))
         if path is None or name in INTERNAL or not self._stack.here():
             return
@@ -240,8 +255,12 @@ class Audit:
             self.join(writer, path, f"sets {join_path(path, name)}")
             return
         key = (id(module), name)
-        if key not in self._writes and (key in self._readers or key in self._missed):
+        # Whether a child was read, or a method that the attribute stands for, is not seen.
+        is_unseen = is_child or callable(getattr(type(module), name, None))
+        if key not in self._writes and (is_unseen or key in self._readers or key in self._missed):
             self._read_first.add(key)
+        if is_child:
+            self.join(writer, path, f"sets {join_path(path, name)}")
         self._writes.setdefault(key, set()).add(writer)
         if next(module.parameters(), None) is None:
             self._left_by[key] = tuple(self._stack.executions)
@@ -321,8 +340,8 @@ class Audit:
             if name == "training":
                 is_put_back = holder.training is self._before[id(holder)]["training"]
             else:
-                is_put_back = _hooks_on(holder) == self._hooks[path]
-                if not is_put_back and all(map(collects, _hooks_on(holder))):
+                is_put_back = hooks_on(holder) == self._hooks[path]
+                if not is_put_back and all(map(collects, hooks_on(holder))):
                     continue
             for user in users:
                 self.join(user, path, f"sets {full_name}")
@@ -375,13 +394,3 @@ class Audit:
         self._keep((first, *others), f"{name} changes in a forward")
         for other in others:
             self.join(first, other, f"uses {name} like the other, which a forward changes")
-
-
-def _address(tensor: torch.Tensor) -> int:
-    has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
-    return tensor.data_ptr() if has_memory else 0
-
-
-def _hooks_on(module: nn.Module) -> list[Any]:
-    every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for hooks in every for hook in hooks.values()]

@@ -313,11 +313,11 @@ def _decision(
 
 
 def _interrupted(trace: Trace | None, ranks: dict[str, int], follows: set[str]) -> tuple[str, ...]:
-    """State that other microbatches could overwrite, because calls to other ranks come between its two ends."""
+    """State that other microbatches could overwrite, because a call to another rank or a backward comes between."""
     found: dict[str, None] = {}
     for flow in trace.flows if trace is not None else ():
         prefix = join_path(flow.scope, "")
         inside = {rank for path, rank in ranks.items() if path not in follows and (path + ".").startswith(prefix or "")}
-        if len(inside) > 1:
+        if len(inside) > 1 or flow.meets_backward:
             found[flow.what] = None
     return tuple(found)

@@ -18,10 +18,12 @@ class CrossingFlow:
     Attributes:
         scope: The path of the innermost module that encloses all users.
         what: The state, in words.
+        meets_backward: Whether a backward uses or changes it, which comes too late even where all is on one rank.
     """
 
     scope: str
     what: str
+    meets_backward: bool = False
 
 
 def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:

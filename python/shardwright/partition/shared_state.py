@@ -11,7 +11,8 @@ is noted meanwhile, so that only those who use what changes belong together.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -225,6 +226,21 @@ class SharedState:
                 if not kind.__flags__ & _IMMUTABLE:
                     stack.enter_context(_watched(kind, used))
             yield
+
+    def holders(self, number: int) -> set[AttributeKey]:
+        """The attributes through which modules reach a container or an object, which is given by its id."""
+        cell = self._cells.get(number)
+        return set() if cell is None else cell.attributes
+
+    def places(self) -> Iterator[tuple[Hashable, set[str]]]:
+        """Who uses each variable, by the id of its cell, or that of what holds it and its name; and what is in it."""
+        for full_name, (variable, _) in self._variables.items():
+            key = id(variable.holder)
+            place = key if isinstance(variable.holder, types.CellType) else (key, variable.name)
+            yield place, set(self._users[full_name])
+        for number, cell in self._cells.items():
+            for full_name in cell.variables:
+                yield number, set(self._users[full_name])
 
     def look(self, paths: Iterable[str]) -> None:
         """In the middle of a forward: note what is no longer as it was of what modules, and their code, reach."""

@@ -15,6 +15,7 @@ from shardwright.data_parallel import sync_batch_norm
 from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
+from shardwright.partition.backward_hooks import join_hooks
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
@@ -27,6 +28,7 @@ from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry
+from shardwright.partition.unversioned import UnversionedWrites
 from shardwright.progress import Progress
 
 _LOGGER = logging.getLogger("shardwright")
@@ -182,7 +184,8 @@ class _Run:
                 entry.module.training = True
             stack = Stack()
             foreign = ForeignTensors(self._tree, writes, (args, kwargs))
-            recording = _Recording(self._tree, stack, Audit(self._tree, stack, shared), foreign, writes, measure_memory)
+            audit = Audit(self._tree, stack, shared)
+            recording = _Recording(self._tree, stack, audit, foreign, writes, measure_memory, shared)
             with (
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
@@ -254,10 +257,13 @@ class _Recording:
         foreign: ForeignTensors,
         writes: Writes,
         measure_memory: bool,
+        shared: SharedState,
     ) -> None:
         self.audit = audit
+        self._shared = shared
         self._foreign = foreign
         self.recomputed = Recomputed(tree, stack)
+        self._unversioned = UnversionedWrites(tree, stack)
         self.regions = Regions(saves_tensors=measure_memory)
         self._tree = tree
         self._stack = stack
@@ -298,11 +304,13 @@ class _Recording:
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         self.audit.operation(func, tensors)
+        self._unversioned.operation(func, tensors)
         self._foreign.read(func, tensors, self._stack.top.path)
 
     def written(self, tensor: torch.Tensor) -> None:
         self._writes.before_write(tensor)
         self.audit.written(tensor)
+        self._unversioned.written(tensor)
         self._foreign.written(tensor, self._stack.top.path)
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -340,6 +348,11 @@ class _Recording:
         for users in self._foreign.changed():
             self.audit.keep((), users)
         self.audit.written_parameters(self._writes.written())
+        for entry, users, is_needed in self._unversioned.found():
+            self.audit.keep(entry.names, users)
+            if is_needed:
+                self.audit.one_at_a_time(f"{entry.name} is written to past its version")
+        join_hooks(self._tree, self.audit, self._shared)
         joins = self.audit.joins()
         self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 
 
@@ -25,6 +27,18 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 def has_forward(module: nn.Module) -> bool:
     """Whether a module can be executed; a list of modules, say, only holds them."""
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor's values are; 0 of one that has none."""
+    has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
+    return tensor.data_ptr() if has_memory else 0
+
+
+def hooks_on(module: nn.Module) -> list[Any]:
+    """The hooks of a module's forward and backward."""
+    every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return [hook for hooks in every for hook in hooks.values()]
 
 
 @dataclass(frozen=True, kw_only=True)

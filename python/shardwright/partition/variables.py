@@ -37,7 +37,7 @@ class Variable(NamedTuple):
     def read(self) -> Any:
         """The value now; `MISSING` if there is none."""
         if isinstance(self.holder, types.CellType):
-            return _content(self.holder)
+            return content_of(self.holder)
         return (self.holder if isinstance(self.holder, dict) else vars(self.holder)).get(self.name, MISSING)
 
     def write(self, value: Any) -> None:
@@ -68,7 +68,7 @@ def variables_of(kind: type) -> Found:
         for name, value in vars(base).items():
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             if name not in _NOT_IN_A_FORWARD and isinstance(function, types.FunctionType):
-                used.update(name for code in _codes_of(function) for name in code.co_names)
+                used.update(name for code in codes_of(function) for name in code.co_names)
                 yield from _variables_in(function, seen, 0)
     for base in bases:
         held = (name for name, value in vars(base).items() if kind_of(type(value)) is not None)
@@ -83,7 +83,7 @@ def _attributes_of(kind: type, used: Iterable[str]) -> Found:
     names = dict.fromkeys(used)
     for method in [getattr(own.get(name), "__func__", own.get(name)) for name in names]:
         if isinstance(method, types.FunctionType):
-            names.update(dict.fromkeys(name for code in _codes_of(method) for name in code.co_names))
+            names.update(dict.fromkeys(name for code in codes_of(method) for name in code.co_names))
     for name in names:
         if name in own and not isinstance(own[name], (*_CODE, type)):
             yield f"{kind.__module__}.{kind.__qualname__}.{name}", Variable(kind, name)
@@ -99,7 +99,8 @@ def is_own(module: str) -> bool:
     return not any(folder in file for folder in _INSTALLED)
 
 
-def _codes_of(function: types.FunctionType) -> list[types.CodeType]:
+def codes_of(function: types.FunctionType) -> list[types.CodeType]:
+    """The code of a function, and of those that it defines."""
     codes = [function.__code__]
     for code in codes:  # grows
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
@@ -111,11 +112,11 @@ def _variables_in(function: types.FunctionType, seen: set[types.CodeType], depth
     if function.__code__ in seen or depth > _DEEPEST or module.partition(".")[0] in FOREIGN:
         return
     yield from _own_of(function)
-    for wrapped in (getattr(function, "__wrapped__", None), *(_content(cell) for cell in function.__closure__ or ())):
+    for wrapped in (getattr(function, "__wrapped__", None), *(content_of(cell) for cell in function.__closure__ or ())):
         for inner in _functions_in(wrapped):
             yield from _variables_in(inner, seen, depth + 1)
     variables = function.__globals__
-    for code in _codes_of(function):
+    for code in codes_of(function):
         seen.add(code)
         stored = _stored_by(code)
         for name in code.co_names:
@@ -140,7 +141,7 @@ def _own_of(function: types.FunctionType) -> Found:
         return
     full_name = f"{function.__module__}.{function.__qualname__}"
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name != "__class__" and not isinstance(_content(cell), (*_CODE, type)):
+        if name != "__class__" and not isinstance(content_of(cell), (*_CODE, type)):
             yield f"{full_name}.{name}", Variable(cell, name)
     for index, value in enumerate([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]):
         if kind_of(type(value)) is not None:
@@ -166,7 +167,8 @@ def _named(path: str, namespace: dict[str, Any], used: Iterable[str]) -> Found:
             yield f"{path}.{name}", Variable(namespace, name)
 
 
-def _content(cell: types.CellType) -> Any:
+def content_of(cell: types.CellType) -> Any:
+    """What is in a cell of a closure; `MISSING` if nothing is."""
     try:
         return cell.cell_contents
     except ValueError:  # nothing yet

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import FrameError, NotOwnedError
+from shardwright.execution.children import CONTAINER_METHODS, telling
 from shardwright.execution.elsewhere import elsewhere
 from shardwright.frames import Leaves, current_frame
 from shardwright.job.runtime import find_runtime
@@ -54,16 +55,33 @@ def set_attribute(module: nn.Module, name: str, value: Any) -> None:
     elsewhere.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         elsewhere.refuse_making(module, name, value)
-    else:
-        elsewhere.is_set(module, name, value)
+    elsewhere.is_set(module, name, value)
     original_of(set_attribute)(module, name, value)
 
 
+def delete_attribute(module: nn.Module, name: str) -> None:
+    """``Module.__delattr__``, refused as a change is."""
+    elsewhere.refuse_change(module, name, None)
+    elsewhere.is_set(module, name, None)
+    original_of(delete_attribute)(module, name)
+
+
 def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
-    """``Module.add_module``, refused for parameters that no optimizer would train."""
+    """``Module.add_module``, refused as a change is, and for parameters that no optimizer would train."""
+    elsewhere.refuse_change(module, name, child)
     if isinstance(child, nn.Module):
         elsewhere.refuse_making(module, name, child)
+    elsewhere.is_set(module, name, child)
     original_of(add_module)(module, name, child)
+
+
+def _child_changes(module: nn.Module, name: str) -> None:
+    elsewhere.refuse_change(module, name, None)
+    elsewhere.is_set(module, name, None)
+
+
+#: By class and name, the containers' methods that change children past these.
+container_methods = {place: telling(_child_changes) for place in CONTAINER_METHODS}
 
 
 def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -1,0 +1,44 @@
+"""Other weights in a module for one call (``torch.func.functional_call``): no other microbatch may find them there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.execution.task import RunningTask, running_task, state_write
+from shardwright.frames.remote import bring
+from shardwright.patches import original_of
+
+
+def reparametrize_module(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
+    """``torch.nn.utils.stateless._reparametrize_module``, after what the task would wait for inside."""
+    task = running_task()
+    if task is None:
+        given: contextlib.AbstractContextManager[None] = original_of(reparametrize_module)(*args, **kwargs)
+        return given
+    return _exchanged(task, args, kwargs)
+
+
+@contextlib.contextmanager
+def _exchanged(task: RunningTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    for response in list(task.responses):
+        bring(response.tensors)
+    with original_of(reparametrize_module)(*args, **kwargs):
+        task.other_weights += 1
+        try:
+            yield
+        finally:
+            task.other_weights -= 1
+
+
+def check_wait(task: RunningTask | None) -> None:
+    """Raise :class:`StateWriteError` if a task is about to wait while other weights are in a module."""
+    if task is not None and task.other_weights:
+        runtime = task.runtime
+        if runtime.step.num_microbatches > 1 and not runtime.server.runs_one_at_a_time():
+            raise state_write(
+                task,
+                "a task waits for another rank inside torch.func.functional_call: other microbatches would find the "
+                "weights that it has exchanged",
+            )

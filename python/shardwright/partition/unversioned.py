@@ -1,0 +1,88 @@
+"""Buffers that a forward writes to and torch counts no version for: through `.data`, or by batch normalisation.
+
+A backward that needs such a buffer finds, without an error, what later microbatches have left in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shardwright.partition.observe import Stack
+from shardwright.partition.tree import ModelTree, TensorEntry
+
+#: Operations of which no backward needs what they are given.
+_SAVES_NOTHING = frozenset({"clone", "copy_", "_to_copy", "_local_scalar_dense", "add", "sub", "add_", "sub_"})
+
+
+class UnversionedWrites:
+    """Notes by their memory what is done with buffers, in one forward of a model."""
+
+    def __init__(self, tree: ModelTree, stack: Stack) -> None:
+        """Know the buffers, which are those of the trace already."""
+        self._stack = stack
+        self._entries = tree.buffers
+        self._buffers: dict[int, torch.Tensor] = {}
+        for entry in tree.modules:
+            for name, index in entry.buffers.items():
+                buffer = entry.module._buffers[name]
+                if buffer is not None and buffer.layout is torch.strided and not buffer.is_meta:
+                    self._buffers[index] = buffer
+        self._versions = {index: buffer._version for index, buffer in self._buffers.items()}
+        self._by_id = {id(buffer): index for index, buffer in self._buffers.items()}
+        self._by_memory = {buffer.untyped_storage()._cdata: index for index, buffer in self._buffers.items()}
+        self._destinations: set[int] = set()
+        self._written: dict[int, set[str]] = {}
+        #: Whose values a backward may need, and who has used them.
+        self._needed: set[int] = set()
+        self._users: dict[int, set[str]] = {}
+
+    def written(self, tensor: torch.Tensor) -> None:
+        """The next operation writes to this tensor."""
+        index = self._index_of(tensor)
+        if index is not None:
+            self._destinations.add(id(tensor))
+            self._written.setdefault(index, set()).add(self._stack.top.path)
+
+    def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        """An operation is given these tensors."""
+        for tensor in tensors if self._buffers else ():
+            index = self._index_of(tensor)
+            if index is not None and id(tensor) not in self._destinations:
+                self._users.setdefault(index, set()).add(self._stack.top.path)
+                if not _saves_nothing(func):
+                    self._needed.add(index)
+        self._destinations.clear()
+
+    def _index_of(self, tensor: torch.Tensor) -> int | None:
+        index = self._by_id.get(id(tensor))
+        if index is None and tensor.layout is torch.strided and not tensor.is_meta:
+            try:
+                index = self._by_memory.get(tensor.untyped_storage()._cdata)
+            except (NotImplementedError, RuntimeError):  # of torch.func, or another kind of tensor
+                return None
+        return index
+
+    def found(self) -> Iterator[tuple[TensorEntry, set[str], bool]]:
+        """Those buffers, once the forward is over: who writes to them and uses them, and whether a backward may."""
+        for index, buffer in self._buffers.items():
+            if buffer._version != self._versions[index]:
+                continue
+            entry = self._entries[index]
+            if index in self._written or not _has_values_of(buffer.to(entry.tensor.device), entry.tensor):
+                users = self._written.get(index, set()) | self._users.get(index, set())
+                yield entry, users or set(entry.holders), index in self._needed
+
+
+def _saves_nothing(func: Any) -> bool:
+    """Whether no backward needs what an operation is given, for all that is known of it."""
+    is_view: bool = getattr(func, "is_view", False)
+    return is_view or getattr(getattr(func, "overloadpacket", None), "__name__", "") in _SAVES_NOTHING
+
+
+def _has_values_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
