@@ -17,7 +17,7 @@ from shardwright import _core, logs
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import PeerLostError, ShardwrightError
 from shardwright.execution import reproducible, stays
-from shardwright.execution.results import Sites
+from shardwright.execution.results import sites_of
 from shardwright.execution.serve import FrameTable
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves
@@ -80,7 +80,7 @@ class Runtime:
         #: Told of every call to another rank: the module, its positional arguments, and which children of a sequential.
         self.watch_requests: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
         #: What is known of calls to other ranks, and how far that is relied on.
-        self.sites = Sites(cfg)
+        self.sites = sites_of(cfg)
         self.state_order = stays.StateOrder()
         #: Steps that were run again because a module had departed from what it did before.
         self.departures = 0

@@ -20,7 +20,7 @@ from shardwright import _core
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
 from shardwright.execution import forward_mode
-from shardwright.execution.results import Sites
+from shardwright.execution.results import sites_of
 from shardwright.execution.stays import StateOrder
 from shardwright.frames import guards
 from shardwright.launch import LaunchInfo
@@ -146,7 +146,7 @@ class Job:
         results: dict[int, T | BaseException] = {}
         threads = []
         for rank, runtime in enumerate(self.runtimes):
-            runtime.cfg, runtime.num_microbatches, runtime.sites = cfg, cfg.microbatches, Sites(cfg)
+            runtime.cfg, runtime.num_microbatches, runtime.sites = cfg, cfg.microbatches, sites_of(cfg)
             runtime.state_order = StateOrder()
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from shardwright.execution.context import StepState
 from shardwright.execution.encoder import pad_with_zeros
 from shardwright.execution.intercept import group_sequential, make_remote
 from shardwright.execution.reproducible import root_seed
-from shardwright.execution.results import Sites, finish, let_go
+from shardwright.execution.results import finish, let_go
 from shardwright.execution.serve import FrameTable, root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.execution.worker import WorkerPool
@@ -214,7 +213,7 @@ class LoopbackRuntime:
         self.server = server
         self.workers = workers
         self.rank = rank
-        self.sites = Sites(SimpleNamespace(tensor_handles=True, fast_mode=False, static_mode=False, static_steps=5))
+        self.sites = _core.Sites(tensor_handles=True, fast_mode=False, static_mode=False, static_steps=5)
         self._placement = placement
         self.frames = FrameTable()
         self.leaves = Leaves()

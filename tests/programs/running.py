@@ -8,6 +8,7 @@ from typing import Any
 
 import shardwright as smp
 import torch
+from shardwright import _core
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.structure import structural_joins
 from shardwright.partition.trace import trace_forward
@@ -138,7 +139,13 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
         sent.update(runtime.server.stats()["step"]["sent"])
 
     if program.static:
-        runtime.sites._static_steps = program.static_steps
+        cfg = runtime.cfg
+        runtime.sites = _core.Sites(
+            tensor_handles=cfg.tensor_handles,
+            fast_mode=cfg.fast_mode,
+            static_mode=cfg.static_mode,
+            static_steps=program.static_steps,
+        )
     numbers = torch.arange(program.microbatches).repeat_interleave(program.rows)
     for step in range(program.steps):
         batch = whole_batch.roll(step, 0) if program.updates else whole_batch

@@ -127,13 +127,11 @@ def _call(
     seed = reproducible.place()
     if composites:
         given = original + given[len(original) :]
-    asked = tuple((link.module_id, range) for link, range in links)
-    under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0, hooks)
-    site = runtime.sites.of((task.module, number, target.model_id, asked, under))
+    asked = [(link.module_id, range) for link, range in links]
+    site = runtime.sites.site(task.module, number, target.model_id, asked, context)
     observed = state.inference_mode or collected is not None or runtime.watch_requests is not None
     description = _core.Description(spec, parts) if runtime.sites.learns and not observed else None
-    predicted = None if description is None else runtime.sites.prediction(site, description)
-    held = runtime.sites.holds(site, predicted is not None) and not observed
+    predicted, held = runtime.sites.predict(site, description, observed=observed)
     chain: list[_core.ForwardLink] = []
     if following:
         chain = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
