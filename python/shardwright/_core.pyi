@@ -29,6 +29,7 @@ __all__ = [
     "Request",
     "ResultNotes",
     "Server",
+    "Sites",
     "Spec",
     "Task",
     "TensorParts",
@@ -1312,6 +1313,68 @@ class Server:
     def worker_gone(self, /, worker: SupportsIndex) -> None:
         """
         Say that the thread of a worker is gone: the step ends on every rank.
+        """
+
+@final
+class Sites:
+    """
+    What is known of a job's calls, and how far that is relied on (static mode). A call, alike for all microbatches and
+    steps, has a number.
+    """
+    def __new__(
+        cls, /, *, tensor_handles: bool, fast_mode: bool, static_mode: bool, static_steps: SupportsIndex
+    ) -> Sites:
+        """
+        Know nothing yet, of a job with these settings.
+        """
+    def begin_step(self, /, step: SupportsIndex, function: str, *, predicts: bool) -> None:
+        """
+        A step begins; in one that is run again after a departure nothing is predicted.
+        """
+    def learn(self, /, site: SupportsIndex, given: Description, answers: SupportsGetItem[int, Description]) -> None:
+        """
+        Remember what a call has given.
+        """
+    @property
+    def learns(self, /) -> bool:
+        """
+        Whether calls are remembered, and predicted.
+        """
+    def predict(
+        self, /, site: SupportsIndex, given: Description | None, *, observed: bool
+    ) -> tuple[list[Description] | None, bool]:
+        """
+        What each request of a call with these arguments will be answered with, once that has been the same for some
+        steps, else None; and whether the results' tensors stay where they are made.
+
+        `given` is None where the arguments are not to be remembered; `observed` tells that somebody wants to see the
+        results.
+        """
+    @property
+    def predicts(self, /) -> bool:
+        """
+        Whether callers may go on before answers are there.
+        """
+    def set_ordered(self, /, site: SupportsIndex) -> None:
+        """
+        The call has changed what a module keeps: from now on its caller waits for it.
+        """
+    def site(
+        self,
+        /,
+        caller: str | None,
+        number: SupportsIndex,
+        model: SupportsIndex,
+        asked: SupportsGetItem[int, tuple[SupportsIndex, tuple[SupportsIndex, SupportsIndex] | None]],
+        context: TorchContext,
+    ) -> int:
+        """
+        A call of the step function that runs: the module that makes it (None for the step function), its number there,
+        the model, the modules that it asks for one after another, with their children to run, and its torch state.
+        """
+    def wants(self, /, site: SupportsIndex) -> None:
+        """
+        The caller uses the values of a result that is elsewhere.
         """
 
 @final

@@ -24,8 +24,9 @@ from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process
+from shardwright.execution.call import CallWatch
 from shardwright.execution.frame_table import FrameTable
-from shardwright.execution.results import Sites
+from shardwright.execution.results import sites_of
 from shardwright.execution.state_order import StateOrder
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
@@ -134,8 +135,9 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(Leaves())
     runtime.installed.callback(runtime.add(Turn()).attributes.close)
     runtime.add(FrameTable())
-    runtime.add(Sites(place.cfg))
+    runtime.add(sites_of(place.cfg))
     runtime.add(StateOrder())
+    runtime.add(CallWatch())
     runtime.add(WorkerPool(runtime))
     runtime.add(Models(runtime.add(WrappedModels(place.rank))))
     runtime.add(Updates(runtime))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.execution.frame_table import FrameTable
-from shardwright.execution.results import Sites
+from shardwright.execution.state_order import StateOrder
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import current_runtime
@@ -45,7 +45,7 @@ def stats() -> dict[str, Any]:
         "unclosed_frames": runtime[FrameTable].unclosed,
         "schedule": runtime[Scheduling].text,
         "schedule_decision": None if decision is None else decision.to_dict(),
-        "departures": runtime[Sites].departures,
+        "departures": runtime[StateOrder].departures,
         "server": runtime.server.stats(),
         "efficiency": {"total": total.figures(), "step": newest.figures()},
         "communication": runtime.node.stats(),

@@ -8,7 +8,6 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import DepartureError
-from shardwright.execution.results import Sites
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from torch import nn
@@ -111,7 +110,7 @@ def divided(
             model.backward(loss)
             return loss
 
-        found, before = [], runtime[Sites].departures
+        found, before = [], runtime[StateOrder].departures
         for step in range(steps):
             STEP = max(step, STEP) if step else 0
             model.zero_grad()

@@ -22,7 +22,7 @@ from shardwright import _core, guards
 from shardwright.config import load_config
 from shardwright.errors import PeerLostError
 from shardwright.execution.frame_table import FrameTable
-from shardwright.execution.results import Sites
+from shardwright.execution.results import sites_of
 from shardwright.execution.state_order import StateOrder
 from shardwright.execution.worker import WorkerPool
 from shardwright.job.place import Place
@@ -162,7 +162,7 @@ class Job:
         for rank, runtime in enumerate(self.runtimes):
             place = runtime.place = dataclasses.replace(runtime.place, cfg=cfg)
             runtime.step.num_microbatches = cfg.microbatches
-            for part in (Sites(cfg), StateOrder(), Scheduling(cfg, place.pp_size)):
+            for part in (sites_of(cfg), StateOrder(), Scheduling(cfg, place.pp_size)):
                 runtime.add(part)
             run = functools.partial(contextvars.copy_context().run, self._main, runtime, main, results)
             threads.append(threading.Thread(target=run, name=f"rank-{rank}", daemon=True))  # a hanging one ends with us

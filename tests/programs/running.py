@@ -8,7 +8,7 @@ from typing import Any
 
 import shardwright as smp
 import torch
-from shardwright.execution.results import Sites
+from shardwright import _core
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.structure import structural_joins
@@ -139,7 +139,15 @@ def run_on_rank(program: Program, runtime: Runtime) -> Left:
         sent.update(runtime.server.stats()["step"]["sent"])
 
     if program.static:
-        runtime[Sites]._static_steps = program.static_steps
+        cfg = runtime.place.cfg
+        runtime.add(
+            _core.Sites(
+                tensor_handles=cfg.tensor_handles,
+                fast_mode=cfg.fast_mode,
+                static_mode=cfg.static_mode,
+                static_steps=program.static_steps,
+            )
+        )
     numbers = torch.arange(program.microbatches).repeat_interleave(program.rows)
     for step in range(program.steps):
         batch = whole_batch.roll(step, 0) if program.updates else whole_batch

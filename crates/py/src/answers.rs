@@ -1,5 +1,7 @@
 //! `Answer`: what a request is answered with.
 
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use shardwright_runtime::Expected;
@@ -50,9 +52,7 @@ impl Answer {
 /// What is noted of the results of an answer of this kind.
 pub(crate) fn notes_of(kind: &AnswerKind) -> PyResult<ResultNotes> {
     match kind {
-        AnswerKind::Result(notes) | AnswerKind::Passed(notes) => {
-            Ok(ResultNotes(std::sync::Arc::clone(notes)))
-        }
+        AnswerKind::Result(notes) | AnswerKind::Passed(notes) => Ok(ResultNotes(Arc::clone(notes))),
         AnswerKind::Value | AnswerKind::Stopped | AnswerKind::Gradients(_) => Err(
             PyValueError::new_err("an answer without a forward's result has no notes"),
         ),
@@ -157,10 +157,10 @@ impl Answer {
 
     /// What the answer is but for its tensors' elements.
     fn describe(&self) -> Description {
-        Description(Expected {
+        Description(Arc::new(Expected {
             kind: self.kind.clone(),
             value: self.spec.get().0.clone(),
             tensors: self.parts.get().metas(),
-        })
+        }))
     }
 }

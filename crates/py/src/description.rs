@@ -1,5 +1,7 @@
 //! `Description`: what a value is like.
 
+use std::sync::Arc;
+
 use pyo3::prelude::*;
 use shardwright_runtime::Expected;
 use shardwright_wire::AnswerKind;
@@ -13,18 +15,18 @@ use crate::values::Spec;
 /// whether it requires a gradient.
 #[pyclass(frozen, eq, module = "shardwright._core")]
 #[derive(PartialEq)]
-pub(crate) struct Description(pub(crate) Expected);
+pub(crate) struct Description(pub(crate) Arc<Expected>);
 
 #[pymethods]
 impl Description {
     /// Describe a value from its tree and tensors.
     #[new]
     fn new(spec: &Spec, parts: &TensorParts) -> Self {
-        Self(Expected {
+        Self(Arc::new(Expected {
             kind: AnswerKind::Value,
             value: spec.0.clone(),
             tensors: parts.metas(),
-        })
+        }))
     }
 
     /// The tree.

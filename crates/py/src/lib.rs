@@ -28,6 +28,7 @@ mod server_calls;
 mod server_stays;
 mod server_types;
 mod simulate;
+mod sites;
 mod tensors;
 mod timeline;
 mod topology;
@@ -88,6 +89,8 @@ mod _core {
     use crate::server_types::{Event, Task};
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
+    #[pymodule_export]
+    use crate::sites::Sites;
     #[pymodule_export]
     use crate::tensors::TensorParts;
     #[pymodule_export]

@@ -39,7 +39,7 @@ impl Server {
     ) -> PyResult<u64> {
         let request = NewRequest {
             hold,
-            expected: expected.map(|expected| expected.0.clone()),
+            expected: expected.map(|expected| Expected::clone(&expected.0)),
             ..new_request(place, Work::Forward(Arc::clone(&call.0)), body(spec, parts))
         };
         self.send(py, worker, to, request)
@@ -98,7 +98,7 @@ impl Server {
             forward: None,
             microbatch: MicrobatchId(microbatch),
         };
-        let expected = expected.map(|expected| expected.0.clone());
+        let expected = expected.map(|expected| Expected::clone(&expected.0));
         self.announce(worker, to, &about, expected)
     }
 

@@ -12,6 +12,7 @@ mod counters;
 mod failure;
 mod machine;
 mod outbox;
+mod predictions;
 mod server;
 mod trace;
 mod usage;
@@ -27,6 +28,7 @@ pub use machine::{
     About, Action, Deferred, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest,
     StateKey, StepPlan, Task, Waiting,
 };
+pub use predictions::{Prediction, PredictionRules, Predictions, SiteId, SiteKey};
 pub use server::Server;
 pub use trace::{TraceKind, TraceRecord};
 pub use usage::Usage;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from shardwright.execution.exchange import past_views, rebuild_results, sharing_
 from shardwright.execution.hooked_views import hooked_views
 from shardwright.execution.layout import layouts_of
 from shardwright.execution.placed import placed_model
-from shardwright.execution.results import Response, Sites, let_go, origins_of
+from shardwright.execution.results import Response, let_go, origins_of
 from shardwright.execution.sparse import Composites, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
@@ -57,6 +57,17 @@ class RemoteModule:
         return 1 if self.draws is None else self.draws
 
 
+@dataclass(slots=True)
+class CallWatch:
+    """Who sees every call to another rank.
+
+    Attributes:
+        told: Is given the module, its positional arguments, and which children of a sequential; None for nobody.
+    """
+
+    told: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
+
+
 #: A module, and the children to run of an ``nn.Sequential``.
 Link = tuple[RemoteModule, tuple[int, int] | None]
 
@@ -91,7 +102,7 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
         The result of the last part that ran, and how many ran.
     """
     task = running_task()
-    if task is not None and (task.runtime[Sites].watcher is not None or collector.outgoing() is not None):
+    if task is not None and (task.runtime[CallWatch].told is not None or collector.outgoing() is not None):
         links = links[:1]  # someone wants to see every call's arguments, or what it collects
     return _call(links, (value,), {})
 
@@ -109,7 +120,7 @@ def _call(
     if (kept := placed_model(runtime, target.model_id).kept) is not None:
         kept.check_call(task, target.name)
     number = frame.next_call_number()
-    if (watcher := runtime[Sites].watcher) is not None:
+    if (watcher := runtime[CallWatch].told) is not None:
         watcher(target, args, children)
     spec, original = _arguments(target, args, kwargs)
     given, composites = take_apart(original, f"an argument of module {target.name!r}")
@@ -129,13 +140,12 @@ def _call(
     seed = reproducible.place()
     if composites:
         given = original + given[len(original) :]
-    asked = tuple((link.module_id, range) for link, range in links)
-    under = (state.grad_mode, state.inference_mode, tuple(state.autocast), frame.checkpointing > 0, hooks)
-    site = runtime[Sites].of((task.module, number, target.model_id, asked, under))
-    observed = state.inference_mode or collected is not None or runtime[Sites].watcher is not None
-    description = _core.Description(spec, parts) if runtime[Sites].learns and not observed else None
-    predicted = None if description is None else runtime[Sites].prediction(site, description)
-    held = runtime[Sites].holds(site, predicted is not None) and not observed
+    asked = [(link.module_id, range) for link, range in links]
+    sites = runtime[_core.Sites]
+    site = sites.site(task.module, number, target.model_id, asked, context)
+    observed = state.inference_mode or collected is not None or watcher is not None
+    description = _core.Description(spec, parts) if sites.learns and not observed else None
+    predicted, held = sites.predict(site, description, observed=observed)
     chain: list[_core.ForwardLink] = []
     if following:
         chain = _announce(task, frame, following, predicted, reproducible.behind(seed, target.passes))
@@ -168,7 +178,7 @@ def _call(
         with suspended():
             answers = runtime.server.wait(task.worker, requests, "forward")
         if description is not None:
-            runtime[Sites].learn(site, description, [answer.describe() for answer in answers])
+            runtime[_core.Sites].learn(site, description, [answer.describe() for answer in answers])
     else:
         answers = predicted
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
@@ -18,116 +17,15 @@ from shardwright.frames import Call, Frame
 from shardwright.frames.remote import RemoteTensor, bring, is_remote, remote_tensor
 from shardwright.values.tensors import Meta, Origin, dtype_of, unpack_one
 
-if TYPE_CHECKING:
-    from shardwright.execution.call import RemoteModule
 
-#: A call: from which step function and module (None: the step function itself), its number there, what it asks for, and
-#: under which torch state.
-SiteKey = tuple[Any, ...]
-#: So many kinds of arguments are remembered for a call; more vary too much for what they give to be known.
-_MOST_RECORDS = 16
-
-
-@dataclass(slots=True)
-class Record:
-    """What a call gave for arguments of one description.
-
-    Attributes:
-        given: The arguments.
-        result: What each of its requests gave.
-        since: The step in which it was seen first.
-        steady: Whether it has always given the same.
-    """
-
-    given: _core.Description
-    result: list[_core.Description]
-    since: int
-    steady: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Site:
-    """What is known of a call from earlier steps and microbatches.
-
-    Attributes:
-        wanted: The first step in which the caller used results' values itself. In later ones they come with the
-            answer; within a step nothing changes, for a result that comes in one message would overtake an earlier
-            microbatch's that comes in two.
-        ordered: Whether a module changed what it keeps: the caller then waits until that is done.
-        records: What it gave, by the arguments.
-    """
-
-    wanted: int | None = None
-    ordered: bool = False
-    records: list[Record] = field(default_factory=list)
-
-
-class Sites:
-    """What is known of all calls, and how far that is relied on."""
-
-    def __init__(self, cfg: Any) -> None:
-        """Know nothing yet, of a job with this configuration."""
-        self._sites: dict[SiteKey, Site] = {}
-        self._handles: bool = cfg.tensor_handles
-        self._fast: bool = cfg.fast_mode
-        self._static_steps: int = cfg.static_steps
-        #: Whether calls are remembered, and predicted (static mode).
-        self.learns: bool = cfg.static_mode
-        #: The step that runs, and its function.
-        self._step = 0
-        self._function = ""
-        self._predicts = True
-        #: Steps that were run again because a module had departed from what it did before.
-        self.departures = 0
-        #: Told of every call to another rank: the module, its positional arguments, and which children of a sequential.
-        self.watcher: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
-
-    def begin_step(self, step: int, function: str, *, predicts: bool) -> None:
-        """A step begins; in one that is run again after a departure nothing is predicted."""
-        self._step, self._function, self._predicts = step, function, predicts
-
-    @property
-    def predicts(self) -> bool:
-        """Whether callers may go on before answers are there."""
-        return self.learns and self._predicts
-
-    def of(self, key: SiteKey) -> Site:
-        """A call of the step function that runs."""
-        key = (self._function, *key)
-        site = self._sites.get(key)
-        if site is None:
-            site = self._sites[key] = Site()
-        return site
-
-    def holds(self, site: Site, predicted: bool) -> bool:
-        """Whether the results' tensors stay where they are made until they are asked for."""
-        if site.wanted is not None and site.wanted != self._step:
-            return False
-        return self._handles or (predicted and self._fast)
-
-    def want(self, site: Site) -> None:
-        """The caller uses the values of a result that is elsewhere."""
-        if site.wanted is None:
-            site.wanted = self._step
-
-    def prediction(self, site: Site, given: _core.Description) -> list[_core.Description] | None:
-        """What a call with such arguments will give, once that has been the same for some steps; else None."""
-        if not self._predicts or site.ordered:
-            return None
-        for record in site.records:
-            if record.given == given:
-                known = record.steady and self._step - record.since >= self._static_steps
-                return record.result if known else None
-        return None
-
-    def learn(self, site: Site, given: _core.Description, result: list[_core.Description]) -> None:
-        """Remember what a call has given."""
-        for record in site.records:
-            if record.given == given:
-                record.steady = record.steady and record.result == result
-                return
-        if len(site.records) < _MOST_RECORDS:
-            site.records.append(Record(given, result, self._step))
+def sites_of(cfg: Any) -> _core.Sites:
+    """What is known of calls in a job with this configuration: nothing yet."""
+    return _core.Sites(
+        tensor_handles=cfg.tensor_handles,
+        fast_mode=cfg.fast_mode,
+        static_mode=cfg.static_mode,
+        static_steps=cfg.static_steps,
+    )
 
 
 class Response:
@@ -137,14 +35,14 @@ class Response:
     """
 
     def __init__(
-        self, task: RunningTask, frame: Frame, site: Site, requests: list[int], *, held: bool, is_there: bool
+        self, task: RunningTask, frame: Frame, site: int, requests: list[int], *, held: bool, is_there: bool
     ) -> None:
         """Of a call made with one request, or with a chain of them.
 
         Args:
             task: The task that made it.
             frame: The frame that it was made from.
-            site: What is known of the call.
+            site: Which call it is, of those that are known.
             requests: The ids of the requests.
             held: Whether those who answer keep the results' tensors until they are asked for.
             is_there: Whether the answers are there; else they are predicted.
@@ -172,7 +70,7 @@ class Response:
 
     def in_order(self) -> None:
         """The call has changed what a module keeps: from now on its caller, and theirs, go on only after it."""
-        self.site.ordered = True
+        self.runtime[_core.Sites].set_ordered(self.site)
         self._task().ordered = True
 
     def tensors_of(self, metas: list[Meta], *, may_stay: bool) -> list[torch.Tensor]:
@@ -198,7 +96,7 @@ class Response:
         parts = self.verify()
         if parts.is_here(index):
             return unpack_one(parts, index)
-        self.runtime[Sites].want(self.site)
+        self.runtime[_core.Sites].wants(self.site)
         task = self._task()
         fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
         with suspended():

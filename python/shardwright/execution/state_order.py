@@ -29,6 +29,8 @@ class StateOrder:
     def __init__(self) -> None:
         """Rely on the trace."""
         self.one_at_a_time = False
+        #: Steps that were run again because a module had departed from what it did before.
+        self.departures = 0
         self._learns = self._has_learnt = self._by_forwards = False
 
     def tighten(self, runtime: Runtime, error: StateOrderError) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shardwright import _core
 from shardwright.contents import reached
 from shardwright.errors import FrameError
 from shardwright.execution.children import value_of
@@ -26,7 +27,6 @@ from shardwright.execution.kept import (
     variable_of,
 )
 from shardwright.execution.placed import Decided, KeptState
-from shardwright.execution.results import Sites
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.shared import HeldElsewhere
 from shardwright.execution.snapshot import Snapshot
@@ -181,7 +181,7 @@ class KeptHere:
             self._held_elsewhere.refuse(self._watch.changed())
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
-            self._refuse(task, f"{written} was changed {when}", always=self._runtime[Sites].predicts)
+            self._refuse(task, f"{written} was changed {when}", always=self._runtime[_core.Sites].predicts)
         self._check_returned(task)
         weight = self._watch.written_weight(module)
         if (

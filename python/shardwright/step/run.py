@@ -18,7 +18,7 @@ from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import StepState
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.reproducible import microbatch_seed
-from shardwright.execution.results import Sites, finish
+from shardwright.execution.results import finish
 from shardwright.execution.serve import root_frame
 from shardwright.execution.state_order import StateOrder, all_kept, check_attributes, one_at_a_time
 from shardwright.execution.task import RunningTask, running_task
@@ -79,7 +79,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
             except DepartureError as error:
                 if runtime.place.cfg.on_departure == "error":
                     raise
-                runtime[Sites].departures += 1
+                runtime[StateOrder].departures += 1
                 _say_again(runtime, step, error)
             except StateOrderError as error:
                 runtime[StateOrder].tighten(runtime, error)
@@ -108,7 +108,7 @@ def _run_once(
     placements = [model.placement for model in models]
     # One rank alone has only one order.
     ordered = runtime.place.cfg.deterministic_server and runtime.place.pp_size > 1
-    may_depart = predicts and runtime[Sites].learns
+    may_depart = predicts and runtime[_core.Sites].learns
     transaction = StepTransaction(placements, runtime[Turn] if ordered else None, attributes=may_depart)
     runtime.step.running, runtime.step.entered = True, False
     begin_step(runtime)
@@ -117,7 +117,7 @@ def _run_once(
         for kept in all_kept(placements):
             kept.begin_step()
         runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
-        runtime[Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
+        runtime[_core.Sites].begin_step(runtime.step.number, step.name, predicts=predicts)
         runtime[Leaves].begin_step(
             transaction.parameters,
             runtime.step.number,

@@ -15,8 +15,7 @@ from torch import nn
 from shardwright.data_parallel.reducer import GradientListener
 from shardwright.errors import ConfigError, ShardwrightError, VerificationError
 from shardwright.execution import process
-from shardwright.execution.call import RemoteModule
-from shardwright.execution.results import Sites
+from shardwright.execution.call import CallWatch, RemoteModule
 from shardwright.execution.task import running_task
 from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.models import Models
@@ -254,11 +253,11 @@ class Verification:
                 path = join_path(path, list(placement.module_of(target.module_id)._modules)[children[0]])
             recorder.entered(prefixes[target.model_id] + path, args)
 
-        self.runtime[Sites].watcher = called
+        self.runtime[CallWatch].told = called
         try:
             yield
         finally:
-            self.runtime[Sites].watcher = None
+            self.runtime[CallWatch].told = None
 
     @contextlib.contextmanager
     def _watched_backward(self, evidence: Evidence) -> Iterator[None]:

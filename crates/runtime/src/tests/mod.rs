@@ -12,6 +12,7 @@ mod looped;
 mod network;
 mod order;
 mod peer_order;
+mod predictions;
 mod reading;
 mod records;
 mod rig;
