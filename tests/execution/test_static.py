@@ -8,6 +8,7 @@ import pytest
 import shardwright as smp
 import torch
 from shardwright.errors import DepartureError
+from shardwright.execution.state_order import StateOrder
 from shardwright.job.runtime import Runtime
 from shardwright.model.sentinel import is_sentinel
 from torch import nn
