@@ -17,6 +17,9 @@ ALLOWED = 1e-10
 ROUNDINGS = 100
 #: But no more than this of the same scale: a rounding that flips a branch, or makes a number infinite, excuses nothing.
 EXCUSED = 1e-6
+#: What is left where equal numbers are subtracted, in terms of the largest number that the model returned beside it: a
+#: tensor of nothing else has no scale of its own.
+LEFT_OVER = 100 * torch.finfo(torch.float64).eps
 
 
 @dataclasses.dataclass
@@ -98,11 +101,13 @@ def difference(plain: Outcome, divided: Outcome, rounded: Sequence[Outcome] = ()
         rounded: What plain torch gives for inputs that differ by a rounding; so far from ``plain``, and no farther than
             :data:`ROUNDINGS` times, the library's values may be too.
     """
+    beside = _largest_returned(plain)
     for name in dict.fromkeys([*plain.values, *divided.values]):
         expected, found = plain.values.get(name), divided.values.get(name)
         scale = max((floor for kind, floor in _floors(plain).items() if name.startswith(kind)), default=0.0)
         noise = max((_distance(expected, one.values.get(name)) for one in rounded), default=0.0)
-        if not _agree(expected, found, scale, ROUNDINGS * noise):
+        left_over = LEFT_OVER * beside.get(name.partition(", tensor ")[0], 0.0)
+        if not _agree(expected, found, scale, ROUNDINGS * noise, left_over):
             return f"{name}: {_short(expected)} in plain torch, {_short(found)} divided"
     return None
 
@@ -120,6 +125,17 @@ def _floors(plain: Outcome) -> dict[str, float]:
             ):
                 found.append(float(value.abs().double().nan_to_num(posinf=0.0).max()))
     return {kind: max(found) / 1000 for kind, found in kinds.items()}
+
+
+def _largest_returned(plain: Outcome) -> dict[str, float]:
+    """By microbatch, the largest number among what the model returned."""
+    found: dict[str, float] = {}
+    for name, value in plain.values.items():
+        microbatch, is_returned, _ = name.partition(", tensor ")
+        if is_returned and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            most = float(value.detach().abs().double().nan_to_num(posinf=0.0).max())
+            found[microbatch] = max(found.get(microbatch, 0.0), most)
+    return found
 
 
 def _short(value: Any) -> str:
@@ -143,7 +159,7 @@ def _distance(expected: Any, found: Any) -> float:
     return float((expected - found).abs().nan_to_num().max())
 
 
-def _agree(expected: Any, found: Any, floor: float, noise: float = 0.0) -> bool:
+def _agree(expected: Any, found: Any, floor: float, noise: float = 0.0, left_over: float = 0.0) -> bool:
     if type(expected) is not type(found):
         return False
     if isinstance(expected, list):
@@ -168,4 +184,5 @@ def _agree(expected: Any, found: Any, floor: float, noise: float = 0.0) -> bool:
     if not expected.numel():
         return True
     scale = max(float(expected.abs().max()), floor)
-    return float((expected - found).abs().max()) <= max(ALLOWED * scale, min(noise, EXCUSED * scale))
+    excused = min(noise, max(EXCUSED * scale, left_over))
+    return float((expected - found).abs().max()) <= max(ALLOWED * scale, excused)

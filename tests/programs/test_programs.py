@@ -79,3 +79,17 @@ def test_noise_of_plain_torch_excuses_no_more_than_a_hundred_times_itself() -> N
     assert difference(plain, outcome(1.0 + 5e-8), [plain]) is not None, "plain torch is sure of it"
     for other in (3.0, float("inf"), float("nan")):  # it went another way
         assert difference(plain, outcome(1.0 + 2e-6), [outcome(other)]) is not None
+
+
+def test_what_subtraction_leaves_of_equal_numbers_has_no_scale_of_its_own() -> None:
+    def returned(left: float, beside: float = 1.0) -> Outcome:
+        tensors = {"a, tensor 0": torch.tensor([beside]).double(), "a, tensor 1": torch.tensor([left]).double()}
+        return Outcome(tensors)
+
+    plain, rounded = returned(3e-15), [returned(1e-15)]
+    assert difference(plain, returned(-3e-15), rounded) is None
+    assert difference(plain, returned(-3e-15)) is not None, "unless plain torch says so itself"
+    assert difference(plain, returned(-3e-15), [plain]) is not None
+    assert difference(plain, returned(3e-14), rounded) is not None, "it is more than is left over"
+    assert difference(returned(3e-15, 1e-3), returned(-3e-15, 1e-3), [returned(1e-15, 1e-3)]) is not None
+    assert difference(returned(3e-9), returned(-3e-9), [returned(1e-9)]) is not None
