@@ -139,7 +139,7 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(StateOrder())
     runtime.add(CallWatch())
     runtime.add(WorkerPool(runtime))
-    runtime.add(Models(runtime.add(WrappedModels(place.rank))))
+    runtime.add(runtime.add(Models(place.rank)), WrappedModels)
     runtime.add(Updates(runtime))
 
 

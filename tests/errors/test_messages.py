@@ -29,7 +29,7 @@ from shardwright.verify.report import Departure, Report, Row
 from torch import nn
 
 from tests.errors import stored
-from tests.jobs.unconnected import unconnected_runtime
+from tests.jobs.runtimes import make_runtime
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "errors.md"
 SETTINGS = SimpleNamespace(auto_partition=True, default_partition=0, memory_weight=0.8, skip_tracing=True)
@@ -82,7 +82,7 @@ def object_of_a_class_that_was_not_registered_here() -> None:
     sender = ValueRegistry()
     sender.add(Exception, "script:Sample", str, Exception)
     spec, _ = _core.flatten(Exception(), sender)
-    build(unconnected_runtime(node=SimpleNamespace(host=lambda rank: f"node-{rank}")), 1, spec, [])
+    build(make_runtime(node=SimpleNamespace(host=lambda rank: f"node-{rank}")), 1, spec, [])
 
 
 def write_to_a_tensor_that_a_module_kept() -> None:
@@ -131,7 +131,7 @@ def a_gradient_that_departs() -> None:
 
 
 def weights_updated_on_some_ranks_only() -> None:
-    updates = Updates(unconnected_runtime(1, 2))
+    updates = Updates(make_runtime(1, 2))
     updates.refuse("AdamW.step() failed on rank 1 on host 'node-1'")
     updates.check()
 

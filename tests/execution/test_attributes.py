@@ -12,7 +12,7 @@ from shardwright.execution.context import StepState
 from shardwright.execution.task import RunningTask, set_running_task
 from torch import nn
 
-from tests.jobs.unconnected import unconnected_runtime
+from tests.jobs.runtimes import make_runtime
 
 
 class Module(nn.Module):
@@ -30,7 +30,7 @@ class Ranks:
 
     def __init__(self, module: nn.Module, *, added: bool = True, hides: bool = True) -> None:
         self.module, self.attributes = module, Attributes()
-        self.runtime = unconnected_runtime()
+        self.runtime = make_runtime()
         self.attributes.begin_step(hides=hides)
         if added:
             self.attributes.add(module, "kept")

@@ -25,11 +25,10 @@ from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.results import sites_of
 from shardwright.execution.state_order import StateOrder
 from shardwright.execution.worker import WorkerPool
-from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, set_current_runtime
-from shardwright.launch import LaunchInfo
 from shardwright.scheduling import Scheduling
-from shardwright.start import add_parts
+
+from tests.jobs.runtimes import make_runtime
 
 T = TypeVar("T")
 
@@ -109,9 +108,7 @@ class Job:
         self.num_ranks = num_ranks
         self.has_faults = faults is not None
         self.turn = Turn()
-        topology = _core.Topology(num_ranks, num_ranks, 1, "cluster")
         self.runtimes = []
-        cfg = load_config({"pipeline_parallel_degree": num_ranks, "ddp": False}, {}, {})
         for rank, node in enumerate(connected(num_ranks, faults)):
             server = _core.Server.attach(
                 node,
@@ -123,21 +120,8 @@ class Job:
                 stall_timeout_seconds=_STALL_SECONDS,
                 trace_capacity=1,
             )
-            launch = LaunchInfo(
-                launcher="environment",
-                rank=rank,
-                world_size=num_ranks,
-                local_rank=rank,
-                local_size=num_ranks,
-                rendezvous_host=None,
-                rendezvous_port=None,
-                single_host=True,
-                job_id="programs",
-            )
-            place = Place(cfg, topology, launch)
-            runtime = Runtime(place, _TakingTurns(node, self.turn), _TakingTurns(server, self.turn))
-            add_parts(runtime)
-            self.runtimes.append(runtime)
+            taking_turns = {"node": _TakingTurns(node, self.turn), "server": _TakingTurns(server, self.turn)}
+            self.runtimes.append(make_runtime(rank, num_ranks, pp_size=num_ranks, ddp=False, **taking_turns))
 
     def run(
         self, main: Callable[[Runtime], T], settings: dict[str, Any], seconds: float = HANG_SECONDS

@@ -38,7 +38,7 @@ from shardwright.values.tensors import unpack_one
 from torch import nn
 
 from tests.frames.fake_request import FakeRequest
-from tests.jobs.unconnected import unconnected_runtime
+from tests.jobs.runtimes import make_runtime
 
 _threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="loopback")
 _SECONDS = 120.0
@@ -224,7 +224,7 @@ class LoopbackModels(WrappedModels):
 
 def loopback_runtime(rank: int, server: LoopbackServer, placement: LoopbackPlacement, turn: Turn) -> Runtime:
     """One simulated rank."""
-    runtime = unconnected_runtime(rank, rank + 1, server=server)
+    runtime = make_runtime(rank, rank + 1, server=server)
     runtime.add(turn)
     runtime.add(LoopbackModels(rank, placement), WrappedModels)
     runtime.step.number = 1

@@ -28,12 +28,12 @@ def test_a_place_is_given_by_hand_while_earlier_models_are_collected() -> None:
         unused = smp.DistributedModel(nn.Linear(2, 2))
         unused.itself = [unused]
         del unused
-        assert len(runtime[Models].models) == 2, "a cycle is kept until a collection"
+        assert len(runtime[Models].alive) == 2, "a cycle is kept until a collection"
         used.placement._placed = True  # as after the first step, when set_partition looks through the model
         smp.set_partition(nn.Linear(2, 2), 1)
         used.placement._placed = False
         gc.collect()
-        return [model is used for model in runtime[Models].models]
+        return [model is used for model in runtime[Models].alive]
 
     with in_process_ranks():
         job = Job(2)

@@ -11,7 +11,7 @@ from shardwright.errors import StepAborted
 from shardwright.model.placement import Placement
 from torch import nn
 
-from tests.jobs.unconnected import unconnected_runtime
+from tests.jobs.runtimes import make_runtime
 
 TASK: Any = SimpleNamespace(worker=5, microbatch=0)
 
@@ -37,7 +37,7 @@ class Server:
 def placement(*, fails: bool = False) -> Placement:
     model: Any = nn.Linear(2, 2)
     model.model_id, model._options = 3, {"average_grads_across_microbatches": True}
-    runtime = unconnected_runtime(1, 3, pp_size=3)
+    runtime = make_runtime(1, 3, pp_size=3)
     made = Placement(runtime, model, nn.Linear(2, 2))
     made.kept_model = model  # type: ignore[attr-defined]
     runtime.server = Server(made, fails=fails)

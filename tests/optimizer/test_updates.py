@@ -14,7 +14,7 @@ from shardwright.job.wrapped import WrappedModels
 from shardwright.model.updates import Said, Updates
 from torch import nn
 
-from tests.jobs.unconnected import unconnected_runtime
+from tests.jobs.runtimes import make_runtime
 
 
 class Wrapped:
@@ -28,7 +28,7 @@ class Rank:
     """The second of two ranks."""
 
     def __init__(self) -> None:
-        self.runtime = unconnected_runtime(1, 2)
+        self.runtime = make_runtime(1, 2)
         self.module = nn.Linear(2, 2)
         self.wrapped = Wrapped(self.module)
         self.runtime[WrappedModels].add(self.wrapped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwright import _core
-from shardwright.execution.context import suspended
+from shardwright.execution.context import Suspended
 from shardwright.execution.gradients import pack_gradients, unpack_gradients
 from shardwright.execution.task import RunningTask
 from shardwright.frames import Call, Frame, Passed
@@ -39,7 +39,7 @@ class ServerBackward:
             places.append(len(requests) - 1)
             del parts  # the server has it until it is sent
             gradients.clear()
-        with suspended():
+        with Suspended():
             answers = server.wait(self._task.worker, requests, "backward")
         return [dict(unpack_gradients(answers[place].gradients, answers[place].parts)) for place in places]
 

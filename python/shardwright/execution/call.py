@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from shardwright import _core
 from shardwright.errors import FrameError, UnsupportedValueError
 from shardwright.execution import forward_mode, reproducible
-from shardwright.execution.context import TaskState, context_of, saved_tensor_hooks_are_set, suspended
+from shardwright.execution.context import Suspended, TaskState, context_of, saved_tensor_hooks_are_set
 from shardwright.execution.exchange import past_views, rebuild_results, sharing_of
 from shardwright.execution.hooked_views import hooked_views
 from shardwright.execution.layout import layouts_of
@@ -175,7 +175,7 @@ def _call(
     requests = [request, *(link.request for link in chain)]
     answers: Sequence[_core.Answer | _core.Description]
     if predicted is None:
-        with suspended():
+        with Suspended():
             answers = runtime.server.wait(task.worker, requests, "forward")
         if description is not None:
             runtime[_core.Sites].learn(site, description, [answer.describe() for answer in answers])

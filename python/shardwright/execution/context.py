@@ -239,9 +239,6 @@ class Suspended:
         process.restore_random_state(self._random)
 
 
-suspended = Suspended
-
-
 def saved_tensor_hooks_are_set() -> bool:
     """Whether the calling thread is inside ``torch.autograd.graph.saved_tensors_hooks``."""
     autograd = torch._C._autograd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwright.errors import ShardwrightError
 from shardwright.execution.placed import placed_models
 from shardwright.execution.state_order import all_kept
-from shardwright.execution.task import RunningTask, state_write
+from shardwright.execution.task import RunningTask, may_overlap, state_write
 from shardwright.failure_text import FailureText
 
 
@@ -18,7 +18,7 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
     """
     runtime = task.runtime
     is_own = isinstance(error, ShardwrightError) or not isinstance(error, Exception)
-    if is_own or runtime.step.num_microbatches == 1 or runtime.server.runs_one_at_a_time():
+    if is_own or not may_overlap(runtime):
         return error
     every = all_kept(placed_models(runtime))
     is_late_write = type(error) is RuntimeError and "modified by an inplace operation" in str(error)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.execution.task import RunningTask, running_task, state_write
+from shardwright.execution.task import RunningTask, may_overlap, running_task, state_write
 from shardwright.frames.remote import bring
 from shardwright.patches import original_of
 
@@ -34,11 +34,9 @@ def _exchanged(task: RunningTask, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def check_wait(task: RunningTask | None) -> None:
     """Raise :class:`StateWriteError` if a task is about to wait while other weights are in a module."""
-    if task is not None and task.other_weights:
-        runtime = task.runtime
-        if runtime.step.num_microbatches > 1 and not runtime.server.runs_one_at_a_time():
-            raise state_write(
-                task,
-                "a task waits for another rank inside torch.func.functional_call: other microbatches would find the "
-                "weights that it has exchanged",
-            )
+    if task is not None and task.other_weights and may_overlap(task.runtime):
+        raise state_write(
+            task,
+            "a task waits for another rank inside torch.func.functional_call: other microbatches would find the "
+            "weights that it has exchanged",
+        )

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from shardwright import _core
 from shardwright.errors import FrameError
-from shardwright.execution.context import suspended
+from shardwright.execution.context import Suspended
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame
 from shardwright.frames.remote import RemoteTensor, bring, is_remote, remote_tensor
@@ -99,7 +99,7 @@ class Response:
         self.runtime[_core.Sites].wants(self.site)
         task = self._task()
         fetched = self.runtime.server.fetch(task.worker, self.holder, self.requests[self.last], index)
-        with suspended():
+        with Suspended():
             (answer,) = self.runtime.server.wait(task.worker, [fetched], task.phase)
         return unpack_one(answer.parts, 0)
 
@@ -121,7 +121,7 @@ class Response:
             task = self._task()
             # The schedule decides who goes on, but for a task that has nothing more to do.
             if not task.ending or not self.look():
-                with suspended():
+                with Suspended():
                     answers = self.runtime.server.wait(task.worker, self.requests, task.phase)
                 self._parts = answers[self.last].parts
         assert self._parts is not None, "it has been waited for"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardwright.errors import StateOrderError, StateWriteError
 from shardwright.execution.kept import no_copy_of
 from shardwright.execution.placed import Placed, placed_models
+from shardwright.execution.task import may_overlap
 from shardwright.execution.turn import Turn
 from shardwright.scheduling import Scheduling
 
@@ -74,7 +75,7 @@ def splits_backward(runtime: Runtime) -> bool:
 
 def check_attributes(runtime: Runtime) -> None:
     """Raise :class:`StateWriteError` if some microbatches may have read a class's default where others had set more."""
-    if runtime.step.num_microbatches == 1 or runtime.server.runs_one_at_a_time():
+    if not may_overlap(runtime):
         return
     found = runtime[Turn].attributes.set_by_some(runtime.step.num_microbatches)
     if found is not None:

@@ -15,7 +15,7 @@ from shardwright.contents import reached
 from shardwright.errors import FrameError
 from shardwright.execution.children import value_of
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
-from shardwright.execution.context import suspended
+from shardwright.execution.context import Suspended
 from shardwright.execution.elsewhere import in_backward
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
@@ -30,7 +30,7 @@ from shardwright.execution.placed import Decided, KeptState
 from shardwright.execution.returned import changed_since_returned, note_returned
 from shardwright.execution.shared import HeldElsewhere
 from shardwright.execution.snapshot import Snapshot
-from shardwright.execution.task import RunningTask, running_task, state_write
+from shardwright.execution.task import RunningTask, may_overlap, running_task, state_write
 from shardwright.execution.turn import Turn
 from shardwright.frames.cut import engine_watchers
 from shardwright.frames.remote import is_remote
@@ -184,11 +184,7 @@ class KeptHere:
             self._refuse(task, f"{written} was changed {when}", always=self._runtime[_core.Sites].predicts)
         self._check_returned(task)
         weight = self._watch.written_weight(module)
-        if (
-            weight is not None
-            and self._runtime.step.num_microbatches > 1
-            and not self._runtime.server.runs_one_at_a_time()
-        ):
+        if weight is not None and may_overlap(self._runtime):
             raise FrameError(
                 f"parameter {weight} was written to in a forward or backward, though the trace of the first step saw "
                 "no such write: microbatches may have used it in another order than in one process, and it cannot be "
@@ -254,7 +250,7 @@ class KeptHere:
         server, worker = runtime.server, task.worker
         for state in states:
             if not server.try_enter_state(worker, model, state):
-                with suspended():
+                with Suspended():
                     server.enter_state(worker, model, state)
             if self._newest.get(state) != task.microbatch:
                 self._newest[state] = task.microbatch
@@ -293,7 +289,7 @@ class KeptHere:
             self._refuse(task, f"{what}, which were used in evaluation mode, were changed in training mode")
 
     def _note_returned(self, task: RunningTask, module: nn.Module, states: list[int], result: Any) -> None:
-        if self._runtime.step.num_microbatches > 1 and not self._runtime.server.runs_one_at_a_time():
+        if may_overlap(self._runtime):
             places = [place for state in states for place in self._places_of[state]]
             note_returned(task, self._watch.path_of(module), places, result)
 

@@ -78,6 +78,11 @@ def set_running_task(task: RunningTask | None) -> None:
     thread.task = task
 
 
+def may_overlap(runtime: Runtime) -> bool:
+    """Whether microbatches of the step that runs may be under way beside one another."""
+    return runtime.step.num_microbatches > 1 and not runtime.server.runs_one_at_a_time()
+
+
 def state_write(task: RunningTask, message: str) -> StateWriteError:
     """What has the step of a task run again, one microbatch after another."""
     place = (task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)

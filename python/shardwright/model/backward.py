@@ -12,7 +12,7 @@ from shardwright import _core
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
 from shardwright.execution.backward import ServerBackward
-from shardwright.execution.context import suspended
+from shardwright.execution.context import Suspended
 from shardwright.execution.results import let_go
 from shardwright.execution.serve import deferring
 from shardwright.execution.task import running_task
@@ -64,7 +64,7 @@ def backward(
     task.phase = "backward"
     elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
     if not (elsewhere and runtime.server.begin_backward_elsewhere(task.worker)):
-        with suspended():
+        with Suspended():
             runtime.server.await_backward(task.worker)
     with in_frame(None):
         run_backward(frame, roots, ServerBackward(task, frame), defer=deferring(task))

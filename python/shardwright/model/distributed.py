@@ -100,7 +100,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if runtime.place.rank == 0:
             announce(divided, len(runtime.place.tp_ranks))
         self.module = module = divided.module
-        self.model_id = runtime[Models].add_model(self)
+        self.model_id = runtime[Models].add(self)
         if runtime.place.device.type == "cuda":
             runtime.node.use_device(runtime.place.device.index)
         self._replacements = divided.replacements

@@ -30,7 +30,7 @@ def joined(
         last_present = attendance.present
         while True:
             begin_step(runtime)
-            attendance.begin_step(runtime[Models].placements, runtime[Models].num_models)
+            attendance.begin_step(runtime[Models].placements, runtime[Models].count)
             runtime.begin_step_alone("join")
             says = attendance.announce(LEFT)
             if says == LEFT:

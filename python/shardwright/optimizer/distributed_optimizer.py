@@ -88,7 +88,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         runtime = find_runtime()
         return runtime is None or all(
             model is dividing or model.placement.partitioned or not self.trains(model)
-            for model in runtime[Models].models
+            for model in runtime[Models].alive
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -169,7 +169,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         """Refuse what needs the state of all tensor-parallel ranks, which may have other parameters each."""
         runtime = find_runtime()
         if runtime is not None and any(
-            model.placement.is_sharded and self.trains(model) for model in runtime[Models].models
+            model.placement.is_sharded and self.trains(model) for model in runtime[Models].alive
         ):
             raise ConfigError(
                 f"{what} of an optimizer with tensor_parallel_degree {len(runtime.place.tp_ranks)}: its state is "

@@ -26,7 +26,7 @@ def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
     if runtime is None or runtime.place.pp_size == 1:
         return False
     if isinstance(optimizer, DistributedOptimizer):
-        return any(optimizer.trains(model) for model in runtime[Models].models)
+        return any(optimizer.trains(model) for model in runtime[Models].alive)
     given = {id(parameter) for parameter in parameters_of(optimizer)}
     return any(map(is_sentinel, parameters_of(optimizer))) or any(
         id(parameter) in given

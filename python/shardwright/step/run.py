@@ -104,7 +104,7 @@ def _run_once(
 ) -> Any:
     if runtime.step.running or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
-    models = runtime[Models].models  # held, so that none is collected while the step runs
+    models = runtime[Models].alive  # held, so that none is collected while the step runs
     placements = [model.placement for model in models]
     # One rank alone has only one order.
     ordered = runtime.place.cfg.deterministic_server and runtime.place.pp_size > 1
@@ -160,7 +160,7 @@ def _begin_reductions(
         collectives.begin_step()
     if (group := runtime.find(TensorGroup)) is not None:
         group.begin_step()
-    taking_part = participants(runtime, placements, runtime[Models].num_models)
+    taking_part = participants(runtime, placements, runtime[Models].count)
     may_overlap = transaction.is_plain
     for placement in taking_part:
         if placement.replicas.begin_step(may_overlap):
@@ -334,7 +334,7 @@ class _Pipeline:
             if event.worker is not None:
                 runtime[WorkerPool].start(event.worker)
             elif event.request is not None:
-                runtime[Models].placement(event.request.model).serve_control(event.request)
+                runtime[Models].placement_of(event.request.model).serve_control(event.request)
             elif event.kind == "stall_report":
                 if runtime.observer is not None:
                     runtime.observer.want()

@@ -80,7 +80,7 @@ def verify(
         raise ShardwrightError("smp.verify was called inside a step function")
     if tolerance is not None and not tolerance > 0:
         raise ConfigError(f"tolerance is {tolerance!r}; allowed: a positive number")
-    models = runtime[Models].models
+    models = runtime[Models].alive
     if not models:
         raise ConfigError("smp.verify needs a model: wrap it in smp.DistributedModel first")
     if any(model.placement.is_sharded for model in models):
@@ -247,7 +247,7 @@ class Verification:
         prefixes = {model.model_id: prefix for prefix, model in zip(self.prefixes, self.models, strict=True)}
 
         def called(target: RemoteModule, args: Any, children: tuple[int, int] | None) -> None:
-            placement = self.runtime[Models].placement(target.model_id)
+            placement = self.runtime[Models].placement_of(target.model_id)
             path = placement.name_of(target.module_id)
             if children is not None:
                 path = join_path(path, list(placement.module_of(target.module_id)._modules)[children[0]])

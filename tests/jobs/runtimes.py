@@ -1,4 +1,4 @@
-"""A runtime without a connection, for tests of what stands on one."""
+"""Runtimes of ranks that are no processes of their own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shardwright.launch import LaunchInfo
 from shardwright.start import add_parts
 
 
-def unconnected_runtime(
+def make_runtime(
     rank: int = 0, num_ranks: int = 1, *, node: Any = None, server: Any = None, pp_size: int = 1, **config: Any
 ) -> Runtime:
-    """One rank of several, which sends nothing; with another node or server where a test has one of its own."""
+    """One rank of several, over the node and server that a test gives it; without them it sends nothing."""
     cfg = load_config({"pipeline_parallel_degree": pp_size, **config}, {}, {})
     launch = LaunchInfo(
         launcher="environment",
@@ -26,7 +26,7 @@ def unconnected_runtime(
         rendezvous_host=None,
         rendezvous_port=None,
         single_host=True,
-        job_id="unconnected",
+        job_id="tests",
     )
     runtime = Runtime(Place(cfg, _core.Topology(num_ranks, pp_size, 1, "cluster"), launch), node, server)
     add_parts(runtime)
