@@ -31,7 +31,8 @@ class Ranks:
     def __init__(self, module: nn.Module, *, added: bool = True, hides: bool = True) -> None:
         self.module, self.attributes = module, Attributes()
         self.runtime = make_runtime()
-        self.attributes.begin_step(hides=hides)
+        self.attributes.begin_step()
+        self.attributes.hides = hides
         if added:
             self.attributes.add(module, "kept")
 

@@ -1,7 +1,11 @@
 """Attributes that a forward sets before it reads them, in some microbatches only."""
 
+from typing import Any
+
 import pytest
+import shardwright as smp
 import torch
+from shardwright.job.runtime import Runtime
 from torch import nn
 
 from tests.frames.job import Job, job_fixture
@@ -150,3 +154,36 @@ def test_what_is_set_anew_each_time_lets_microbatches_overlap(
     inner = KeepsItsActivation(width)
     check(job, Around(width, Around(width, inner) if place == "nested" else inner), PLACES[place], {}, "small")
     assert "is run again" not in caplog.text
+
+
+class Passing(nn.Module):
+    """Sets an attribute anew in each forward, and keeps nothing else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scaled = x * 2
+        return self.scaled
+
+
+def test_a_step_that_fails_before_its_microbatches_leaves_what_the_script_has_set(job: Job) -> None:
+    width = SIZES["small"][1]
+
+    def main(_: Runtime) -> Any:
+        module = Around(width, Passing()).double()
+        smp.set_partition(module.before, 1)
+        model = smp.DistributedModel(module)
+
+        @smp.step
+        def train(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).sum()
+            model.backward(loss)
+            return loss
+
+        train(torch.randn(4, width, dtype=torch.float64))
+        module.inner.scaled = "of the script"
+        with pytest.raises((smp.ConfigError, ValueError, smp.RemoteError)):
+            train(torch.randn(3, width, dtype=torch.float64))
+        return module.inner.scaled
+
+    found, other = job.run(main, {"auto_partition": False, "default_partition": 0, "microbatches": 2})
+    assert found == "of the script", found
+    assert not isinstance(other, BaseException), other

@@ -29,7 +29,8 @@ class Attributes:
         self._numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
         self._kept: dict[int, list[Any]] = {}
         self._microbatch: int | None = None
-        self._hides = False
+        #: Whether a microbatch of this step does not find what it has not set; not where they run one after another.
+        self.hides = False
         #: By place, what was there before the step, and the microbatches that have set it in this step.
         self._before: list[Any] = []
         self._set_by: list[set[int]] = []
@@ -43,9 +44,8 @@ class Attributes:
         self._set_by.append(set())
         self._watch_class(type(module))
 
-    def begin_step(self, *, hides: bool) -> None:
-        """A step begins; where microbatches run one after another, each finds what the one before has left."""
-        self._hides = hides
+    def begin_step(self) -> None:
+        """A step begins: remember what is to be put back if it fails."""
         if self._places:
             self._before = self._values()
             self._set_by = [set() for _ in self._places]
@@ -58,7 +58,7 @@ class Attributes:
             if self._microbatch is not None:
                 self._kept[self._microbatch] = self._values()
             found = self._kept.pop(microbatch, [])
-            if self._hides:
+            if self.hides:
                 fresh = self._before if microbatch == 0 else [_ABSENT] * len(self._places)
                 found = [*found, *fresh[len(found) :]]  # more may have been added since they were kept
             self._put(found)
@@ -80,7 +80,7 @@ class Attributes:
 
     def end_step(self) -> None:
         """Leave what the last microbatch set that did, as if one had run after the other."""
-        if self._places and self._microbatch is not None and (self._kept or self._hides):
+        if self._places and self._microbatch is not None and (self._kept or self.hides):
             self._kept[self._microbatch] = self._values()
             left = []
             for number, before in enumerate(self._before):
@@ -125,7 +125,7 @@ class Attributes:
 
         @functools.wraps(missing)
         def __getattr__(module: nn.Module, name: str) -> Any:
-            if self._hides and (task := running_task()) is not None and task.microbatch > 0:
+            if self.hides and (task := running_task()) is not None and task.microbatch > 0:
                 number = self._numbers.get(module, {}).get(name)
                 if number is not None and task.microbatch not in self._set_by[number]:
                     raise state_write(

@@ -38,10 +38,6 @@ class Turn:
         self.current = task
         self.attributes.enter(task.microbatch)
 
-    def begin_step(self, *, in_order: bool) -> None:
-        """A step begins; whether its microbatches run one after another."""
-        self.attributes.begin_step(hides=not in_order)
-
     def end_step(self) -> None:
         """Nobody has it any more."""
         self._leave_wait()

@@ -114,6 +114,7 @@ def _run_once(
     begin_step(runtime)
     try:
         transaction.begin()
+        runtime[Turn].attributes.begin_step()
         for kept in all_kept(placements):
             kept.begin_step()
         runtime.add(StepWeights(runtime.place.rank, runtime.step.num_microbatches))
@@ -278,7 +279,7 @@ class _Pipeline:
                 self.parts = list(_split(runtime, self.step, args, kwargs))
                 self.results = [None] * len(self.parts)
             in_order = one_at_a_time(runtime)
-            runtime[Turn].begin_step(in_order=in_order)
+            runtime[Turn].attributes.hides = not in_order
             runtime[WorkerPool].begin_step(state, self.run_root)
             runtime.server.begin_step(
                 step=runtime.step.number,
