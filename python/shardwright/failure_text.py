@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from shardwright.errors import RemoteError
 
 #: The most that is told of a message, and of a traceback, in bytes of UTF-8.
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 #: How much of a text that is cut stays at its end, where a traceback names the error.
-_END_BYTES = MOST_BYTES // 4
+_END_BYTES = MAX_BYTES // 4
 
 
 class FailureText(NamedTuple):
@@ -39,12 +39,12 @@ class FailureText(NamedTuple):
 
 
 def sendable(text: str) -> str:
-    """A text without lone surrogates, which no encoding has, of at most :data:`MOST_BYTES` and a note on the rest."""
-    begin, end = text[: MOST_BYTES + 1], text[-_END_BYTES:]
+    """A text without lone surrogates, which no encoding has, of at most :data:`MAX_BYTES` and a note on the rest."""
+    begin, end = text[: MAX_BYTES + 1], text[-_END_BYTES:]
     encoded = begin.encode("utf-8", "backslashreplace")
-    if len(encoded) <= MOST_BYTES:
+    if len(encoded) <= MAX_BYTES:
         return encoded.decode()
-    first = encoded[: MOST_BYTES - _END_BYTES].decode(errors="ignore")
+    first = encoded[: MAX_BYTES - _END_BYTES].decode(errors="ignore")
     last = end.encode("utf-8", "backslashreplace")[-_END_BYTES:].decode(errors="ignore")
     left_out = max(len(text) - len(first) - len(last), 0)
     return f"{first}\n[... {left_out:,} of {len(text):,} characters are left out here ...]\n{last}"

@@ -47,7 +47,7 @@ class ScriptEnd:
             sys.stderr.write(f"shardwright: rank {runtime.place.rank} was interrupted\n")
             return
         if runtime is not None:
-            runtime.farewell = FailureText.of(error)._asdict()
+            runtime.script_error = FailureText.of(error)._asdict()
         self._previous(kind, error, trace)
 
     def _on_termination(self, number: int, _frame: FrameType | None) -> None:

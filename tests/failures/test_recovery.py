@@ -120,7 +120,7 @@ def test_a_result_of_an_unknown_type(pair: Outcome) -> None:
 def test_different_step_functions(pair: Outcome) -> None:
     for failure in pair.failures("different functions"):
         assert failure["type"] == "StepMismatchError"
-        assert "rig.train" in failure["text"]
+        assert "common.train" in failure["text"]
         assert "other_function" in failure["text"]
         assert f'rank 1 on host "{pair.host}"' in failure["text"]
 

@@ -19,7 +19,7 @@ from shardwright.execution.exchange import past_views, rebuild_results, sharing_
 from shardwright.execution.hooked_views import hooked_views
 from shardwright.execution.layout import layouts_of
 from shardwright.execution.placed import placed_model
-from shardwright.execution.results import Response, let_go, origins_of
+from shardwright.execution.results import Response, origins_of, release_unused
 from shardwright.execution.sparse import Composites, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
@@ -116,7 +116,7 @@ def _call(
     assert task is not None
     assert frame is not None
     runtime = task.runtime
-    let_go(task)
+    release_unused(task)
     if (kept := placed_model(runtime, target.model_id).kept) is not None:
         kept.check_call(task, target.name)
     number = frame.next_call_number()

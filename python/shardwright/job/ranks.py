@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import current_runtime
-from shardwright.shown import shown
+from shardwright.safe_repr import safe_repr
 
 
 class CommGroup(Enum):
@@ -49,7 +49,9 @@ def group_ranks(group: CommGroup) -> list[int]:
     """
     runtime = current_runtime()
     if not isinstance(group, CommGroup):
-        raise ConfigError(f"group is {shown(group)}; allowed: {', '.join(f'smp.{each.name}' for each in CommGroup)}")
+        raise ConfigError(
+            f"group is {safe_repr(group)}; allowed: {', '.join(f'smp.{each.name}' for each in CommGroup)}"
+        )
     return list(runtime.place.topology.group(group.value, runtime.place.rank))
 
 
@@ -61,7 +63,7 @@ def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
     """
     if not isinstance(rank_type, RankType):
         allowed = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
-        raise ConfigError(f"rank_type is {shown(rank_type)}; allowed: {allowed}")
+        raise ConfigError(f"rank_type is {safe_repr(rank_type)}; allowed: {allowed}")
     if type(rank) is not int:
         rank = _as_integer(rank, argument)
     if rank_type is RankType.WORLD_RANK and 0 <= rank < current_runtime().place.launch.world_size:
@@ -79,7 +81,7 @@ def _as_integer(rank: Any, argument: str) -> int:
             raise TypeError
         return operator.index(rank)
     except TypeError:
-        raise ConfigError(f"{argument} is {shown(rank)}, a {type(rank).__name__}; allowed: an integer") from None
+        raise ConfigError(f"{argument} is {safe_repr(rank)}, a {type(rank).__name__}; allowed: an integer") from None
 
 
 def _place(group: CommGroup) -> int:

@@ -35,7 +35,7 @@ class _Said(NamedTuple):
     divided: bool
 
 
-def check_alike(module: nn.Module, runtime: Runtime) -> None:
+def check_same_model(module: nn.Module, runtime: Runtime) -> None:
     """Refuse models that differ between ranks, before their tensors meet in collectives; all ranks of the job call it.
 
     Parameters that not all tensor-parallel ranks have, such as those of distributed modules that only one of them

@@ -15,7 +15,7 @@ from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
 from shardwright.job.runtime import current_runtime
-from shardwright.model.alike import check_alike
+from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
@@ -93,7 +93,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             raise ConfigError("the module is a DistributedModel already")
         refuse_wrapped(module)
         runtime = current_runtime()
-        check_alike(module, runtime)
+        check_same_model(module, runtime)
         divided = replace(module, runtime, built_in)
         if any(each.substitute for each in divided.replacements):
             prepare(divided.module, announce=runtime.place.rank == 0)
@@ -212,7 +212,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if not self.placement.partitioned:
             self.placement.partition(call)
         else:
-            self.placement.deliver_again()
+            self.placement.resend_decision()
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the wrapped module; its own methods (``generate``, say) divide the model first if need be."""

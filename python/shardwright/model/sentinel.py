@@ -235,12 +235,12 @@ class ReleasedParameter(nn.Parameter):
 
 
 #: The types of what stands for another rank's tensors.
-STAND_INS = frozenset((Sentinel, ReleasedParameter))
+PLACEHOLDERS = frozenset((Sentinel, ReleasedParameter))
 
 
 def is_sentinel(value: object) -> bool:
     """Whether `value` stands for a tensor that another rank owns."""
-    return type(value) in STAND_INS  # exact types: an instance check of parameters costs a Python call
+    return type(value) in PLACEHOLDERS  # exact types: an instance check of parameters costs a Python call
 
 
 def release(original: torch.Tensor, sentinel: Sentinel) -> None:

@@ -75,7 +75,7 @@ class Updates:
         if self._calls is not None:
             self._calls += 1
 
-    def stands_aside(self) -> None:
+    def skip_updates(self) -> None:
         """This rank has no batches left, and only takes part in the others' reductions."""
         self._calls = None
 
