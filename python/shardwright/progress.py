@@ -36,7 +36,7 @@ class Progress:
         """
         self._rank = rank
         self._delay_seconds = DELAY_SECONDS if delay_seconds is None else delay_seconds
-        self._tell = _say if say is None else say
+        self._report = _say if say is None else say
 
     @contextlib.contextmanager
     def phase(self, what: str) -> Iterator[None]:
@@ -59,4 +59,4 @@ class Progress:
             logger.debug("rank 0: %s took %.3f s", what, time.perf_counter() - began)
 
     def _say_still(self, what: str) -> None:
-        self._tell(f"rank 0: {what}, for {self._delay_seconds:g} s so far")
+        self._report(f"rank 0: {what}, for {self._delay_seconds:g} s so far")

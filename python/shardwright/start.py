@@ -31,6 +31,7 @@ from shardwright.execution.state_order import StateOrder
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
+from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import Leaves
 from shardwright.job.exchange import Gathers, wait_collective
 from shardwright.job.place import Place
@@ -43,7 +44,6 @@ from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
-from shardwright.script_end import ScriptEnd
 from shardwright.stalls.reporter import StallReporter
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
@@ -159,7 +159,7 @@ def _install(runtime: Runtime) -> None:
         stall_reporter = StallReporter(runtime)
         stall_reporter.start()  # where no thread can be started, there is none to stop
         runtime.observer = stall_reporter
-        installed.callback(ScriptEnd(runtime).restore)
+        installed.callback(ExitHandlers(runtime).restore)
         interrupts.install(runtime[Updates].interrupted)
 
 

@@ -70,7 +70,7 @@ class Collectives:
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
         #: What was issued here in failed steps, in order, and is not through.
         self._unsettled: dict[int, list[_Issued]] = {}
-        self._heard: dict[tuple[int, int], list[_Issued]] = {}
+        self._received: dict[tuple[int, int], list[_Issued]] = {}
 
     @property
     def own_place(self) -> int:
@@ -178,15 +178,15 @@ class Collectives:
         for step, issued in list(self._unsettled.items()):
             longest = issued
             for rank in self._others():
-                theirs = self._heard.get((step, rank))
+                theirs = self._received.get((step, rank))
                 if theirs is None:
-                    theirs = self._heard[step, rank] = receive_on(runtime, rank, self._channel(step), deadline)
+                    theirs = self._received[step, rank] = receive_on(runtime, rank, self._channel(step), deadline)
                 longest = max(longest, theirs, key=len)
             with DeferSignals():
                 for kind, count, dtype in longest[len(issued) :]:
                     self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.place.device))
                 del self._unsettled[step]
-        self._heard.clear()
+        self._received.clear()
 
     def _others(self) -> list[int]:
         return [rank for rank in self.ranks if rank != self._runtime.place.rank]

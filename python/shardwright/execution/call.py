@@ -62,10 +62,10 @@ class CallWatch:
     """Who sees every call to another rank.
 
     Attributes:
-        told: Is given the module, its positional arguments, and which children of a sequential; None for nobody.
+        on_call: Is given the module, its positional arguments, and which children of a sequential; None for nobody.
     """
 
-    told: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
+    on_call: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
 
 
 #: A module, and the children to run of an ``nn.Sequential``.
@@ -102,7 +102,7 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
         The result of the last part that ran, and how many ran.
     """
     task = running_task()
-    if task is not None and (task.runtime[CallWatch].told is not None or collector.outgoing() is not None):
+    if task is not None and (task.runtime[CallWatch].on_call is not None or collector.outgoing() is not None):
         links = links[:1]  # someone wants to see every call's arguments, or what it collects
     return _call(links, (value,), {})
 
@@ -120,7 +120,7 @@ def _call(
     if (kept := placed_model(runtime, target.model_id).kept) is not None:
         kept.check_call(task, target.name)
     number = frame.next_call_number()
-    if (watcher := runtime[CallWatch].told) is not None:
+    if (watcher := runtime[CallWatch].on_call) is not None:
         watcher(target, args, children)
     spec, original = _arguments(target, args, kwargs)
     given, composites = take_apart(original, f"an argument of module {target.name!r}")

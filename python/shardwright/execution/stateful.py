@@ -234,7 +234,7 @@ class StatefulModules:
             raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
         raise state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
-    def stay(
+    def run_in_order(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """Run a module once no other microbatch goes first."""
@@ -317,7 +317,7 @@ def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> N
 
     def called(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call = own._call_impl if compiled is None else compiled
-        return kept.stay(states, own, call, args, kwargs)
+        return kept.run_in_order(states, own, call, args, kwargs)
 
     module._compiled_call_impl = MethodType(called, module)
     if isinstance(module, torch.jit.ScriptModule) or compiled is not None:
@@ -333,7 +333,7 @@ def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> N
         given = (own, *args) if bound else args
         if task is None or own in task.inside or in_backward():
             return forward(*given, **kwargs)
-        return kept.stay(states, own, forward, given, kwargs)
+        return kept.run_in_order(states, own, forward, given, kwargs)
 
     module.forward = MethodType(forwarded, module)
 

@@ -172,7 +172,7 @@ class Frame:
         """Whether its backward may run in two parts, which runs some nodes twice and keeps what they have saved."""
         return not (self.hooked or self.retain_graph or self.checkpointed)
 
-    def rehearsal(self) -> Frame:
+    def trial(self) -> Frame:
         """Another frame of the same code, which refuses what this one does; what it keeps of graphs goes with it."""
         return Frame(
             self.microbatch,

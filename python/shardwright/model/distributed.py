@@ -23,7 +23,7 @@ from shardwright.model.join import joined
 from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
-from shardwright.model.whole import CURES, MERGES
+from shardwright.model.whole import HINTS, MERGES
 from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_wrapped
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import replace
@@ -199,7 +199,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """Refuse: what is pickled, or copied, could not be a model of this job."""
         raise ShardwrightError(
             "pickling of a smp.DistributedModel (torch.save(model) does it) cannot work: it belongs to a job of "
-            f"running ranks; {CURES['pickling']}"
+            f"running ranks; {HINTS['pickling']}"
         )
 
     def _enter(self, call: Callable[[], Any]) -> None:
@@ -221,7 +221,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         except AttributeError:
             value = getattr(super().__getattr__("module"), name)
         if name in MERGES and self.placement.ownership is not None:
-            raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {CURES[name]}")
+            raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {HINTS[name]}")
         if self._runtime.place.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
             return value
         if running_task() is None or not hasattr(type(self.module), name):

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
 
-_said = False
+_warned = False
 
 
 def _warn_of_untraced() -> None:
-    global _said
-    if not _said:
-        _said = True
+    global _warned
+    if not _warned:
+        _warned = True
         logs.logger.warning(
             "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
             "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
@@ -165,7 +165,7 @@ class Placement:
                 # Before the trace, which then sees what training will run.
                 prepare(self.module, announce=runtime.place.rank == 0)
             frame = current_frame()
-            with in_frame(None if frame is None else frame.rehearsal()):
+            with in_frame(None if frame is None else frame.trial()):
                 decision = decide(
                     self.module,
                     call,

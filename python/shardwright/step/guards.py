@@ -24,7 +24,7 @@ from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import original_of
 
 
-def refuse_in_step(what: str, cure: str) -> None:
+def refuse_in_step(what: str, hint: str) -> None:
     """Raise :class:`FrameError` in the code of a step; a hook of a parameter, which runs at its end, is not meant."""
     frame = current_frame()
     runtime = find_runtime()
@@ -33,7 +33,7 @@ def refuse_in_step(what: str, cure: str) -> None:
         name = "the step function" if frame is None else frame.name
         raise FrameError(
             f"{what} was called in the code of {name}, which runs once per microbatch, before the step's gradients are "
-            f"complete: {cure} outside the step function, once per step"
+            f"complete: {hint} outside the step function, once per step"
         )
 
 

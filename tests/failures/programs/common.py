@@ -19,7 +19,7 @@ BATCH = 16
 MICROBATCHES = 4
 
 
-class Trouble(Exception):
+class ScriptError(Exception):
     """The script's own exception."""
 
 
@@ -60,8 +60,8 @@ class Fault:
 fault = Fault()
 
 
-def raise_trouble() -> None:
-    raise Trouble("the wheels came off")
+def raise_script_error() -> None:
+    raise ScriptError("deliberate failure")
 
 
 class Trip(torch.autograd.Function):

@@ -12,7 +12,7 @@ from typing import Any
 import common
 import shardwright as smp
 import torch
-from common import Trouble, fault, raise_trouble, say
+from common import ScriptError, fault, raise_script_error, say
 
 
 class Unknown:
@@ -33,7 +33,7 @@ class Scenarios:
         self.job = job
 
     def at(self, name: str, phase: str, visit: int = 2) -> Callable[[], Any]:
-        fault.arm(name, phase, raise_trouble, visit)
+        fault.arm(name, phase, raise_script_error, visit)
         return self.job.step
 
     def only_on(self, rank: int, step: Callable[[], Any]) -> Callable[[], Any]:
@@ -62,7 +62,7 @@ class Scenarios:
         parameters = list(self.job.model.local_parameters())
 
         def hook(gradient: torch.Tensor) -> None:
-            raise_trouble()
+            raise_script_error()
 
         handle = parameters[0].register_hook(hook) if smp.rank() == 1 else None
         try:
@@ -145,7 +145,7 @@ def main() -> None:
         live = smp.stats()["live_frames"]
         say("failed", name=name, failure=failure, seconds=seconds, restored=same, live_frames=live)
         say("exact", name=f"after {name}", error=job.exact_step())
-    say("end", host=socket.gethostname(), own=Trouble.__name__)
+    say("end", host=socket.gethostname(), own=ScriptError.__name__)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 
-class ScriptEnd:
+class ExitHandlers:
     """Handlers that are in place while the process is a rank of a job.
 
     A script may put its own in front, which then call these for as long as the process lives: once the rank has left
