@@ -88,14 +88,14 @@ def _passed_on(error: RemoteError) -> dict[str, Any]:
 
 
 #: Allocated in advance, for use when memory is exhausted.
-_FALLBACK = {"module": None, "kind": "Exception", "message": "an error that could not be told", "traceback": ""}
+_FALLBACK = {"module": None, "kind": "Exception", "message": "an error that could not be described", "traceback": ""}
 
 
 def _safe_text(read: Callable[[], str], what: str) -> str:
     try:
         return sendable(read())
     except BaseException as problem:  # of the error's own methods, which may raise anything
-        return f"(the error's {what} cannot be told: asking for it raised {_name(problem)})"
+        return f"(the error's {what} is not available: reading it raised {_name(problem)})"
 
 
 def _name(error: BaseException) -> str:

@@ -222,7 +222,9 @@ def _rendezvous(environ: Mapping[str, str], rank: int, single_host: bool, job_id
 def _number(environ: Mapping[str, str], variable: str, *, least: int = 0) -> int:
     text = environ.get(variable)
     if text is None:
-        raise JobStartError(f"the environment variable {variable} is missing, while others of its launcher are set")
+        raise JobStartError(
+            f"the environment variable {variable} is not set, although other variables of its launcher are"
+        )
     if not re.fullmatch(r"\d+", text.strip(), re.ASCII) or int(text) < least:
         raise JobStartError(f"the environment variable {variable} is {text!r}; allowed: an integer of {least} or more")
     return int(text)

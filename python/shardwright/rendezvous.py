@@ -52,7 +52,7 @@ def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_cor
         secret = b""
         if launch.rank == 0:
             logs.logger.warning(
-                "the job has no secret: whoever reaches its ports can take part; set SHARDWRIGHT_SECRET, or the "
+                "the job has no secret: any process that reaches its ports can join; set SHARDWRIGHT_SECRET, or the "
                 "configuration key secret_file, on every rank"
             )
     store = _open_store(launch, cfg)

@@ -167,15 +167,15 @@ def _check_same_start(running: Runtime, cfg: Config) -> None:
     """Raise if a second ``smp.init`` asks for something else than what runs."""
     if os.getpid() != running.pid:
         raise ShardwrightError(
-            f"smp.init was called already, in process {running.pid}, of which this one is a fork: it is no rank of "
+            f"smp.init was already called in process {running.pid}, of which this one is a fork: it is not a rank of "
             "the job"
         )
     before, after = running.place.cfg.to_dict(), cfg.to_dict()
     differing = [f"{key} is {after[key]!r} and was {before[key]!r}" for key in after if after[key] != before[key]]
     if differing:
         raise ShardwrightError(
-            f"smp.init was called already, with another configuration: {', '.join(differing)}; call "
-            "smp.shutdown() first, on every rank, to start anew"
+            f"smp.init was already called with a different configuration: {', '.join(differing)}; call "
+            "smp.shutdown() on every rank first"
         )
 
 
@@ -232,7 +232,7 @@ def _await_readers(runtime: Runtime) -> None:
             time.sleep(_LOOK_SECONDS)
             if not said and time.monotonic() > began + DELAY_SECONDS:
                 said = True
-                logs.logger.warning("rank %d has come to its end and waits for %s", runtime.place.rank, what)
+                logs.logger.warning("rank %d has finished and waits for %s", runtime.place.rank, what)
 
 
 def _leave(runtime: Runtime) -> None:
@@ -286,7 +286,9 @@ def _make_process_groups(runtime: Runtime, store: Store) -> None:
             os.environ.setdefault(variable, "lo")
     if not dist.is_initialized():
         if runtime.place.cfg.ddp_dist_backend == "nccl" and not torch.cuda.is_available():
-            raise ConfigError('the configuration key "ddp_dist_backend" is "nccl", but no GPU is here; allowed: "auto"')
+            raise ConfigError(
+                'the configuration key "ddp_dist_backend" is "nccl", but no GPU is available; allowed: "auto"'
+            )
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(
             backend,

@@ -246,7 +246,7 @@ def test_only_what_is_created_inside_and_on_this_thread_is_delayed() -> None:
     made.append(nn.Linear(2, 2))
     assert has_delayed(inside)
     assert not any(map(has_delayed, made))
-    with pytest.raises(smp.ConfigError, match="enabled is 1; allowed are True and False"):
+    with pytest.raises(smp.ConfigError, match="enabled is 1; allowed: True and False"):
         smp.delay_param_initialization(1).__enter__()  # type: ignore[arg-type]
 
 

@@ -63,7 +63,7 @@ def test_a_lone_surrogate_is_told_as_its_code() -> None:
 def test_an_error_whose_text_raises_is_told_with_what_it_raised() -> None:
     text = FailureText.of(caught(Silent()))
     assert text.kind == "Silent"
-    assert text.message == "(the error's text cannot be told: asking for it raised SystemExit)"
+    assert text.message == "(the error's text is not available: reading it raised SystemExit)"
 
 
 @pytest.mark.parametrize("letter", ["x", "\N{GREEK SMALL LETTER ALPHA}", "\ud800"])
@@ -115,7 +115,7 @@ def test_a_report_that_fails_is_made_with_words_that_were_there_before() -> None
     server = Server(refusals=1)
     failure_text.report(server, ValueError("not a number"), microbatch=3)
     (told,) = server.told
-    assert (told["kind"], told["message"]) == ("Exception", "an error that could not be told")
+    assert (told["kind"], told["message"]) == ("Exception", "an error that could not be described")
     assert told["microbatch"] == 3
 
 

@@ -56,7 +56,7 @@ def report_of(process: Process, number: int = 0) -> str:
     """The ``number``-th report of the job that a rank has logged; whole once the rank has ended."""
 
     def found() -> list[str]:
-        return process.err.split("shardwright: a rank has waited for long; what every rank of the job does:\n")[1:]
+        return process.err.split("shardwright: a rank has been waiting for a long time; state of all ranks:\n")[1:]
 
     process.wait_for("report", lambda: len(found()) > number and "rank 1" in found()[number], 30)
     return found()[number]

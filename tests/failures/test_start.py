@@ -365,7 +365,7 @@ def test_results_can_be_read_when_the_root_has_come_to_its_end(width: int) -> No
     with Job("late_reader", arguments=["reads", str(width)]) as job:
         job.all_end_with([0, 0], 60)
         assert job[1].event("read")["same"]
-        assert ("has come to its end and waits for ranks [1]" in job[0].err) == (width == 20_000)
+        assert ("has finished and waits for ranks [1]" in job[0].err) == (width == 20_000)
 
 
 @pytest.mark.parametrize(("how", "codes"), [("drops", [0, 0]), ("raises", [1, 0]), ("waits for the other", [0, 1])])

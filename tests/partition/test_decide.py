@@ -323,16 +323,16 @@ def test_nothing_is_left_of_a_context() -> None:
 
 @pytest.mark.parametrize("place", [-1, True, "1", None, 1.0])
 def test_a_place_that_is_no_rank_is_refused(place: Any) -> None:
-    with pytest.raises(PartitionError, match="allowed are"):
+    with pytest.raises(PartitionError, match="allowed: the pp_ranks, from 0"):
         set_partition(nn.Linear(1, 1), place)
-    with pytest.raises(PartitionError, match="allowed are"), partition(place):
+    with pytest.raises(PartitionError, match="allowed: the pp_ranks, from 0"), partition(place):
         pass
 
 
 def test_a_place_beyond_the_degree_is_refused_when_the_model_is_divided() -> None:
     model = stack()
     set_partition(model[1], 5)
-    with pytest.raises(PartitionError, match=r"module '1' was placed on partition 5.*allowed are 0 to 1"):
+    with pytest.raises(PartitionError, match=r"module '1' was placed on partition 5.*allowed: 0 to 1"):
         divide(model, None, settings(skip_tracing=True), 2)
 
 

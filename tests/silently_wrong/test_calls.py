@@ -50,7 +50,7 @@ _SWAPPED = Refused("NotOwnedError", "'there.linear.weight' lives on pp_rank 1", 
 _CLIP = Refused("NotOwnedError", "would clip by the norm of its own part", "Use smp.clip_grad_norm_(", (0, 1))
 _COPY = Refused("ShardwrightError", "copy.deepcopy of a smp.DistributedModel", "use smp.AveragedModel(model", (0, 1))
 _MADE = "Make it in __init__, or run one forward of the module before"
-_UNTRACED = Refused("FrameError", "and skip_tracing is on", "Switch skip_tracing off, or return the value")
+_UNTRACED = Refused("FrameError", "and skip_tracing is on", "Disable skip_tracing, or return the value")
 
 EXPECTED: dict[str, Exact | Refused] = {
     "a plain step": Exact(),

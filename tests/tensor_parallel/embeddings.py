@@ -214,13 +214,13 @@ def refused(group: TensorGroup) -> None:
     def make(*args: object, **options: object) -> DistributedEmbedding:
         return DistributedEmbedding(*args, **options, group=group)
 
-    expect(r"padding_idx is 4; allowed are -4 to 3", lambda: make(4, 4, 4))
-    expect(r"_weight has shape \(4, 1\); needed is the whole, \(4, 4\)", lambda: make(4, 4, _weight=torch.ones(4, 1)))
+    expect(r"padding_idx is 4; allowed: -4 to 3", lambda: make(4, 4, 4))
+    expect(r"_weight has shape \(4, 1\); expected the whole, \(4, 4\)", lambda: make(4, 4, _weight=torch.ones(4, 1)))
     expect(r"norm_type is 0.0; it has to be positive", lambda: make(4, 4, norm_type=0.0))
     expect(r"sparse gradients are not scaled", lambda: make(4, 4, sparse=True, scale_grad_by_freq=True))
     for one in (make(4, 4), VocabularyParallelEmbedding(4, 4, group=group)):
         out_of_range = torch.tensor([0, 4 if group.rank == group.size - 1 else 1])
-        expect(r"ids are from 0 to 4; allowed are 0 to 3", lambda o=one, ids=out_of_range: o(ids))
+        expect(r"ids are from 0 to 4; allowed: 0 to 3", lambda o=one, ids=out_of_range: o(ids))
         expect(r"ids are from -1 to 0;", lambda o=one: o(torch.tensor([0, -1])))
         expect(r"ids are torch.float32; allowed", lambda o=one: o(torch.ones(2)))
         if group.size > 1:

@@ -241,7 +241,7 @@ def refused(group: TensorGroup) -> None:
             lambda m=make: m(4, 4, asynchronous=True, group=group),
         )
         one = make(4, 4, group=group)
-        expect(r"needed is \[..., \d\]", lambda o=one: o(torch.ones(2, 5)))
+        expect(r"expected \[..., \d\]", lambda o=one: o(torch.ones(2, 5)))
         sequence = make(4 * n, 4 * n, sequence_dim=1, group=group)
         wide = sequence.weight.shape[1]
         expect(r"sequence_dim 1 is the dim of features", lambda s=sequence, f=wide: s(torch.ones(n * 2, f)))
@@ -249,7 +249,7 @@ def refused(group: TensorGroup) -> None:
         features = one.weight.shape[1]
         for asynchronous in (False, True):
             given = make(4, 4, sequence_dim=0, asynchronous=asynchronous, group=group)
-            expect(r"needed is one for each", lambda g=given, f=features: g(torch.ones(2, f), sizes=[2] * (n + 1)))
+            expect(r"expected one for each", lambda g=given, f=features: g(torch.ones(2, f), sizes=[2] * (n + 1)))
             if make is RowParallelLinear:
                 expect(r"say 7 together", lambda g=given, f=features: g(torch.ones(2, f), sizes=[7] + [0] * (n - 1)))
         if n > 1:

@@ -86,11 +86,11 @@ def check(group: TensorGroup) -> None:
 
     # Sizes that a caller passes are held against its own tensor; in these, all ranks are wrong.
     refused(
-        r"sizes are \[1\]; needed is one for each", lambda: fused_allgather_for_tp(ones(1), 0, group=group, sizes=[1])
+        r"sizes are \[1\]; expected one for each", lambda: fused_allgather_for_tp(ones(1), 0, group=group, sizes=[1])
     )
     refused(r"say 9 together", lambda: reduce_scatter_for_tp(ones(4), 0, group=group, sizes=[9] + [0] * (n - 1)))
     refused(
-        r"needed is one for each",
+        r"expected one for each",
         lambda: reduce_scatter_for_tp(ones(n), 0, group=group, sizes=[n + 1, -1] + [0] * (n - 2)),
     )
     refused(
@@ -100,6 +100,6 @@ def check(group: TensorGroup) -> None:
 
     refused(r"a size of 5 in dim 1 of shape \(3, 5\) does not divide", lambda: DistributedLinear(5, 3, group=group))
     linear = DistributedLinear(4, 3, group=group)
-    refused(r"needed is \[batch, ..., 4\]", lambda: linear(ones(2, 8)))
-    refused(r"needed is \[batch, ..., 4\]", lambda: linear(ones(4)))
+    refused(r"expected \[batch, ..., 4\]", lambda: linear(ones(2, 8)))
+    refused(r"expected \[batch, ..., 4\]", lambda: linear(ones(4)))
     refused(r"but in dim 0, but there are", lambda: linear(ones(2, 4 + 4 * first)))

@@ -242,7 +242,7 @@ def check_differences() -> None:
         with smp.tensor_parallelism():
             return nn.Linear(8 if rank == 0 else 2 * smp.tp_size() + 1, 8)
 
-    refused("rank 1 built another model than rank 0: parameter 'weight' is", of_other_sizes, smp.PartitionError)
+    refused("rank 1 built a different model than rank 0: parameter 'weight' is", of_other_sizes, smp.PartitionError)
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ def test_model_creation_sets_the_dtype_and_marks() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(smp.ConfigError, match="enabled is 1; allowed are True and False"), smp.tensor_parallelism(1):
+    with pytest.raises(smp.ConfigError, match="enabled is 1; allowed: True and False"), smp.tensor_parallelism(1):
         pass
     with pytest.raises(smp.ConfigError, match="enabled is 'no'"):
         smp.set_tensor_parallelism(nn.Linear(1, 1), "no")

@@ -173,7 +173,7 @@ def test_a_class_without_an_init_of_its_own_is_still_seen_by_contexts() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(smp.ConfigError, match=r"dist_module is .*Linear.*; allowed are subclasses of smp.nn"):
+    with pytest.raises(smp.ConfigError, match=r"dist_module is .*Linear.*; allowed: subclasses of smp.nn"):
         smp.tp_register(nn.Linear)(Affine)
     with pytest.raises(smp.ConfigError, match="3 was to be registered"):
         smp.tp_register_with_module(3, smp.nn.DistributedLinear)

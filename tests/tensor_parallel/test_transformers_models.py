@@ -118,7 +118,7 @@ def test_masks_become_masks_of_keys_where_the_layer_hides_the_rest() -> None:
     assert torch.equal(added_mask(additive[1:], hidden, 3), additive[1:].expand(2, -1, -1, -1))
     bias = torch.randn(1, 4, 3, 3)
     assert torch.equal(added_mask(bias, hidden, 3), bias.expand(2, -1, -1, -1))
-    with pytest.raises(smp.ConfigError, match=r"attention_mask is \(3,\); allowed are"):
+    with pytest.raises(smp.ConfigError, match=r"attention_mask is \(3,\); allowed: tensors of 2 or 4 dims"):
         added_mask(torch.ones(3), hidden, 3)
 
 

@@ -143,16 +143,14 @@ def check(name: str, kind: str, make: Callable[[], nn.Module], exact: float) -> 
     if name == "t5":
         with pytest.raises(smp.ConfigError, match="hidden_states are float16, which T5 clamps after each block"):
             model.module.encoder.block[0](torch.zeros(1, 2, 16, dtype=torch.float16))
-        with pytest.raises(
-            smp.ConfigError, match="encoder_hidden_states is None; needed is a tensor, as the layer has"
-        ):
+        with pytest.raises(smp.ConfigError, match="encoder_hidden_states is None; expected a tensor, as the layer has"):
             model.module.decoder.block[0](torch.zeros(1, 2, 16))
-        with pytest.raises(smp.ConfigError, match="is a tensor; needed is None, as the layer has no cross-attention"):
+        with pytest.raises(smp.ConfigError, match="is a tensor; expected None, as the layer has no cross-attention"):
             model.module.encoder.block[0](torch.zeros(1, 2, 16), encoder_hidden_states=torch.zeros(1, 2, 16))
     if name == "mixtral":
         with pytest.raises(smp.ConfigError, match=r"a size of 3 in dim 0 .* does not divide"):
             DistributedExperts(3, 16, 24)
-        with pytest.raises(smp.ConfigError, match=r"top_k_weights has shape \(5, 2\) on tp rank 0; needed is \[5, 1\]"):
+        with pytest.raises(smp.ConfigError, match=r"top_k_weights has shape \(5, 2\) on tp rank 0; expected \[5, 1\]"):
             DistributedExperts(2, 16, 24)(torch.zeros(5, 16), torch.zeros(5, 1, dtype=torch.int64), torch.zeros(5, 2))
     output = output_of(model, given[rank])
     close(output, expected[rank], f"output of {name}", exact)

@@ -64,7 +64,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
         ConfigError: ``enabled`` is no bool.
     """
     if not isinstance(enabled, bool):
-        raise ConfigError(f"smp.delay_param_initialization: enabled is {enabled!r}; allowed are True and False")
+        raise ConfigError(f"smp.delay_param_initialization: enabled is {enabled!r}; allowed: True and False")
     if not enabled:
         with _set_to(False):
             yield

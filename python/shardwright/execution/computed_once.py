@@ -83,7 +83,7 @@ def run_inside_checkpoint(
         raise FrameError(
             f"module {path!r} keeps something, has parts on other ranks, and is called inside a checkpoint: one "
             "process would compute it again in the backward, and change what it keeps once more. Checkpoint modules "
-            f"that lie whole on a rank instead, {_HINT}"
+            f"that lie entirely on a rank instead, {_HINT}"
         )
     task = running_task()
     once = None if task is None else task.computed_once

@@ -50,7 +50,7 @@ def refuse_compiled(name: str, module: nn.Module) -> None:
     if module._compiled_call_impl is not None or wrapped:
         raise FrameError(
             f"module {name or type(module).__name__!r} is compiled, but parts of it live on other ranks: compile "
-            "modules that lie whole on one rank instead, with module.compile()"
+            "modules that lie entirely on one rank instead, with module.compile()"
         )
 
 

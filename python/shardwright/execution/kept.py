@@ -114,7 +114,7 @@ def no_copy_of(names: list[str]) -> str:
     return (
         f"Tensor {', '.join(names)} was written to, though the trace of the first step saw no such write, and is too "
         f"large ({MAX_BYTES >> 10} KiB are the limit) to be copied before every step in case it has to be put back: "
-        "that write cannot be taken back. From the next step on it is copied, so that a step that writes to it can be."
+        "this write cannot be undone. From the next step on it is copied, so that a step that writes to it can be."
     )
 
 

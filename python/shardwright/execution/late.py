@@ -28,7 +28,7 @@ def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
         )
     for kept in every:
         if (what := kept.changed_late(task)) is not None:
-            why = "though no trace saw that, and microbatches may have found it in the middle of another"
+            why = "which the trace did not see, and microbatches may have found it in the middle of another"
             kind, message, _ = FailureText.of(error)
             return state_write(task, f"{what} was changed, {why}: {kind}: {message}")
     return error

@@ -101,14 +101,14 @@ class ModuleLocations:
         elif not traced and not _is_held(module, attribute, value):
             raise FrameError(
                 f"attribute {attribute!r} of module {name!r} was set in the code of {frame.name}, and skip_tracing is "
-                "on: without a trace it is not known on which ranks, and in which microbatch, it will be read. Switch "
-                "skip_tracing off, or return the value and pass it as an argument"
+                "on: without a trace it is not known on which ranks, and in which microbatch, it will be read. Disable "
+                "skip_tracing, or return the value and pass it as an argument"
             )
         else:
             return  # a forward may keep what it likes in a module that runs here; the trace knows who reads it
         raise FrameError(
             f"attribute {attribute!r} of module {name!r} was set {where}: copies of the module on other ranks would "
-            "not see it. Set it outside the step function, where every rank does (model.train() and model.eval() too), "
+            "not see it. Set it outside the step function, on every rank (also model.train() and model.eval()), "
             "or pass the value as an argument of the module"
         )
 
@@ -124,7 +124,7 @@ class ModuleLocations:
         raise FrameError(
             f"a hook was registered on module {known.name!r} in the code of {frame.name}: the module runs on rank "
             f"{', '.join(map(str, known.ranks))}, where the hook would not be. Register it outside the step function, "
-            "where every rank does, or let the first step register it, so that both are placed on one rank"
+            "on every rank, or let the first step register it, so that both are placed on one rank"
         )
 
     def refuse_making(self, module: nn.Module, attribute: str, value: nn.Module | nn.Parameter) -> None:

@@ -41,7 +41,7 @@ class RemoteHolders:
                 for part in reached(value, seen):
                     if id(part) in wanted:
                         raise FrameError(
-                            f"what {wanted[id(part)]} holds was changed, though no trace saw that: it is also what "
+                            f"what {wanted[id(part)]} holds was changed, which the trace did not see: it is also what "
                             f"{f'{path}.{attribute}'!r} holds, and that module runs on rank {self._ranks[path]}, whose "
                             "copy has not changed. Let the first step take the branch that changes it, pass the value "
                             "as an argument of the module, or place both modules on one rank (smp.set_partition)"

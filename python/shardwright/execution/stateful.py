@@ -160,14 +160,14 @@ class StatefulModules:
         """What torch itself keeps in a module is about to change: whether it trains, or its hooks."""
         task = running_task() or self._runtime[Turn].current
         if task is not None and self._runtime.step.running and self._watch.is_switched(module, name):
-            self._refuse(task, f"{self._watch.name_of(module, name)} was changed, though no trace saw that")
+            self._refuse(task, f"{self._watch.name_of(module, name)} was changed, which the trace did not see")
 
     def check_call(self, task: RunningTask, name: str) -> None:
         """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
         written = self._watch.written_meanwhile(name)
         if written is not None:
             self._remote_holders.refuse(self._watch.changed())
-            self._refuse(task, f"{written} was changed before module {name!r} was called, though no trace saw that")
+            self._refuse(task, f"{written} was changed before module {name!r} was called, which the trace did not see")
 
     def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
         """Raise :class:`StateWriteError` if a task has changed what nobody was known to change.
@@ -180,7 +180,7 @@ class StatefulModules:
         if written is not None:
             self._remote_holders.refuse(self._watch.changed())
             # Calls that are predicted may have come to it in another order within the microbatch too.
-            when = "in a backward" if task.phase == "backward" else "though no trace saw that"
+            when = "in a backward" if task.phase == "backward" else "which the trace did not see"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime[_core.Sites].predicts)
         self._check_returned(task)
         weight = self._watch.written_weight(module)
@@ -192,7 +192,7 @@ class StatefulModules:
             )
 
     def changed_late(self, task: RunningTask) -> str | None:
-        """What was changed in this step though no trace saw that, in words; None if nothing, or not to be put back."""
+        """Describe changes in this step that the trace did not see; None if there are none or they cannot be undone."""
         if self._watch.lost() or self._watch.written_weight(None) is not None:
             return None
         return self._watch.changed_late(task)

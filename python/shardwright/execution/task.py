@@ -36,7 +36,7 @@ class RunningTask:
         inside: The modules that keep something and that its code is in, the innermost last.
         computed_once: The code of the innermost that runs inside a checkpoint and is not computed again, if any does.
         other_weights: In how many calls with other weights its code is (``torch.func.functional_call``).
-        sets: Attributes that it has set though no trace saw that, with what was there before.
+        sets: Attributes that it has set and the trace did not see, with their previous values.
         returned: Of what modules keep, what they returned to it: their names, tensors, and the versions of those.
         responses: The answers to its calls that are not here, or not whole.
     """

@@ -54,7 +54,7 @@ def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Te
     if frame is not None and id(tensor) in frame.leaves.known and tensor.requires_grad != requires_grad:
         raise FrameError(
             f"requires_grad of a parameter of shape {tuple(tensor.shape)} was set to {requires_grad} in the code of "
-            f"{frame.name}, on one rank only: freeze parameters outside the step function, where every rank does"
+            f"{frame.name}, on one rank only: freeze parameters outside the step function, on every rank"
         )
     result: torch.Tensor = original_of(requires_grad_)(tensor, requires_grad)
     return result

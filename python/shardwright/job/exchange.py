@@ -74,7 +74,7 @@ def receive_object(
             if deadline is None:
                 wait.check()
             elif time.monotonic() > deadline:
-                raise TimeoutError(f"rank {runtime.place.rank} waited in vain for {what}")
+                raise TimeoutError(f"rank {runtime.place.rank} timed out waiting for {what}")
 
 
 def _received(runtime: Runtime, rank: int, channel: str, seconds: float) -> Any:

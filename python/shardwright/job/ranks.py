@@ -104,7 +104,7 @@ def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
         return rank
     ranks = group_ranks(CommGroup(rank_type.value))
     if not 0 <= rank < len(ranks):
-        raise ConfigError(f"{rank_type.name} {rank} does not exist; allowed are 0 to {len(ranks) - 1}")
+        raise ConfigError(f"{rank_type.name} {rank} does not exist; allowed: 0 to {len(ranks) - 1}")
     return ranks[rank]
 
 

@@ -120,7 +120,7 @@ def current_runtime() -> Runtime:
         ShardwrightError: ``smp.init`` was not called.
     """
     if (runtime := find_runtime()) is None:
-        raise ShardwrightError("call smp.init(...) before anything else of shardwright")
+        raise ShardwrightError("call smp.init(...) before any other function of shardwright")
     return runtime
 
 

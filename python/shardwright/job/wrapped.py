@@ -40,7 +40,7 @@ class WrappedModels:
         model = self._models[model_id]() if model_id < len(self._models) else None
         if model is None:
             raise ShardwrightError(
-                f"rank {self._rank} was asked for model {model_id}, which it has not or no longer; every rank must "
-                "build the same models in the same order and keep them as long as the others do"
+                f"rank {self._rank} was asked for model {model_id}, which does not exist there (any more); every rank "
+                "must build the same models in the same order and keep them as long as the others do"
             )
         return model.placement

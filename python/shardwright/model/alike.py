@@ -88,7 +88,7 @@ def _compare_models(models: list[dict[str, _TensorInfo]], rank: int, same_place:
             continue
         there, here = ("absent" if each is None else each.what for each in (one, other))
         raise PartitionError(
-            f"rank {rank} built another model than rank 0: {'buffer' if known.trained is None else 'parameter'} "
+            f"rank {rank} built a different model than rank 0: {'buffer' if known.trained is None else 'parameter'} "
             f"{name!r} is {there} on rank 0 and {here} on rank {rank}; every rank must run the same script with the "
             "same model configuration"
         )

@@ -84,7 +84,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """
         super().__init__()
         if trace_device not in ("gpu", "cpu"):
-            raise ConfigError(f"trace_device is {trace_device!r}; allowed are 'gpu' and 'cpu'")
+            raise ConfigError(f"trace_device is {trace_device!r}; allowed: 'gpu' and 'cpu'")
         if trace_execution_times and trace_device == "cpu" and torch.cuda.is_available():
             raise ConfigError("trace_execution_times must be False with trace_device='cpu'")
         if backward_passes_per_step < 1:

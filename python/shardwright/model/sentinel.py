@@ -303,7 +303,7 @@ def _refuse_in_step(func: Any, sentinel: Sentinel) -> None:
         raise NotOwnedError(
             f"{name} was set on {sentinel.sentinel_kind} {sentinel.sentinel_name!r} in the code of {frame.name}, but "
             f"it lives on pp_rank {sentinel.sentinel_owner}, which would not see it: do that outside the step "
-            "function, where every rank does"
+            "function, on every rank"
         )
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 _HINT = (
-    "the weights of ranks may differ, and no step runs. Load weights on every rank (model.load_state_dict), with the "
+    "the weights of ranks may differ, so no step can run. Load weights on every rank (model.load_state_dict), with the "
     "optimizer's state that belongs to them (optimizer.load_state_dict); or call smp.resume_after_failure(error) on "
-    "every rank to go on as they are"
+    "every rank to continue with the current weights"
 )
 
 
@@ -174,5 +174,5 @@ def resume_after_failure(error: BaseException) -> None:
             "may differ: a smp.PartialUpdateError, or the smp.RemoteError that carries one"
         )
     runtime = current_runtime()
-    runtime.logger.warning("rank %d goes on, although weights may differ: %s", runtime.place.rank, error)
+    runtime.logger.warning("rank %d continues although weights may differ: %s", runtime.place.rank, error)
     runtime[Updates].forget()

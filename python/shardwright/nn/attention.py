@@ -135,7 +135,7 @@ class DistributedAttentionLayer(Block):
         if heads % pairs:
             raise ConfigError(f"num_key_value_heads is {pairs}; num_attention_heads, {heads}, has to be a multiple")
         if window_size is not None and window_size < 1:
-            raise ConfigError(f"window_size is {window_size}; allowed are 1 or more, and None")
+            raise ConfigError(f"window_size is {window_size}; allowed: 1 or more, and None")
         self.num_attention_heads, self.num_key_value_heads = heads, pairs
         self.attention_head_size = attention_head_size
         self.attention_dropout_prob = self.checked_probability("attention_dropout_prob", attention_dropout_prob)

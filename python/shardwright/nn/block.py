@@ -94,7 +94,7 @@ class Block(DistributedModule):
             ConfigError: It is none.
         """
         if not 0 <= value <= 1:
-            raise ConfigError(f"{type(self).__name__}: {name} is {value}; allowed are 0 to 1")
+            raise ConfigError(f"{type(self).__name__}: {name} is {value}; allowed: 0 to 1")
         return value
 
     def seed_of(self, seed: int | None, probability: float, stream: int, divided: bool) -> int | None:

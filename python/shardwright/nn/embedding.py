@@ -81,7 +81,7 @@ class DistributedEmbedding(DistributedModule):
         shape = (num_embeddings, embedding_dim)
         if _weight is not None and tuple(_weight.shape) != shape:
             raise ConfigError(
-                f"DistributedEmbedding: _weight has shape {tuple(_weight.shape)}; needed is the whole, {shape}"
+                f"DistributedEmbedding: _weight has shape {tuple(_weight.shape)}; expected the whole, {shape}"
             )
         if not norm_type > 0:
             raise ConfigError(f"DistributedEmbedding: norm_type is {norm_type}; it has to be positive")
@@ -183,9 +183,7 @@ def checked_padding_idx(name: str, padding_idx: int | None, num_embeddings: int)
     if padding_idx is None:
         return None
     if not -num_embeddings <= padding_idx < num_embeddings:
-        raise ConfigError(
-            f"{name}: padding_idx is {padding_idx}; allowed are {-num_embeddings} to {num_embeddings - 1}"
-        )
+        raise ConfigError(f"{name}: padding_idx is {padding_idx}; allowed: {-num_embeddings} to {num_embeddings - 1}")
     return padding_idx % num_embeddings
 
 
@@ -207,7 +205,7 @@ def check_id_dtype(name: str, ids: torch.Tensor) -> None:
         ConfigError: They are neither int32 nor int64.
     """
     if ids.dtype not in _ID_DTYPES:
-        raise ConfigError(f"{name}: ids are {ids.dtype}; allowed are torch.int32 and torch.int64")
+        raise ConfigError(f"{name}: ids are {ids.dtype}; allowed: torch.int32 and torch.int64")
 
 
 def check_ids(name: str, ids: torch.Tensor, num_embeddings: int) -> None:
@@ -221,4 +219,4 @@ def check_ids(name: str, ids: torch.Tensor, num_embeddings: int) -> None:
         return
     least, greatest = (int(one) for one in torch.aminmax(ids))
     if least < 0 or greatest >= num_embeddings:
-        raise ConfigError(f"{name}: ids are from {least} to {greatest}; allowed are 0 to {num_embeddings - 1}")
+        raise ConfigError(f"{name}: ids are from {least} to {greatest}; allowed: 0 to {num_embeddings - 1}")

@@ -69,7 +69,7 @@ class FlashAttentionLayer(nn.Module):
         size = self.attention_head_size
         if qkv.dim() != 5 or qkv.shape[2] != 3 or (size is not None and qkv.shape[4] != size):
             raise ConfigError(
-                f"FlashAttentionLayer: qkv has shape {tuple(qkv.shape)}; needed is "
+                f"FlashAttentionLayer: qkv has shape {tuple(qkv.shape)}; expected "
                 f"[batch, sequence, 3, heads, {'head size' if size is None else size}]"
             )
         query, key, value = (one.transpose(1, 2) for one in qkv.unbind(2))

@@ -210,7 +210,7 @@ def _check_shapes(
     hidden = shapes["hidden"]
     if heads is None:
         if len(hidden) < 2 or hidden[-1] != hidden_size:
-            raise ConfigError(f"{module}: the input has shape {hidden}; needed is [batch, ..., {hidden_size}]")
+            raise ConfigError(f"{module}: the input has shape {hidden}; expected [batch, ..., {hidden_size}]")
         return
     batch, length = (*hidden, 0, 0)[:2]
     batches, queries = (batch, 1), (length, 1)
@@ -256,7 +256,7 @@ def check_shapes(
         )
         if not fits:
             words = ", ".join("any" if of is None else " or ".join(map(str, dict.fromkeys(of))) for of in allowed)
-            raise ConfigError(f"{module}: {name} has shape {shape} on tp rank {rank}; needed is [{words}]")
+            raise ConfigError(f"{module}: {name} has shape {shape} on tp rank {rank}; expected [{words}]")
 
 
 def tensors_by_name(module: str, inputs: object, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -275,5 +275,5 @@ def tensors_by_name(module: str, inputs: object, names: tuple[str, ...]) -> dict
     known = len(tensors) == sum(one is not None for one in given.values())
     if not isinstance(inputs, tuple) or names[0] not in tensors or not known or len(inputs) > len(names):
         words = [type(one).__name__ for one in inputs] if isinstance(inputs, tuple) else type(inputs).__name__
-        raise ConfigError(f"{module}: the input is {words}; needed is a tuple of tensors: ({', '.join(names)})")
+        raise ConfigError(f"{module}: the input is {words}; expected a tuple of tensors: ({', '.join(names)})")
     return tensors

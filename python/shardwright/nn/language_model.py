@@ -109,11 +109,9 @@ class DistributedTransformerLMHead(DistributedModule):
             ("num_token_types", num_token_types, 0),
         ):
             if number < least:
-                raise ConfigError(f"{type(self).__name__}: {name} is {number}; allowed are {least} or more")
+                raise ConfigError(f"{type(self).__name__}: {name} is {number}; allowed: {least} or more")
         if options.get("inside"):
-            raise ConfigError(
-                f"{type(self).__name__}: inside is True; it gathers the samples itself, so allowed is False"
-            )
+            raise ConfigError(f"{type(self).__name__}: inside is True; it gathers the samples itself, allowed: False")
         self.hidden_size, self.vocab_size, self.num_positions = hidden_size, vocab_size, num_positions
         self.causal = causal_mask_size is not None
         self.hidden_dropout_prob = hidden_dropout_prob
@@ -239,7 +237,7 @@ class DistributedTransformerLMHead(DistributedModule):
             self._check_shapes(rank, dict(zip(given, signature.shapes, strict=True)))
         for name, one in given.items():
             if name not in (*_MASKS, "cross_states") and one.dtype not in _ID_DTYPES:
-                raise ConfigError(f"{self.operation}: {name} are {one.dtype}; allowed are torch.int32 and torch.int64")
+                raise ConfigError(f"{self.operation}: {name} are {one.dtype}; allowed: torch.int32 and torch.int64")
         if "token_type_ids" in given and self.token_type_embedding is None:
             raise ConfigError(f"{self.operation}: num_token_types is 0, so token_type_ids have to be None")
         if "labels" in given and self.lm_head is None:
@@ -309,7 +307,7 @@ class DistributedTransformerLMHead(DistributedModule):
         """
         if mask.device.type == "cpu" and not bool(((mask == 0) | (mask == 1)).all()):
             raise ConfigError(
-                f"{self.operation}: {name} has numbers from {mask.min().item()} to {mask.max().item()}; allowed are 1 "
+                f"{self.operation}: {name} has numbers from {mask.min().item()} to {mask.max().item()}; allowed: 1 "
                 "where a position is not seen and 0 where it is"
             )
         return (mask.to(dtype) * _UNSEEN)[:, None, None]

@@ -62,7 +62,7 @@ class DistributedLayerNorm(DistributedModule):
         super().__init__(group)
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         if len(shape) != 1:
-            raise ConfigError(f"{type(self).__name__}: normalized_shape is {list(shape)}; allowed is one dim")
+            raise ConfigError(f"{type(self).__name__}: normalized_shape is {list(shape)}; allowed: one dim")
         self.normalized_shape = shape
         self.eps = eps
         self.inside = inside
@@ -156,7 +156,7 @@ def make_norm(
         return DistributedLayerNorm(channels, eps, inside=True, group=group, device=device, dtype=dtype)
     if kind == "rms_norm":
         return DistributedRMSNorm(channels, eps, inside=True, group=group, device=device, dtype=dtype)
-    raise ConfigError(f"normalization is {kind!r}; allowed are 'layer_norm', 'rms_norm'")
+    raise ConfigError(f"normalization is {kind!r}; allowed: 'layer_norm', 'rms_norm'")
 
 
 class _Normalize(torch.autograd.Function):

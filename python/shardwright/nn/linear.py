@@ -132,7 +132,7 @@ class DistributedLinear(DividedLinear):
         if len(shape) < 2 or shape[-1] != self.in_features:
             raise ConfigError(
                 f"DistributedLinear: the input has shape {tuple(input.shape)}; "
-                f"needed is [batch, ..., {self.in_features}]"
+                f"expected [batch, ..., {self.in_features}]"
             )
         needs_grad = agreement.needs_grad or agreement.parameters_need_grad
         if group.prescaled_batch:

@@ -62,7 +62,7 @@ class _ParallelLinear(DividedLinear):
             agreement = self.tp_group.agree(rule, [input], needs_grad)
         name, dim = type(self).__name__, self.sequence_dim
         if input.shape[-1] != features:
-            raise ConfigError(f"{name}: the input has shape {tuple(input.shape)}; needed is [..., {features}]")
+            raise ConfigError(f"{name}: the input has shape {tuple(input.shape)}; expected [..., {features}]")
         if dim is not None and dim % input.dim() == input.dim() - 1:
             raise ConfigError(f"{name}: sequence_dim {dim} is the dim of features in shape {tuple(input.shape)}")
         if self.asynchronous and input.is_cuda and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":

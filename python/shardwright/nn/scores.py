@@ -109,7 +109,7 @@ def attention_scale(
     if scale is not None:
         return scale
     if by_layer_idx and layer_idx is None:
-        raise ConfigError("scale_attn_by_layer_idx is True and layer_idx is None; needed is the layer's index, from 0")
+        raise ConfigError("scale_attn_by_layer_idx is True and layer_idx is None; expected the layer's index, from 0")
     size = 1 / math.sqrt(head_size) if scale_attention_scores else 1.0
     return size / ((layer_idx or 0) + 1) if by_layer_idx else size
 

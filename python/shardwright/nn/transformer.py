@@ -110,10 +110,10 @@ class DistributedTransformerLayer(DistributedModule):
         if parallel_residual and (post_layernorm or add_cross_attention or not pre_layernorm):
             raise ConfigError(
                 f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
-                f"add_cross_attention={add_cross_attention}; allowed are True, False, False"
+                f"add_cross_attention={add_cross_attention}; allowed: True, False, False"
             )
         if shared_layernorm and not parallel_residual:
-            raise ConfigError("shared_layernorm is True and parallel_residual False; allowed are both or neither")
+            raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         common = {
             "hidden_size": hidden_size,
@@ -239,11 +239,11 @@ class DistributedTransformer(DistributedModule):
         """
         super().__init__(options.get("group"))
         if num_layers < 1:
-            raise ConfigError(f"num_layers is {num_layers}; allowed are 1 or more")
+            raise ConfigError(f"num_layers is {num_layers}; allowed: 1 or more")
         given: dict[str, Any] = {**options, "group": self.tp_group}
         window_sizes = given.pop("window_sizes", None)
         if window_sizes is not None and len(window_sizes) != num_layers:
-            raise ConfigError(f"window_sizes are {list(window_sizes)}; needed is one for each of {num_layers} layers")
+            raise ConfigError(f"window_sizes are {list(window_sizes)}; expected one for each of {num_layers} layers")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         self.add_cross_attention = add_cross_attention
         probabilities = attention_dropout_prob, hidden_dropout_prob, options.get("intermediate_dropout_prob", 0.0)

@@ -95,7 +95,7 @@ class DistributedTransformerOutputLayer(Block):
             **options,
         )
         if activation not in ACTIVATIONS:
-            raise ConfigError(f"activation is {activation!r}; allowed are {', '.join(map(repr, ACTIVATIONS))}")
+            raise ConfigError(f"activation is {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")
         self.activation = activation
         self.intermediate_dropout_prob = self.checked_probability(
             "intermediate_dropout_prob", intermediate_dropout_prob

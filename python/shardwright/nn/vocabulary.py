@@ -206,17 +206,17 @@ def vocabulary_parallel_cross_entropy(
     group = current_tensor_group() if group is None else group
     name = "vocabulary_parallel_cross_entropy"
     if reduction not in _REDUCTIONS:
-        raise ConfigError(f"{name}: reduction is {reduction!r}; allowed are {', '.join(map(repr, _REDUCTIONS))}")
+        raise ConfigError(f"{name}: reduction is {reduction!r}; allowed: {', '.join(map(repr, _REDUCTIONS))}")
     if not 0 <= label_smoothing <= 1:
-        raise ConfigError(f"{name}: label_smoothing is {label_smoothing}; allowed is 0 to 1")
+        raise ConfigError(f"{name}: label_smoothing is {label_smoothing}; allowed: 0 to 1")
     if needs_grad is None:
         needs_grad = group.agree(Rule(name), [logits, target]).needs_grad
     if not logits.is_floating_point() or target.dtype != torch.int64:
-        raise ConfigError(f"{name}: logits are {logits.dtype} and target {target.dtype}; needed are floating and int64")
+        raise ConfigError(f"{name}: logits are {logits.dtype} and target {target.dtype}; expected floating and int64")
     if not logits.dim() or logits.shape[:-1] != target.shape or not logits.shape[-1]:
         raise ConfigError(
             f"{name}: logits have shape {tuple(logits.shape)} and target {tuple(target.shape)}; "
-            "needed are [..., vocabulary / tp degree] and [...]"
+            "expected [..., vocabulary / tp degree] and [...]"
         )
     columns = logits.shape[-1] * group.size
     vocabulary = columns if vocab_size is None else vocab_size

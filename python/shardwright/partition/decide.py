@@ -137,7 +137,7 @@ def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_d
         if place.pp_rank >= num_devices:
             raise PartitionError(
                 f"module {place.path!r} was placed on partition {place.pp_rank}, but pipeline_parallel_degree is "
-                f"{num_devices}; allowed are 0 to {num_devices - 1}"
+                f"{num_devices}; allowed: 0 to {num_devices - 1}"
             )
     request = partition_request(tree, trace, joins, placed, cfg, num_devices)
     try:

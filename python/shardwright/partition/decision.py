@@ -235,9 +235,9 @@ class Decision:
                 if expected.get(name) != found.get(name) and not (name in of_one and name not in found):
                     there = expected.get(name, "absent")
                     raise PartitionError(
-                        f"{here} built another model than the rank that divided it: {kind} {name!r} is {there} there "
-                        f"and {found.get(name, 'absent')} here; every rank must run the same script with the same "
-                        "model configuration"
+                        f"{here} built a different model than the rank that divided it: {kind} {name!r} is {there} "
+                        f"there and {found.get(name, 'absent')} here; every rank must run the same script with the "
+                        "same model configuration"
                     )
 
 

@@ -110,9 +110,9 @@ def manual_placements(tree: ModelTree, *, auto: bool) -> list[ManualPlacement]:
 def _check_place(i: object, function: str) -> None:
     runtime = find_runtime()
     if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-        raise PartitionError(f"{function} was given {i!r}; allowed are the pp_ranks, from 0")
+        raise PartitionError(f"{function} was given {i!r}; allowed: the pp_ranks, from 0")
     if runtime is not None and i >= runtime.place.pp_size:
         raise PartitionError(
-            f"{function} was given {i}, but pipeline_parallel_degree is {runtime.place.pp_size}; allowed are 0 to "
+            f"{function} was given {i}, but pipeline_parallel_degree is {runtime.place.pp_size}; allowed: 0 to "
             f"{runtime.place.pp_size - 1}"
         )

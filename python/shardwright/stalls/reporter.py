@@ -129,8 +129,8 @@ class StallReporter:
         self._detector.reset(number)
         runtime[Gathers].reset(number)
         text = (
-            "every rank waits for another one, and none can go on (is a function that all ranks have to call, as "
-            f"state_dict, save, barrier or a step function, called by some of them only?); what they do:\n{proof}"
+            "deadlock: all ranks wait for each other (is a function that all ranks must call, such as state_dict, "
+            f"save, barrier or a step function, called by some ranks only?); state of all ranks:\n{proof}"
         )
         if wait_id is not None and wait_id[0] == "wait":
             self._deadlock = _EndlessWait(wait_id[1], text, time.monotonic())
@@ -206,7 +206,7 @@ class StallReporter:
         texts = {rank: self._answers.get(rank) or self._missing_answer(rank) for rank in self._others}
         texts[self._runtime.place.rank] = self.describe()
         listed = "\n".join(texts[rank] for rank in sorted(texts))
-        self._runtime.logger.warning("a rank has waited for long; what every rank of the job does:\n%s", listed)
+        self._runtime.logger.warning("a rank has been waiting for a long time; state of all ranks:\n%s", listed)
 
     def _missing_answer(self, rank: int) -> str:
         heard = self._runtime.server.describe(rank)

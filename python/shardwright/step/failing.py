@@ -41,8 +41,8 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
     if runtime.place.launch.world_size > 1 and not attempt(functools.partial(runtime.server.unwind, _UNWIND_SECONDS)):
         # The script's thread may be the one that raised, at a signal for example, while a task runs.
         updates.refuse(
-            f"step {runtime.step.number} was taken back on {here} while a module still computed, whose gradients came "
-            "too late to be taken back"
+            f"step {runtime.step.number} was undone on {here} while a module still computed, whose gradients came "
+            "too late to be undone"
         )
     runtime.step.voted = runtime.step.committing = False
     runtime[FrameTable].clear()
@@ -55,7 +55,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
     for collectives in runtime[ReplicaCollectives].all:
         collectives.abandon_step(waits=isinstance(error, (Exception, StepAborted)))
     if not all(undone):
-        updates.refuse(f"step {runtime.step.number} failed on {here}, and could not be taken back there")
+        updates.refuse(f"step {runtime.step.number} failed on {here}, and could not be undone there")
 
 
 def _put_back_state(runtime: Runtime) -> None:
@@ -73,7 +73,7 @@ def _attempt(runtime: Runtime, part: Callable[[], object]) -> bool:
         return part() is not False
     except BaseException:  # what comes after it has to be done, too
         runtime.logger.warning(
-            "rank %d could not end step %d in good order", runtime.place.rank, runtime.step.number, exc_info=True
+            "rank %d could not clean up after step %d", runtime.place.rank, runtime.step.number, exc_info=True
         )
         return False
 

@@ -157,7 +157,7 @@ def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
             raise ConfigError(f"{name}: a tensor is {dtype}; only strided tensors are allowed")
         if rule.sums and getattr(torch, dtype) not in SUMMED:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
-            raise ConfigError(f"{name}: {dtype} cannot be summed over ranks; allowed are {allowed}")
+            raise ConfigError(f"{name}: {dtype} cannot be summed over ranks; allowed: {allowed}")
     if differ(lambda s: [len(shape) for shape in s.shapes]):
         raise refuse("tensors need the same number of dims on all tp ranks", _shapes)
     for number, shape in enumerate(signatures[0].shapes):
@@ -165,7 +165,7 @@ def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
             if not -len(shape) <= dim < len(shape):
                 raise ConfigError(
                     f"{name}: dim {dim} is out of range for a tensor of shape {shape}; "
-                    + (f"allowed are {-len(shape)} to {len(shape) - 1}" if shape else "it has no dim")
+                    + (f"allowed: {-len(shape)} to {len(shape) - 1}" if shape else "it has no dim")
                 )
         free = None if rule.free_dim is None else rule.free_dim % len(shape)
         if rule.divided_dim is not None and rule.divided_dim % len(shape) == free:
@@ -202,7 +202,7 @@ def check_sizes(operation: str, sizes: Sequence[int], num_ranks: int, dim: int, 
     """
     if len(sizes) != num_ranks or any(number < 0 for number in sizes):
         raise ConfigError(
-            f"{operation}: sizes are {list(sizes)}; needed is one for each of {num_ranks} tp ranks, none negative"
+            f"{operation}: sizes are {list(sizes)}; expected one for each of {num_ranks} tp ranks, none negative"
         )
     expected = sum(sizes) if rank is None else sizes[rank]
     if expected != size:

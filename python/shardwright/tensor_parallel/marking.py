@@ -88,7 +88,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
     """
     mark = TensorParallelMark(_checked(enabled, "smp.set_tensor_parallelism"), dict(kwargs))
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"smp.set_tensor_parallelism was given a {type(module).__name__}; allowed is an nn.Module")
+        raise ConfigError(f"smp.set_tensor_parallelism was given a {type(module).__name__}; allowed: an nn.Module")
     runtime = find_runtime()
     for model in runtime[WrappedModels].alive if runtime is not None else ():
         if any(part is module for part in model.modules()):
@@ -118,7 +118,7 @@ def model_creation(
         ConfigError: ``tensor_parallelism`` is no bool, or ``dtype`` no floating-point dtype.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed are None and torch's floating-point dtypes")
+        raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed: None and torch's floating-point dtypes")
     before = torch.get_default_dtype()
     runtime = find_runtime()
     delayed = runtime is not None and runtime.place.cfg.delayed_parameter_initialization
@@ -139,5 +139,5 @@ _context = tensor_parallelism
 
 def _checked(enabled: object, function: str) -> bool:
     if not isinstance(enabled, bool):
-        raise ConfigError(f"{function}: enabled is {enabled!r}; allowed are True and False")
+        raise ConfigError(f"{function}: enabled is {enabled!r}; allowed: True and False")
     return enabled

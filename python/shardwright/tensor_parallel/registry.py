@@ -146,16 +146,16 @@ def tp_register_with_module(
             or both ``init_hook`` and ``from_module`` are given.
     """
     if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
-        raise ConfigError(f"tp_register: {module_cls!r} was to be registered; allowed are subclasses of nn.Module")
+        raise ConfigError(f"tp_register: {module_cls!r} was to be registered; allowed: subclasses of nn.Module")
     name = module_cls.__qualname__
     if not (isinstance(dist_module, type) and issubclass(dist_module, DistributedModule)):
         raise ConfigError(
-            f"tp_register({name}): dist_module is {dist_module!r}; allowed are subclasses of smp.nn.DistributedModule"
+            f"tp_register({name}): dist_module is {dist_module!r}; allowed: subclasses of smp.nn.DistributedModule"
         )
     hooks = {"init_hook": init_hook, "forward_hook": forward_hook, "return_hook": return_hook}
     for hook, value in {**hooks, "weights_hook": weights_hook, "from_module": from_module}.items():
         if value is not None and not callable(value):
-            raise ConfigError(f"tp_register({name}): {hook} is {value!r}; allowed are None and functions")
+            raise ConfigError(f"tp_register({name}): {hook} is {value!r}; allowed: None and functions")
     if init_hook is not None and from_module is not None:
         raise ConfigError(f"tp_register({name}): give init_hook or from_module, not both")
     if from_module is None:

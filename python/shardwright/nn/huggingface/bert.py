@@ -18,7 +18,7 @@ def arguments(module: Any) -> dict[str, Any]:
     attention, output = module.attention.self, module.attention.output
     kind = getattr(attention, "position_embedding_type", None) or "absolute"
     if kind != "absolute":
-        raise ConfigError(f"its position_embedding_type is {kind!r}; known is 'absolute'")
+        raise ConfigError(f"its position_embedding_type is {kind!r}; supported: 'absolute'")
     return {
         "num_attention_heads": attention.num_attention_heads,
         "attention_head_size": attention.attention_head_size,

@@ -55,7 +55,7 @@ def _arguments(module: Any) -> dict[str, Any]:
     attention, config = module.attn, module.attn.config
     dropout = getattr(attention, "attn_dropout", None)  # of transformers before 5.24
     if attention.rotary_dim is None:
-        raise ConfigError("its rotary_dim is None; known are numbers of channels")
+        raise ConfigError("its rotary_dim is None; supported: numbers of channels")
     return {
         "num_attention_heads": attention.num_attention_heads,
         "attention_head_size": attention.head_dim,

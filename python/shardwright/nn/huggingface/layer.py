@@ -54,7 +54,7 @@ def activation(function: object) -> str:
     """
     name = type(function).__name__
     if name not in _ACTIVATIONS:
-        raise ConfigError(f"its activation is {name}; known are {', '.join(_ACTIVATIONS)}")
+        raise ConfigError(f"its activation is {name}; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
@@ -84,7 +84,7 @@ def check_crossing(layer: DistributedTransformerLayer, encoder_hidden_states: to
     if has != (encoder_hidden_states is not None):
         given = "None" if encoder_hidden_states is None else "a tensor"
         wanted = "a tensor, as the layer has cross-attention" if has else "None, as the layer has no cross-attention"
-        raise ConfigError(f"{type(layer).__name__}: encoder_hidden_states is {given}; needed is {wanted}")
+        raise ConfigError(f"{type(layer).__name__}: encoder_hidden_states is {given}; expected {wanted}")
 
 
 def added_mask(
@@ -114,7 +114,7 @@ def added_mask(
         return hidden.new_zeros(batch, 1, 1, num_keys)
     if not isinstance(mask, torch.Tensor) or mask.dim() not in (2, 4):
         shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise ConfigError(f"attention_mask is {shape}; allowed are tensors of 2 or 4 dims")
+        raise ConfigError(f"attention_mask is {shape}; allowed: tensors of 2 or 4 dims")
     if mask.dim() == 2:
         visible = mask.bool()[:, None, None, :]
     elif mask.dtype == torch.bool:

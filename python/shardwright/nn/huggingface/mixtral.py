@@ -105,7 +105,7 @@ class DistributedExperts(DistributedModule):
             }
             check_shapes(type(self).__name__, rank, shapes, needed)
         if top_k_index.is_floating_point():
-            raise ConfigError(f"{self.operation}: top_k_index is {top_k_index.dtype}; needed are integers")
+            raise ConfigError(f"{self.operation}: top_k_index is {top_k_index.dtype}; expected integers")
         needs_grad = agreement.needs_grad or agreement.parameters_need_grad
         if group.prescaled_batch:
             hidden_states, top_k_weights = bwd_allreduce_for_tp(
