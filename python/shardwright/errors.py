@@ -1,66 +1,66 @@
-"""Every exception that Shardwright raises, on one page."""
+"""All exceptions of the library."""
 
 from __future__ import annotations
 
 
 class ShardwrightError(RuntimeError):
-    """Base of all errors raised by this library."""
+    """Base class of all errors of the library."""
 
 
 class ConfigError(ShardwrightError, ValueError):
-    """A configuration key or argument has a value that is not allowed."""
+    """A configuration key or an argument has a value that is not allowed."""
 
 
 class JobStartError(ShardwrightError):
-    """The ranks of a job could not find, trust or agree with each other at the start."""
+    """The ranks could not find or authenticate each other at the start, or their versions or configurations differ."""
 
 
 class PartitionError(ShardwrightError, ValueError):
-    """A model cannot be divided over ranks as asked."""
+    """A model cannot be partitioned over ranks as specified."""
 
 
 class UnsupportedValueError(ShardwrightError, TypeError):
-    """A value of a type that cannot cross ranks stands in arguments or results.
+    """An argument or result contains a value of a type that cannot be sent between ranks.
 
     Attributes:
-        kind: The type's full name; for tensors, what they are.
+        kind: The full name of the type; for tensors, a description.
     """
 
     def __init__(self, text: str = "", kind: str = "value of an unknown type") -> None:
-        """Keep both; only the text is shown."""
+        """Create the error with a message and the type."""
         super().__init__(text)
         self.kind = kind
 
 
 class FrameError(ShardwrightError):
-    """Something was done in a step that would make backward over a split model inexact."""
+    """An operation in a step would make the results of the partitioned model differ from those of the whole model."""
 
 
 class NotOwnedError(ShardwrightError):
-    """Something was computed with a parameter or buffer whose values live on another rank."""
+    """A parameter, buffer, gradient or attribute whose values are on another rank was used."""
 
 
 class StallError(ShardwrightError):
-    """Nothing in the whole job has made progress for longer than allowed."""
+    """All ranks wait for each other, or no rank has made progress for ``stall_timeout_seconds``."""
 
 
 class StepMismatchError(ShardwrightError):
-    """Ranks disagree about which step they are in: different functions, or one has left the loop."""
+    """Ranks called different step functions in the same step."""
 
 
 class PartialUpdateError(ShardwrightError):
-    """Weights may have been updated on some ranks and not on others, so no step runs."""
+    """Weights may have been updated on some ranks only, so no step can run."""
 
 
 class VerificationError(ShardwrightError):
-    """A distributed step computed something else than one process; raised by ``smp.verify`` only when asked to.
+    """A distributed step computed a different result than one process; see ``raise_on_difference`` of ``smp.verify``.
 
-    The text is the report. Its first departure names the module that computed something else, and by how much.
+    The message is the report. Its first departure names the module that computed something else, and by how much.
     """
 
 
 class RemoteError(ShardwrightError):
-    """Another rank failed; carries what failed there and where.
+    """Another rank has failed.
 
     Attributes:
         rank: The global rank that failed.
@@ -84,7 +84,7 @@ class RemoteError(ShardwrightError):
         message: str,
         traceback: str = "",
     ) -> None:
-        """Keep the fields, and make one text of them."""
+        """Create the error; the message is composed of the attributes."""
         self.rank = rank
         self.host = host
         self.module = module
@@ -106,7 +106,7 @@ class RemoteError(ShardwrightError):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[RemoteError], tuple[object, ...]]:
-        """Rebuild from the fields, not from the text."""
+        """Pickle the attributes instead of the message."""
         return type(self), (
             self.rank,
             self.host,
@@ -120,29 +120,29 @@ class RemoteError(ShardwrightError):
 
 
 class PeerLostError(RemoteError):
-    """Another rank died, was frozen, or left the job while it was needed."""
+    """Another rank has died, does not respond, or has left the job while it was needed."""
 
 
 class DepartureError(RemoteError):
-    """In static mode, a module gave another result than in the steps that were recorded.
+    """In static mode, a module returned a different result than in earlier steps.
 
-    Raised only with ``on_departure="error"``; else the step is run again as in dynamic mode.
+    Raised only with ``on_departure="error"``; otherwise the step is run again as in dynamic mode.
     """
 
 
 class StateOrderError(RemoteError):
-    """Microbatches came to what a module keeps in another order than in one process.
+    """Microbatches accessed the state of a module in another order than in one process.
 
-    The step is taken back and run again in a stricter order, so a script does not see it.
+    The step is undone and run again in a stricter order, so scripts do not see this error.
     """
 
 
 class StateWriteError(StateOrderError):
-    """What a module keeps was changed where only microbatches that run one after another find it as in one process.
+    """A module changed its state in a way that is exact only if microbatches run one after another.
 
-    The step is taken back and run again so, and so are the following ones; a script does not see it.
+    The step is undone, and it and all later steps run in this way, so scripts do not see this error.
     """
 
 
 class StepAborted(BaseException):
-    """Unwinds the stacks of a failed step's suspended tasks; never reaches user code's ``except Exception``."""
+    """Unwinds the suspended tasks of a failed step; not an ``Exception``, so scripts do not catch it by accident."""

@@ -51,25 +51,24 @@ from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import TensorGroup
 
 _TRACE_CAPACITY = 1 << 16
-#: How often a rank that is about to leave looks whether others still need it.
-_LOOK_SECONDS = 0.01
+#: How often a rank that is about to leave checks whether others still need it.
+_POLL_SECONDS = 0.01
 
 
 def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
-    """Make this process a rank of the job; the first call in a script.
+    """Initialize the library: make this process a rank of the job. Call this before any other function.
 
-    Finds out how the process was launched (torchrun, Open MPI's mpirun, srun, or as one plain process), connects
-    the ranks, and makes them agree on version and configuration. Called again with what comes to the same configuration
-    (a notebook's cell that is run twice), it does nothing.
+    Detects the launcher (torchrun, Open MPI's mpirun, srun, or none), connects the ranks, and compares their versions
+    and configurations. Calling it again with the same configuration has no effect.
 
     Args:
-        config: Configuration keys and values; the environment variable ``SM_HP_MP_PARAMETERS`` overrides it.
-        **keys: The same as keyword arguments.
+        config: Configuration keys and values. The environment variable ``SM_HP_MP_PARAMETERS`` takes precedence.
+        **keys: Further configuration keys as keyword arguments.
 
     Raises:
         ConfigError: A key is unknown, or its value is not allowed.
-        JobStartError: The ranks could not find, trust or agree with each other.
-        ShardwrightError: It was called already, with another configuration or before this process was forked.
+        JobStartError: The ranks could not find or authenticate each other, or their versions or configurations differ.
+        ShardwrightError: It was called before with a different configuration, or in the parent of this forked process.
     """
     if (running := find_runtime()) is not None:
         _check_same_start(running, load_config(config, keys, os.environ))
@@ -180,18 +179,22 @@ def _check_same_start(running: Runtime, cfg: Config) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether ``smp.init`` was called."""
+    """Return whether ``smp.init`` has been called, and ``smp.shutdown`` has not.
+
+    Returns:
+        True between ``smp.init`` and ``smp.shutdown``.
+    """
     return find_runtime() is not None
 
 
 def shutdown() -> None:
-    """Leave the job in good order; also done when the script ends. Further calls do nothing.
+    """Leave the job. Also called when the script ends; further calls have no effect.
 
-    What the last steps have returned stays readable on the other ranks of the pipeline: its root waits until they have
-    read or dropped it, or leave too.
+    The root of a pipeline waits until the other ranks have read or dropped the results of the last steps, or have left
+    the job.
 
     Raises:
-        ShardwrightError: A step runs on this rank, as where a signal handler calls this.
+        ShardwrightError: A step is running on this rank, for example when a signal handler calls this.
     """
     runtime = find_runtime()
     if runtime is not None and os.getpid() == runtime.pid and (runtime.step.running or running_task() is not None):
@@ -229,7 +232,7 @@ def _await_readers(runtime: Runtime) -> None:
     with contextlib.suppress(ShardwrightError), Wait(runtime, what, readers, ends_by_message=True) as wait:
         while is_kept():
             wait.check()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             if not said and time.monotonic() > began + DELAY_SECONDS:
                 said = True
                 logs.logger.warning("rank %d has finished and waits for %s", runtime.place.rank, what)
@@ -257,7 +260,7 @@ def _leave_process_groups(runtime: Runtime) -> None:
     if unfinished or any(collectives.has_unfinished for collectives in runtime[ReplicaCollectives].all):
         works = [work for collectives in runtime[ReplicaCollectives].all for work in collectives.works]
         groups = [one for one in unfinished if isinstance(one, dist.ProcessGroup)]
-        _keep_for_ever([*runtime.process_groups.values(), *groups], [*works, *unfinished])
+        _never_destroy([*runtime.process_groups.values(), *groups], [*works, *unfinished])
     elif runtime.owns_process_group and dist.is_initialized():
         dist.destroy_process_group()
     elif dist.is_initialized():
@@ -267,8 +270,8 @@ def _leave_process_groups(runtime: Runtime) -> None:
     runtime.process_groups.clear()
 
 
-def _keep_for_ever(groups: Iterable[Any], works: Iterable[Any]) -> None:
-    """Never destroy groups: Gloo would wait for collectives under way, half an hour for a rank that is frozen.
+def _never_destroy(groups: Iterable[Any], works: Iterable[Any]) -> None:
+    """Keep process groups alive: Gloo would wait for collectives under way, half an hour for a rank that is frozen.
 
     Nor their works: Gloo's thread would destroy them when another rank goes, and crash if Python has just ended here.
     """

@@ -1,4 +1,4 @@
-"""``smp.state``: the runtime's state, readable by scripts."""
+"""``smp.state``: read-only state of the library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwright.job.runtime import current_runtime
 
 
 class State:
-    """What scripts may read of the current runtime."""
+    """Read-only state of the library. Its attributes raise ``ShardwrightError`` before ``smp.init``."""
 
     @property
     def cfg(self) -> Any:

@@ -1,4 +1,4 @@
-"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: what a rank and the whole job have done so far, in numbers."""
+"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: statistics of a rank and of the job."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from shardwright.scheduling import Scheduling
 
 
 def stats() -> dict[str, Any]:
-    """Counts of this rank since ``smp.init``; sizes are in bytes.
+    """Return statistics of this rank since ``smp.init``.
 
     Returns:
-        Steps, remote requests sent and served by direction, live frames, frames that no request closed, bytes of
-        parameters, buffers and gradients held here, messages and bytes sent and received, and under ``efficiency``
-        where the time inside steps went: of all steps but those that divided a model (``total``), and of the newest
-        one (``step``). ``busy`` and ``waiting`` are shares of that time; ``waiting_seconds`` is by the global rank
-        whose message ended the wait; ``bubble`` is the share of the tasks' time in which no task ran,
-        ``ideal_bubble`` what the schedule would leave if all ranks cost the same and nothing else cost time, None
-        where that is not known. ``schedule`` is the text of the pipeline's schedule, and ``schedule_decision`` what
-        ``"pipeline": "auto"`` has chosen it by: the first step that ran with it, the steps that were measured, their
-        mean seconds, and by candidate the simulated seconds of a step's tasks; None without a choice. ``departures``
-        counts the steps that static mode ran again because a module gave something else than before.
+        A dict with the number of steps; requests sent and served, by direction (``server``); live frames, and frames
+        that no request closed; bytes of the parameters, buffers and gradients of this rank; and messages and bytes sent
+        and received (``communication``). ``efficiency`` is the time spent in steps: ``total`` for all steps except
+        those that partitioned a model, and ``step`` for the last one. ``busy`` and ``waiting`` are shares of this time;
+        ``waiting_seconds`` is keyed by the global rank whose message ended the wait; ``bubble`` is the share of the
+        tasks' time in which no task ran; ``ideal_bubble`` is the bubble of the schedule if all ranks have equal costs
+        and no other overhead, or None if unknown. ``schedule`` is the schedule of the pipeline. ``schedule_decision``
+        explains the choice of ``"pipeline": "auto"``: the first step with the schedule, the measured steps, their mean
+        seconds, and the simulated seconds of each candidate; None without a choice. ``departures`` is the number of
+        steps that static mode ran again.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     total, newest = usage(runtime)
@@ -53,12 +56,16 @@ def stats() -> dict[str, Any]:
 
 
 def report() -> dict[str, Any]:
-    """The job in a few numbers, the same on every rank; called by all ranks, between steps.
+    """Return a summary of the job. All ranks must call this, between steps.
 
     Returns:
-        The number of ranks, the pipeline degree, the bytes of parameters that each rank holds, the forward and
-        backward requests that crossed ranks since ``smp.init``, each rank's share of busy time, and the bubble over all
-        ranks beside the schedule's ideal, and the schedules of the pipelines, each once; see :func:`stats`.
+        A dict, the same on every rank, with the number of ranks, the pipeline degree, the bytes of parameters of each
+        rank, the number of forward and backward requests between ranks since ``smp.init``, each rank's share of busy
+        time, the mean bubble and the ideal bubble, and the schedules in use; see :func:`stats`.
+
+    Raises:
+        PeerLostError: A rank is gone.
+        ShardwrightError: Another rank calls a different function, or ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     own = stats()
@@ -88,15 +95,18 @@ def report() -> dict[str, Any]:
 
 
 def comm_stats() -> dict[str, Any]:
-    """How this rank's tensors have travelled since ``smp.init``; sizes are in bytes.
+    """Return statistics of this rank's communication since ``smp.init``.
 
     Returns:
-        ``transport``: what the configuration asked for. ``messages_sent``, ``messages_received``, ``bytes_sent``,
-        ``bytes_received``: all that went over the network, heartbeats included (in the bytes). ``strangers_dropped``:
-        connections that did not prove the job's secret. ``routes``: for each route ``tensors_sent``,
-        ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason for which tensors
-        took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in words. ``peers``: for
-        each other rank its ``host``, what it is ``reached_by``, and how its ``devices`` stand to this rank's.
+        A dict with these keys. ``transport``: the configured transport. ``messages_sent``, ``messages_received``,
+        ``bytes_sent``, ``bytes_received``: all network traffic; bytes include heartbeats. ``strangers_dropped``: the
+        number of connections that failed to authenticate. ``routes``: ``tensors_sent``, ``tensors_received``,
+        ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for each reason why tensors did not take the
+        best route, the number of ``tensors`` and an explanation (``because``). ``peers``: for each other rank its
+        ``host``, the transport it is ``reached_by``, and the relation of its ``devices`` to this rank's.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
     """
     stats: dict[str, Any] = current_runtime().node.comm_stats()
     return stats

@@ -1,4 +1,4 @@
-"""The samples of this rank's pipeline: torch's distributed sampler over data-parallel ranks."""
+"""A distributed sampler that divides samples over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class DistributedSampler(TorchSampler[Any]):
     """Divides a data set over data-parallel ranks, so that all ranks of a pipeline get the same samples.
 
     torch's own sampler divides by the number of processes: the ranks of a pipeline would get different samples, of
-    which only those of the first are used. It goes on where it was: its state dict counts the samples that it has
-    handed out in this epoch. With the key ``prescaled_batch``, tensor-parallel ranks get the same samples too.
+    which only those of the first rank are used. The state dict contains the number of samples drawn in this epoch, so
+    that training can be resumed. With the key ``prescaled_batch``, tensor-parallel ranks get the same samples.
 
-    Usable as ``DataLoader(dataset, batch_size, sampler=smp.DistributedSampler(dataset))``; call :meth:`set_epoch`
-    before each epoch. With ``num_workers > 0`` a loader takes samples ahead of the training: save the state between
+    Use it as ``DataLoader(dataset, batch_size, sampler=smp.DistributedSampler(dataset))``, and call :meth:`set_epoch`
+    before each epoch. With ``num_workers > 0``, a loader draws samples ahead of training: save the state between
     epochs, or set :attr:`taken` to the number of samples that this rank has trained on.
 
     Attributes:
-        taken: How many samples of this epoch were handed out.
+        taken: The number of samples drawn in this epoch.
 
     Raises:
-        ShardwrightError: ``smp.init`` was not called.
+        ShardwrightError: ``smp.init`` has not been called.
     """
 
     def __init__(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
-        """Divide a data set.
+        """Create the sampler.
 
         Args:
             dataset: A data set with a length.
-            shuffle: Draw another order in every epoch.
-            seed: Of the order; the same on every rank.
-            drop_last: Leave out samples that do not fill all ranks, instead of repeating some.
+            shuffle: Shuffle the samples, in a different order in every epoch.
+            seed: The seed of the order; the same on every rank.
+            drop_last: Drop the last samples if they do not divide evenly over ranks, instead of repeating some.
         """
         runtime = current_runtime()
         ranks = runtime.place.rdp_ranks if runtime.place.cfg.prescaled_batch else runtime.place.dp_ranks
@@ -52,26 +52,33 @@ class DistributedSampler(TorchSampler[Any]):
         self._resumes = False
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's indices: all of an epoch, but after :meth:`load_state_dict` once those that were left of it."""
+        """Iterate over this rank's indices of the epoch; after :meth:`load_state_dict`, over the remaining ones."""
         self.taken, self._resumes = self.taken if self._resumes else 0, False
         for index in list(super().__iter__())[self.taken :]:
             self.taken += 1
             yield index
 
     def set_epoch(self, epoch: int) -> None:
-        """Give an epoch its order; another one than that of a loaded state begins at its start."""
+        """Set the epoch, which determines the order; one other than that of a loaded state starts at its beginning."""
         self._resumes = self._resumes and epoch == self.epoch
         super().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many samples of it this rank was given."""
+        """Return the epoch and the number of samples that this rank has drawn in it.
+
+        Returns:
+            A dict with the keys ``epoch``, ``taken`` and ``seed``.
+        """
         return {"epoch": self.epoch, "taken": self.taken, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where the state dict was taken.
+        """Resume from a state dict.
+
+        Args:
+            state: The result of :meth:`state_dict`.
 
         Raises:
-            ValueError: It was taken with another seed, or has more samples than a rank gets.
+            ValueError: The state has another seed, or more samples than a rank gets.
         """
         if state["seed"] != self.seed:
             raise ValueError(f"the sampler's state has seed {state['seed']}, but this sampler seed {self.seed}")

@@ -48,20 +48,20 @@ def noting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Create modules inside whose parameters take no memory until they are placed (paper, appendix I.5).
+    """Create modules whose parameters take no memory until they are placed (paper, appendix I.5).
 
-    How each parameter is initialised is noted, with the state of the random number generator, and done once
-    ``smp.DistributedModel`` has divided the model, on the ranks that own the parameter. The numbers are those that
-    the module would have without this, and the generators are left as they would be: each random tensor is drawn here,
-    one at a time, and given back. Buffers are made at once. Code that reads a parameter before it is placed gets its
-    values, made for that one operation; code that writes values of its own to one, such as ``load_state_dict``, gives
-    it memory.
+    The operations that initialize each parameter are recorded with the state of the random number generator. They are
+    run when ``smp.DistributedModel`` has partitioned the model, on the ranks that own the parameter. The values, and
+    the state of the generators afterwards, are the same as without this context: random tensors are also drawn during
+    creation, one at a time, and freed. Buffers are created immediately. Code that reads a parameter before it is placed
+    gets its values, computed for this one operation. Code that writes other values to a parameter, such as
+    ``load_state_dict``, allocates its memory.
 
     Args:
-        enabled: False makes the parameters of what is created inside at once, inside of another such context too.
+        enabled: With False, parameters are created immediately, also inside another such context.
 
     Raises:
-        ConfigError: ``enabled`` is no bool.
+        ConfigError: ``enabled`` is not a bool.
     """
     if not isinstance(enabled, bool):
         raise ConfigError(f"smp.delay_param_initialization: enabled is {enabled!r}; allowed: True and False")

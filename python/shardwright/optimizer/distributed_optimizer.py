@@ -1,4 +1,4 @@
-"""``smp.DistributedOptimizer``: an optimizer that holds the parameters of its rank only."""
+"""``smp.DistributedOptimizer``: an optimizer that holds only the parameters of its rank."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class _Wrapping(type):
 
 
 class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
-    """Makes an optimizer work on a divided model.
+    """Makes an optimizer work on a partitioned model.
 
-    ``smp.DistributedOptimizer(optimizer)`` returns the very same object: it stays an instance of its class, and its
+    ``smp.DistributedOptimizer(optimizer)`` returns the same object: it remains an instance of its class, and its
     parameter groups keep their order and settings, so learning-rate schedulers work as before. When the model is
-    divided, parameters and state of other ranks leave it; a group may become empty. It can also be made after the
-    division, from ``model.parameters()``.
+    partitioned, parameters and state of other ranks are removed; a group may become empty. The optimizer can also be
+    created after the model was partitioned, from ``model.parameters()``.
 
-    Only optimizers that treat parameters one by one can be divided; ``torch.optim.LBFGS``, which needs dot products
-    over all of them, is refused with several pipeline ranks.
+    The optimizer must treat parameters independently of each other. ``torch.optim.LBFGS``, which needs dot products
+    over all parameters, is rejected with several pipeline ranks.
 
     Args:
-        optimizer: The optimizer, built from the parameters of the whole model, on every rank alike.
-        static_loss_scale: Only its default, 1.0: loss scaling belongs to fp16 training, which is not built yet.
-        dynamic_loss_scale: Only its default, False, for the same reason.
-        dynamic_loss_args: Only its default, None, for the same reason.
+        optimizer: The optimizer, created from the parameters of the whole model, in the same way on every rank.
+        static_loss_scale: Must be 1.0: loss scaling is part of fp16 training, which is not supported yet.
+        dynamic_loss_scale: Must be False, for the same reason.
+        dynamic_loss_args: Must be None, for the same reason.
 
     Raises:
-        ConfigError: If an argument is not allowed.
+        ConfigError: An argument is not allowed.
     """
 
     _layout: list[GroupLayout] | None = None
@@ -59,15 +59,15 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
     _gather: Gather = staticmethod(partial(over_pipeline, operation="an optimizer's state dict"))
 
     def trains(self, model: DistributedModel) -> bool:
-        """Whether this optimizer was built from parameters of `model`."""
+        """Whether this optimizer trains parameters of ``model``."""
         own = {id(parameter) for parameter in model.parameters()}
         return any(id(_placed(parameter)) in own for group in self._groups() for parameter in group.parameters)
 
     def localise(self, model: DistributedModel | None = None) -> None:
-        """Drop parameters and state that other ranks own, once `model` has been divided.
+        """Remove parameters and state that other ranks own, after ``model`` was partitioned.
 
         Args:
-            model: The model; None for a check of all groups.
+            model: The model; None for all models.
         """
         if model is not None and not self.trains(model):
             return
@@ -84,7 +84,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         return [GroupLayout.of(group) for group in self.param_groups] if self._layout is None else self._layout
 
     def _is_settled(self, dividing: DistributedModel | None) -> bool:
-        """Whether every model that this optimizer trains is divided, or is just being so."""
+        """Whether all models that this optimizer trains are partitioned, or are being partitioned."""
         runtime = find_runtime()
         return runtime is None or all(
             model is dividing or model.placement.partitioned or not self.trains(model)
@@ -92,7 +92,14 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update this rank's parameters; see the optimizer's own ``step``."""
+        """Update the parameters of this rank. All ranks must call this equally often.
+
+        Args:
+            closure: As for the wrapped optimizer's ``step``.
+
+        Returns:
+            The result of the closure, if there is one.
+        """
         loss = None
         if any(group["params"] for group in self.param_groups):
             loss = super().step(closure) if closure is not None else super().step()
@@ -104,7 +111,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; after the division only its local parameters stay in it."""
+        """Add a parameter group; if the model is partitioned, the group keeps only the parameters of this rank."""
         super().add_param_group(param_group)
         if self._layout is not None:
             group = self.param_groups[-1]
@@ -113,25 +120,26 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             whole.keep_local(group)
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """This rank's part of the state, with the numbers that parameters have in the whole model.
+        """Return this rank's part of the state, without communication.
 
         Args:
-            gather_if_shard: Accepted; it matters when optimizer state is sharded, which is not built yet.
+            gather_if_shard: Has no effect; sharded optimizer state is not supported yet.
 
         Returns:
-            A dict like `state_dict`'s, marked by ``_smp_is_partial``; its ``param_groups`` list all parameters.
+            A dict in the format of :meth:`state_dict`, marked by the key ``_smp_is_partial``. Parameters are numbered
+            as in the whole model, and ``param_groups`` lists all of them.
         """
         return {**to_global(super().state_dict(), self._groups()), PARTIAL_KEY: True}
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole model's optimizer state on the CPU, gathered from all ranks of the pipeline, which all call this.
+        """Return the optimizer state of the whole model, on the CPU. All ranks of the pipeline must call this.
 
         Returns:
-            A dict in the form that the undistributed optimizer has; it loads there too. Before the division, and with
-            one pipeline rank, nothing is gathered or moved.
+            A dict in the format of the wrapped optimizer. Before the model is partitioned, and with one pipeline rank,
+            nothing is gathered or moved.
 
         Raises:
-            ConfigError: On every rank, if it trains modules that are divided over tensor-parallel ranks.
+            ConfigError: On every rank, if the optimizer trains modules that are divided over tensor-parallel ranks.
         """
         self._refuse_sharded("state_dict()")
         if self._pending is not None:
@@ -141,16 +149,16 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         return merged(self._gather(on_cpu(self.local_state_dict())))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict; before the division it is kept, and loaded when the model is divided.
+        """Load a state dict. If the model is not partitioned yet, it is loaded when that happens.
 
         Args:
-            state_dict: A whole one, or what `local_state_dict` returned: parts are merged over the ranks of the
-                pipeline, which all call this then.
+            state_dict: A whole state dict, or the result of :meth:`local_state_dict`. Partial state dicts are merged
+                over the ranks of the pipeline, which must all call this.
 
         Raises:
-            ValueError: If its groups are not those of this optimizer.
-            ConfigError: On every rank, if it is a whole one and the optimizer trains modules that are divided over
-                tensor-parallel ranks.
+            ValueError: The parameter groups differ from those of this optimizer.
+            ConfigError: On every rank, if the state dict is a whole one and the optimizer trains modules that are
+                divided over tensor-parallel ranks.
         """
         whole = dict(state_dict)
         if not whole.get(PARTIAL_KEY, False):
@@ -166,7 +174,7 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         super().load_state_dict(local)
 
     def _refuse_sharded(self, what: str) -> None:
-        """Refuse what needs the state of all tensor-parallel ranks, which may have other parameters each."""
+        """Raise if the optimizer trains divided modules: tensor-parallel ranks may have different parameters."""
         runtime = find_runtime()
         if runtime is not None and any(
             model.placement.is_sharded and self.trains(model) for model in runtime[Models].alive

@@ -1,4 +1,4 @@
-"""``smp.trace``: records of the steps run inside, from all ranks, as files."""
+"""``smp.trace``: recording of steps on all ranks."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _CHANNEL = "timeline"
 
 
 class TraceRecorder:
-    """What :func:`trace` records.
+    """Records steps for :func:`trace`.
 
     Attributes:
-        timeline: The records of all ranks, on rank 0, once the block has ended.
+        timeline: The records of all ranks, on rank 0, after the block has ended; else None.
     """
 
     def __init__(self, runtime: Runtime, steps: Collection[int] | None) -> None:
-        """Nothing is recorded yet."""
+        """Create the recorder of a rank."""
         self.timeline: _core.Timeline | None = None
         self._runtime = runtime
         self._steps = steps
         self._begun = 0
 
     def begin_step(self) -> None:
-        """A step begins inside: record it, or not."""
+        """Begin a step, and record it if it is selected."""
         self._record(self._steps is None or self._begun in self._steps)
         self._begun += 1
 
     def end(self) -> _core.Timeline:
-        """Record no more; what this rank has recorded."""
+        """Stop recording, and return the records of this rank."""
         self._record(False)
         return self._take()
 
@@ -55,21 +55,22 @@ class TraceRecorder:
 
 @contextmanager
 def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = None) -> Iterator[TraceRecorder]:
-    """Record what every rank does in the steps run inside the block; called by all ranks, between steps.
+    """Record what every rank does in the steps inside the block. All ranks must call this, between steps.
 
-    When the block ends, rank 0 writes ``trace.json``, which Perfetto and ``shardwright trace`` read, and
-    ``timeline.html``, a page for any browser. Nothing is written when an exception leaves the block. As a decorator it
-    records the steps of each call.
+    At the end of the block, rank 0 writes ``trace.json`` for Perfetto and ``shardwright trace``, and ``timeline.html``
+    for a browser. If an exception leaves the block, nothing is written. Can be used as a decorator, which records the
+    steps of each call.
 
     Args:
-        folder: Where rank 0 writes; made if need be. With None nothing is written.
-        steps: Which of the steps run inside are recorded, counted from 0; None for all. The others cost nothing.
+        folder: The output folder, created if necessary. With None, nothing is written.
+        steps: The steps to record, counted from 0 at the beginning of the block; None for all. Other steps have no
+            overhead.
 
     Yields:
-        On rank 0, what has been recorded, once the block has ended.
+        The recorder; after the block, its ``timeline`` contains all records on rank 0.
 
     Raises:
-        ShardwrightError: A trace is on already, or this was called in a step function.
+        ShardwrightError: Another trace is active, or this was called in a step function.
     """
     runtime = current_runtime()
     if runtime.step.running:

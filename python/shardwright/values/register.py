@@ -1,4 +1,4 @@
-"""``smp.register_type``: a script's own classes cross ranks."""
+"""``smp.register_type``: sending objects of a script's own classes."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ def register_type(
     flatten: Callable[[T], Any] | None = None,
     unflatten: Callable[[Any], T] | None = None,
 ) -> type[T]:
-    """Let objects of a class cross ranks: in arguments and results of modules, in results of steps, in :func:`send`.
+    """Register a class whose objects can be sent between ranks.
 
-    Call it alike on every rank, for example as a decorator, before the first object is sent. Objects of exactly this
-    class cross; a subclass is registered by itself. Each arrives as a new object; tensors in it keep their gradients.
+    Objects can then be in arguments and results of modules, in results of steps, and in :func:`send`. Call this in the
+    same way on every rank, for example as a decorator, before the first object is sent. Subclasses must be registered
+    separately. The receiver gets a new object; tensors in it keep their gradients.
 
     Args:
-        cls: The class. Without the functions its objects are taken apart into their attributes, a ``dict`` into its
-            entries as well, and built again without ``__init__``; a class's own ``__getstate__`` and ``__setstate__``
-            are used. Members of an ``Enum`` arrive as themselves.
-        name: The name it travels under, the same on every rank; module and qualified name by default.
-        flatten: Takes an object apart into a value that can cross ranks.
-        unflatten: Builds the object from what ``flatten`` returned.
+        cls: The class. Without the functions, an object is decomposed into its attributes, and a ``dict`` also into its
+            entries, and recreated without calling ``__init__``. ``__getstate__`` and ``__setstate__`` are used if the
+            class defines them. Enum members keep their identity.
+        name: The name of the class in messages, the same on every rank; by default its module and qualified name.
+        flatten: Converts an object to a value that can be sent.
+        unflatten: Creates the object from the result of ``flatten``.
 
     Returns:
-        ``cls`` itself.
+        ``cls``.
 
     Raises:
-        ConfigError: Only one function is given, or none for a class that needs them; the name belongs to another class,
-            or the class has another name.
+        ConfigError: Only one function is given, or none for a class that needs them; or the name belongs to another
+            class, or the class has another name.
     """
     if (flatten is None) != (unflatten is None):
         raise ConfigError(f"register_type({cls.__qualname__}): give both flatten and unflatten, or neither")
