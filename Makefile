@@ -178,7 +178,7 @@ rehearse: setup ## train over four hosts that are network namespaces, over slow 
 soak: setup ## 200 jobs in the same processes, and 2,000 steps of which 200 fail: nothing may be left behind
 	@$(PYTHON) -m tests.soak $(ARGS)
 
-attack: setup ## strangers and hostile members against running jobs; ARGS="--only ucx" for some
+attack: setup ## unknown peers and hostile members against running jobs; ARGS="--only ucx" for some
 	@OMP_NUM_THREADS=1 $(PYTHON) -m tests.attack $(ARGS)
 
 stress: optimised ## many messages among four processes, and fifty kills; ARGS="--minutes 10" for the long form

@@ -188,7 +188,7 @@ except KeyboardInterrupt:
     assert time.monotonic() - began < 10
 
 
-def test_a_stranger_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_peer_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptureFixture) -> None:
     logs.forward()
     caplog.clear()
     listening = _core.MeetingPlace.listen("127.0.0.1", b"secret")
@@ -196,10 +196,10 @@ def test_a_stranger_is_counted_and_the_first_one_logged(caplog: pytest.LogCaptur
         starts = [pool.submit(connect, rank, 2, listening) for rank in range(2)]
         nodes = [start.result(WAIT) for start in starts]
     for _ in range(3):
-        with socket.create_connection(("127.0.0.1", listening.port), WAIT) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", listening.port), WAIT) as unknown:
+            unknown.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
+                assert unknown.recv(1) == b""
     assert nodes[0].stats()["strangers_dropped"] == 3
     logs.forward()
     warnings = [record.getMessage() for record in caplog.records if record.name == "shardwright"]

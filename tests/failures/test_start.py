@@ -273,9 +273,9 @@ def test_another_user_is_told_nothing() -> None:
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(address_of(name))
-            told = stranger.recv(100)
+        with socket.socket(socket.AF_UNIX) as unknown:
+            unknown.connect(address_of(name))
+            told = unknown.recv(100)
         os._exit(0 if told == b"" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     told = ask(name, 10.0)

@@ -24,7 +24,7 @@ HALF_OPEN = 5
 MANY = 500
 #: Before the second rank comes, and again while it does.
 IDLE = 120
-#: Sixty-four threads may serve strangers at once; each touches a few pages of its stack.
+#: Sixty-four threads may serve unknown peers at once; each touches a few pages of its stack.
 MAX_GROWTH = 32 << 20
 GARBAGE = (
     b"\xff" * 64,
@@ -65,7 +65,7 @@ def call_with_wrong_secret(port: int) -> None:
             connect_timeout=10.0,
             liveness_timeout=6.0,
             bind_address="127.0.0.1",
-            host_name="stranger",
+            host_name="unknown",
             options=comm_options(load_config({"transport": "tcp"}, {}, {}), {}, 1, one_host=True),
         )
 
@@ -77,7 +77,7 @@ def training() -> Iterator[Job]:
         yield job
 
 
-def strangers(process: Process) -> int:
+def rejected(process: Process) -> int:
     return int(process.events("step")[-1]["strangers"])
 
 
@@ -93,8 +93,8 @@ def speaks_the_handshake(port: int) -> bool:
 
 
 def attack(process: Process) -> None:
-    """Let all kinds of strangers call a rank, and wait until each has been dropped and counted."""
-    expected = strangers(process)
+    """Let all kinds of unknown peers call a rank, and wait until each has been dropped and counted."""
+    expected = rejected(process)
     ports = []
     for port in listening_ports(process):  # rank 0 hosts torch's store as well
         if speaks_the_handshake(port):
@@ -108,8 +108,8 @@ def attack(process: Process) -> None:
             send_garbage(port, garbage)
         call_with_wrong_secret(port)
     expected += HALF_OPEN + len(GARBAGE) + 1
-    process.wait_for(f"{expected} strangers", lambda: strangers(process) >= expected, 20)
-    assert strangers(process) == expected
+    process.wait_for(f"{expected} rejected connections", lambda: rejected(process) >= expected, 20)
+    assert rejected(process) == expected
 
 
 def resident_bytes(process: Process) -> int:
@@ -117,10 +117,10 @@ def resident_bytes(process: Process) -> int:
     return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_many_slow_strangers_get_nothing_and_cost_little_memory(training: Job) -> None:
+def test_many_slow_unknown_peers_get_nothing_and_cost_little_memory(training: Job) -> None:
     process = training.ranks[1]
     (port,) = [port for port in listening_ports(process) if speaks_the_handshake(port)]
-    process.wait_for("a stranger", lambda: strangers(process) == 1, 20)
+    process.wait_for("a rejected connection", lambda: rejected(process) == 1, 20)
     before = resident_bytes(process)
     most = before
     with ExitStack() as stack:
@@ -130,17 +130,17 @@ def test_many_slow_strangers_get_nothing_and_cost_little_memory(training: Job) -
                 with suppress(ConnectionError):  # those beyond the number that may prove themselves are dropped
                     stream.send(bytes([byte]))
             most = max(most, resident_bytes(process))
-        process.wait_for(f"{MANY} strangers", lambda: strangers(process) >= MANY + 1, 20)
+        process.wait_for(f"{MANY} rejected connections", lambda: rejected(process) >= MANY + 1, 20)
         for stream in streams:
             with suppress(ConnectionResetError):
                 assert stream.recv(1) == b""
-    assert strangers(process) == MANY + 1
+    assert rejected(process) == MANY + 1
     assert most - before < MAX_GROWTH
     number = len(process.events("step"))
     assert process.event("step", number=number + 5)["error"] < TOLERANCE
 
 
-def test_strangers_are_dropped_and_counted_and_the_training_goes_on(training: Job) -> None:
+def test_unknown_peers_are_dropped_and_counted_and_the_training_goes_on(training: Job) -> None:
     for process in training.ranks:
         attack(process)
     numbers = [len(process.events("step")) for process in training.ranks]
