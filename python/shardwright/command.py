@@ -1,4 +1,4 @@
-"""The ``shardwright`` command; ``python -m shardwright.command`` is the same."""
+"""The ``shardwright`` command, also available as ``python -m shardwright.command``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _facts() -> dict[str, Any]:
-    """What only Python knows about itself."""
+    """Collect facts that only Python knows."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

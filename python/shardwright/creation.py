@@ -1,4 +1,4 @@
-"""Seeing modules as they are created, for contexts that say something of what is built inside them."""
+"""Notification of created modules, for contexts that apply to the modules created inside."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WATCH = _Watch()
 
 @contextlib.contextmanager
 def watch_creation(observer: CreationObserver) -> Iterator[None]:
-    """Show every module to a function at the end of its ``nn.Module.__init__``, on all threads while this is open.
+    """Call a function for each module at the end of ``nn.Module.__init__``, on all threads.
 
     Subclasses of any kind get there, before their own attributes are set. Copies made by ``copy.deepcopy`` do not: what
     is to go with a module belongs in its ``__dict__``.

@@ -1,4 +1,4 @@
-"""What the library's own modes of torch's dispatcher have in common."""
+"""Base class of the library's dispatch modes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A ``TorchDispatchMode`` that does without torch's compiler."""
+    """A ``TorchDispatchMode`` that does not import torch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its compiler to keep it out of here, which takes seconds and 80 MiB."""
+        """Avoid the import of torch's compiler, which takes seconds and 80 MiB."""
         return False
 
 
 def write_positions(function: Any) -> tuple[tuple[int, str], ...]:
-    """Index and name of the arguments that an operator writes to, as far as its schema says."""
+    """Return index and name of the arguments that an operator writes to according to its schema."""
     schema = getattr(function, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ()

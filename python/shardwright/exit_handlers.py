@@ -1,4 +1,4 @@
-"""Telling the other ranks why this one leaves, where an exception or a signal ends its script."""
+"""Reports an exception or signal that ends the script to the other ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class ExitHandlers:
-    """Handlers that are in place while the process is a rank of a job.
+    """The exception hook and the signal handler of a rank.
 
     A script may put its own in front, which then call these for as long as the process lives: once the rank has left
     its job they know nothing of it, and do what was done before them.
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        """Put the handlers in place."""
+        """Install the handlers."""
         self._runtime: Runtime | None = runtime
         self._previous = sys.excepthook
         sys.excepthook = self._on_exception
@@ -32,7 +32,7 @@ class ExitHandlers:
             signal.signal(signal.SIGTERM, self._on_termination)
 
     def restore(self) -> None:
-        """Forget the rank, and put back what was there before, unless something has been put in front."""
+        """Restore the previous handlers, unless they have been replaced since."""
         self._runtime = None
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous
@@ -41,7 +41,7 @@ class ExitHandlers:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Tell the others why this rank leaves; one line instead of a traceback for Ctrl-C."""
+        """Record the error for the other ranks; print one line instead of a traceback for Ctrl-C."""
         runtime = self._runtime
         if runtime is not None and issubclass(kind, KeyboardInterrupt):
             sys.stderr.write(f"shardwright: rank {runtime.place.rank} was interrupted\n")

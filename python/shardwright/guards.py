@@ -1,4 +1,4 @@
-"""Every function of torch and Python that the library replaces: by what, from when to when, why, and what tests it.
+"""All functions of torch and Python that the library replaces: by what, when, why, and which tests cover it.
 
 Each is there only while it is needed. What the placement of a model sets on that model's own modules is none of them.
 """
@@ -354,7 +354,7 @@ TABLE: tuple[Guard, ...] = (
 
 @contextmanager
 def installed(*, num_ranks: int, pipelined: bool, divided: bool) -> Iterator[None]:
-    """Have in place what a rank of a job needs while the block runs.
+    """Install the replacements that a rank needs, inside the block.
 
     Args:
         num_ranks: How many ranks the job has.

@@ -1,4 +1,4 @@
-"""Warnings of the core's threads, handed to the logger ``shardwright``."""
+"""Forwarding log messages of the core's threads to the logger ``shardwright``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ logger = logging.getLogger("shardwright")
 
 
 def forward() -> None:
-    """Log what the core's threads had to say since the last call."""
+    """Log the messages of the core's threads since the last call."""
     for level, text in _core.take_log():
         logger.log(level, "%s", text)

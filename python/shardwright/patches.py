@@ -1,4 +1,4 @@
-"""Functions in the place of others for a time; :mod:`shardwright.guards` lists all that the library replaces."""
+"""Temporary replacement of functions; :mod:`shardwright.guards` lists all replacements."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ANY_CLASS = object
 
 
 def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a function of the library's own stands for, or the function itself."""
+    """Return the function that a replacement replaces, or the function itself."""
     original: Callable[..., Any] = getattr(function, _ORIGINAL, function)
     return original
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, functions: Mapping[str, Any]) -> Iterator[None]:
-    """Have these functions in the place of the owner's attributes while the block runs.
+    """Replace attributes of the owner inside the block.
 
     What stands there already is not put there twice, so that blocks can be nested.
 
@@ -48,7 +48,7 @@ def _put_back(owner: Any, name: str, own: Any) -> None:
 
 
 class When(Enum):
-    """From when to when a function is replaced."""
+    """When a function is replaced."""
 
     JOB = "while the process is a rank of a job"
     SEVERAL_RANKS = "while it is a rank of a job of several ranks"
@@ -61,7 +61,7 @@ class When(Enum):
 
 
 class How(Enum):
-    """How a function comes to its place."""
+    """How a function is replaced."""
 
     REPLACED = auto()
     #: The owner's function of that name registers it, as a hook that is removed again.
@@ -71,7 +71,7 @@ class How(Enum):
 
 
 class Guard(NamedTuple):
-    """A function in the place of another.
+    """A replacement of a function.
 
     Attributes:
         owner: The class or the module that has it.
@@ -92,7 +92,7 @@ class Guard(NamedTuple):
     how: How = How.REPLACED
 
     def in_place(self) -> contextlib.AbstractContextManager[Any]:
-        """Have it in its place while the block runs."""
+        """Replace the function inside the block."""
         if self.how is How.HOOK:
             handle: contextlib.AbstractContextManager[Any] = getattr(self.owner, self.name)(self.replacement)
             return handle

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet, and the secret by which they know each other.
+"""Rendezvous of the ranks, and the secret that authenticates them.
 
 On one host the core has them meet under a name, and rank 0 makes up a secret that lies in no store. Over several hosts
 they learn rank 0's address from a store of ``torch.distributed``, which anybody may read, and the secret has to be
@@ -32,7 +32,7 @@ _stores: dict[tuple[int, str, int], Store] = {}
 
 
 def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
-    """Meet the other ranks and connect with them.
+    """Connect to the other ranks.
 
     Args:
         launch: This process's place among them.
@@ -100,7 +100,7 @@ def _join_on_this_host(
 
 
 def loopback_store(port: int, timeout: float) -> TCPStore:
-    """A store of this process that only processes of this host reach; torch's own listens on every interface.
+    """Create a store on the loopback interface; torch's own listens on all interfaces.
 
     Args:
         port: The port; 0 for any.
@@ -115,7 +115,7 @@ def loopback_store(port: int, timeout: float) -> TCPStore:
 
 
 def _store_at(server: socket.socket, port: int, timeout: float) -> TCPStore:
-    """A store that serves at a socket which listens already."""
+    """Create a store that serves on a listening socket."""
 
     serve = functools.partial(
         TCPStore,
@@ -197,24 +197,24 @@ def _connect(
 
 
 def _first_line(error: Exception) -> str:
-    """Without the stack of torch's own functions."""
+    """The error message without torch's stack."""
     return str(error).partition("\n")[0]
 
 
 def _lines(fingerprint: str) -> str:
-    """A key to a line, so that an error can show the lines that differ."""
+    """Format one key per line, so that an error can show the lines that differ."""
     return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(json.loads(fingerprint).items()))
 
 
 def _own_address(launch: LaunchInfo) -> str:
-    """The address of the interface that leads to the rendezvous host."""
+    """Return the address of the interface that reaches the rendezvous host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((launch.rendezvous_host, launch.rendezvous_port or 1))
         return str(probe.getsockname()[0])
 
 
 def given_secret(launch: LaunchInfo, cfg: Any) -> bytes | None:
-    """The job's secret as it was given, in the environment or a file that only this user can read; else None.
+    """Return the secret from the environment or from a file that only this user can read, or None.
 
     Raises:
         JobStartError: The file cannot be used, or a job on several hosts has no secret.

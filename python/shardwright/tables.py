@@ -1,4 +1,4 @@
-"""The library ``rich``, which only ranks that print something need."""
+"""Lazy import of ``rich``, which only ranks that print tables need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 def load_rich() -> None:
-    """Import what tables need, before an import of it elsewhere: an import of the package does without.
+    """Import ``rich`` on first use; importing the package does not need it.
 
     ``rich`` draws from Python's global generator when it is imported, which most ranks do not.
     """

@@ -1,4 +1,4 @@
-"""A bucket: parameters of one dtype whose gradients are reduced by one collective."""
+"""Gradient buckets: parameters of one dtype whose gradients are reduced by one collective."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 
 class GradBucket:
-    """What a communication hook gets: one bucket of gradients, summed over microbatches and not averaged."""
+    """A bucket of gradients, summed over microbatches, as passed to communication hooks."""
 
     def __init__(self, index: int, parameters: list[nn.Parameter]) -> None:
-        """Make an empty bucket for parameters of one dtype on one device."""
+        """Create an empty bucket for parameters of one dtype on one device."""
         self._index = index
         self._parameters = parameters
         self._is_last = False
@@ -23,28 +23,28 @@ class GradBucket:
         self.late = False
 
     def index(self) -> int:
-        """The bucket's place in the fixed order of buckets."""
+        """Return the index of the bucket in the fixed order of buckets."""
         return self._index
 
     def is_last(self) -> bool:
-        """Whether this is the last bucket of the step."""
+        """Return whether this is the last bucket of the step."""
         return self._is_last
 
     def buffer(self) -> torch.Tensor:
-        """The gradients as one 1-D tensor."""
+        """Return the gradients as a 1-D tensor."""
         assert self._flat is not None, "a bucket is filled before anyone sees it"
         return self._flat
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Replace the gradients' tensor."""
+        """Replace the tensor of gradients."""
         self._flat = buffer
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters, in the order of their gradients in the buffer."""
+        """Return the parameters, in the order of their gradients in the buffer."""
         return list(self._parameters)
 
     def gradients(self) -> list[torch.Tensor]:
-        """The gradients as views of the buffer, in the parameters' shapes."""
+        """Return the gradients as views of the buffer, in the shapes of the parameters."""
         views, offset = [], 0
         for parameter in self._parameters:
             views.append(self.buffer().narrow(0, offset, parameter.numel()).view(parameter.shape))
@@ -52,15 +52,15 @@ class GradBucket:
         return views
 
     def mark_last(self, is_last: bool) -> None:
-        """Say whether this is the last bucket of the step."""
+        """Set whether this is the last bucket of the step."""
         self._is_last = is_last
 
     def fill(self) -> None:
-        """Copy the parameters' gradients in; a parameter without one contributes zero."""
+        """Copy the gradients into the buffer; a parameter without a gradient contributes zeros."""
         self._flat = torch.cat([_dense(parameter).reshape(-1) for parameter in self._parameters])
 
     def clear(self) -> None:
-        """Forget the step."""
+        """Reset the bucket after a step."""
         self._flat = self.work = None
         self.late = False
 
@@ -73,7 +73,7 @@ def _dense(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def make_buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> list[GradBucket]:
-    """Divide parameters over buckets, in the model's reversed order, which is about that of backward.
+    """Assign parameters to buckets, in reverse order of the model, which approximates the order of backward.
 
     Every rank that holds the same parameters makes the same buckets.
     """

@@ -1,4 +1,4 @@
-"""The collectives over replicas of the same parameters, kept in step when steps fail."""
+"""Collectives between replicas of the same parameters, which stay matched when steps fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Issued = tuple[str, int, str]
 
 
 class ReplicaCollectives:
-    """The collectives of a rank over its replicas.
+    """A rank's collectives with its replicas.
 
     Attributes:
         dp: Over DP_GROUP, where it has several ranks.
@@ -33,18 +33,18 @@ class ReplicaCollectives:
     """
 
     def __init__(self) -> None:
-        """There are none before process groups are made."""
+        """Create it without collectives, which need process groups."""
         self.dp: Collectives | None = None
         self.rdp: Collectives | None = None
 
     @property
     def all(self) -> list[Collectives]:
-        """Those of all groups."""
+        """The collectives of all groups."""
         return [one for one in (self.dp, self.rdp) if one is not None]
 
 
 class Collectives:
-    """Issues the collectives of a group of this rank, and counts them.
+    """Issues and counts the collectives of a group of this rank.
 
     All ranks of the group issue the same collectives in the same order. A step that fails leaves them apart: some have
     begun collectives that others never will, and the next step's would meet those instead of their own. So after a
@@ -74,36 +74,36 @@ class Collectives:
 
     @property
     def own_place(self) -> int:
-        """The calling rank's place in the group."""
+        """The index of this rank in the group."""
         return self.ranks.index(self._runtime.place.rank)
 
     def sum(self, tensor: torch.Tensor) -> Any:
-        """Sum a tensor over the group, in place; returns the work."""
+        """Sum a tensor over the group in place, and return the work."""
         return self._issue("sum", tensor)
 
     def maximum(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by the maximum over the group."""
+        """Replace a tensor with the maximum over the group."""
         self.wait(self._issue("maximum", tensor))
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        """Replace a tensor by that of one global rank."""
+        """Replace a tensor with that of a global rank."""
         self.wait(self._issue(f"broadcast from {source}", tensor))
 
     def offer_hook(self, name: str, hook: Callable[[torch.Tensor], Any]) -> None:
-        """Make known, for this step, what a user's hook does with a tensor."""
+        """Register a user's reduction hook for this step."""
         self._hooks[name] = hook
 
     def run_hook(self, name: str, tensor: torch.Tensor) -> Any:
-        """Let a hook offered before reduce a tensor; returns its future."""
+        """Reduce a tensor with a registered hook, and return its future."""
         return self._issue(name, tensor)
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective, watching for a failure elsewhere."""
+        """Wait for a collective, while checking for failures of other ranks."""
         number = self.begun - len(self._works) + 1 + next(n for n, other in enumerate(self._works) if other is work)
         wait_collective(self._runtime, work, self.ranks, number)
 
     def begin_step(self) -> None:
-        """Bring earlier failed steps' collectives to an end, and forget them.
+        """Finish the collectives of earlier failed steps.
 
         Raises:
             RemoteError: The step that begins has failed elsewhere, or a rank of the group is gone.
@@ -115,21 +115,21 @@ class Collectives:
         self._hooks.clear()
 
     def end_step(self) -> None:
-        """The step succeeded: all that was issued is through, and its memory may go."""
+        """Release the works of a successful step."""
         self._works.clear()
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there may be collectives that have begun here and never will elsewhere."""
+        """Whether collectives may have been issued here that other ranks will never issue."""
         return bool(self._unsettled)
 
     @property
     def works(self) -> list[Any]:
-        """What was issued in a step that has not ended well."""
+        """The works issued in a step that has not succeeded."""
         return self._works
 
     def abandon_step(self, waits: bool = True) -> None:
-        """The step failed: tell the others what was issued, and issue what they did and this rank did not.
+        """Handle a failed step: exchange what was issued, and issue what other ranks have issued and this rank has not.
 
         Args:
             waits: Whether to wait for what they issued; else that is left to the next step, if there is one.

@@ -28,7 +28,7 @@ class Reducer:
     """
 
     def __init__(self, collectives: Collectives, name: str, bucket_bytes: int, overlap: bool) -> None:
-        """Make a reducer.
+        """Create a reducer.
 
         Args:
             collectives: Those of the data-parallel group.
@@ -51,7 +51,7 @@ class Reducer:
         self._listening = False
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Let ``hook(state, bucket)`` reduce the buckets instead; it averages over ranks and microbatches itself."""
+        """Reduce buckets with ``hook(state, bucket)``, which must average over ranks and microbatches."""
         self._hook = (state, hook)
 
     def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> bool:
@@ -101,7 +101,7 @@ class Reducer:
                 parameter.register_post_accumulate_grad_hook(GradientListener(self))  # type: ignore[no-untyped-call]
 
     def accumulated(self, parameter: nn.Parameter) -> None:
-        """A parameter got a gradient."""
+        """Handle the accumulation of a gradient."""
         self._counts[parameter] += 1
         bucket = self._bucket_of.get(parameter)
         if not self._listening or bucket is None:
@@ -130,7 +130,7 @@ class Reducer:
         self._expected = gradient_counts
 
     def abandon_step(self) -> None:
-        """The step failed: nothing in flight counts."""
+        """Discard the reductions of a failed step."""
         self._listening = False
         for bucket in self._buckets:
             bucket.clear()
@@ -162,7 +162,7 @@ class Reducer:
             self._hand_out(bucket, used, as_views)
 
     def _compare_notes(self, sent_early: list[GradBucket]) -> tuple[set[nn.Parameter], list[GradBucket]]:
-        """Which parameters have a gradient on any rank, and which buckets any rank sent too early."""
+        """Find parameters with a gradient on any rank, and buckets that any rank sent too early."""
         device = self._parameters[0].device
         flags = [p.grad is not None for p in self._parameters] + [
             bucket.late or bucket not in sent_early for bucket in self._buckets
@@ -201,7 +201,7 @@ class Reducer:
 
 
 class GradientListener:
-    """The hook by which a reducer hears of gradients; not a user's hook."""
+    """The hook that notifies a reducer of gradients; not a user hook."""
 
     def __init__(self, reducer: Reducer) -> None:
         """Report to a reducer, for as long as it lives."""
@@ -209,7 +209,7 @@ class GradientListener:
         self._reducer = weakref.ref(reducer)
 
     def reports_to(self, reducer: Reducer) -> bool:
-        """Whether it is this reducer's."""
+        """Whether it notifies this reducer."""
         return self._reducer() is reducer
 
     def __call__(self, parameter: nn.Parameter) -> None:

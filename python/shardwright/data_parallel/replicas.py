@@ -1,4 +1,4 @@
-"""One model's share in data parallelism: equal weights at the start, averaged gradients after each step.
+"""Data parallelism of one model: equal weights at the start, averaged gradients after each step.
 
 What is divided over tp ranks is equal, and averaged, over RDP_GROUP; everything else over DP_GROUP.
 """
@@ -27,7 +27,7 @@ class Replicas:
     """Keeps this rank's part of a model equal to that of the other data-parallel ranks."""
 
     def __init__(self, placement: ModelPart, options: dict[str, Any]) -> None:
-        """Nothing is exchanged before :meth:`join_group`."""
+        """Create it; communication begins with :meth:`join_group`."""
         self._placement = placement
         self._options = options
         #: Over DP_GROUP; None where it has one rank.
@@ -45,7 +45,7 @@ class Replicas:
         self.divides_by_group = True
 
     def join_group(self) -> None:
-        """Take the first data-parallel rank's parameters and buffers over; gradients are reduced from now on."""
+        """Receive parameters and buffers of the first data-parallel rank, and start reducing gradients."""
         runtime = self._placement.runtime
         if len(runtime.place.dp_ranks) == 1:
             return
@@ -78,14 +78,14 @@ class Replicas:
         return collectives
 
     def over_rdp(self, tensors: Sequence[T]) -> list[T]:
-        """Those of some parameters or buffers that are divided over tp ranks; none where there is only one."""
+        """Select the tensors that are divided over tensor-parallel ranks."""
         if not self._placement.is_sharded:
             return []
         divided = self._placement.over_rdp
         return [tensor for tensor in tensors if id(tensor) in divided]
 
     def _divided(self, tensors: Sequence[T]) -> tuple[list[T], list[T]]:
-        """Those of which DP_GROUP holds the same, and those of which RDP_GROUP does."""
+        """Split tensors into those replicated over DP_GROUP and those replicated over RDP_GROUP."""
         over_rdp = self.over_rdp(tensors)
         ids = {id(tensor) for tensor in over_rdp}
         return [tensor for tensor in tensors if id(tensor) not in ids], over_rdp
@@ -95,7 +95,7 @@ class Replicas:
         return [buffer for buffer in found if buffer is not None]
 
     def _equalise(self, tensors: list[torch.Tensor], source: int | None = None) -> None:
-        """Take tensors over from one data-parallel rank, by default the first, or from the one of its place here."""
+        """Receive tensors from a data-parallel rank (by default the first), or from its counterpart in RDP_GROUP."""
         runtime = self._placement.runtime
         over_dp, over_rdp = self._divided(tensors)
         first = runtime.place.dp_ranks[0] if source is None else source
@@ -108,7 +108,7 @@ class Replicas:
 
     @staticmethod
     def _broadcast(tensors: list[torch.Tensor], source: int, collectives: Collectives) -> None:
-        """Send tensors from one rank, those of one dtype together."""
+        """Broadcast tensors from one rank, grouped by dtype."""
         tensors = [tensor.data for tensor in tensors]
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -122,11 +122,11 @@ class Replicas:
 
     @property
     def averages_microbatches(self) -> bool:
-        """Whether the library averages gradients over microbatches; a communication hook does it itself."""
+        """Whether the library averages gradients over microbatches; a communication hook does so itself."""
         return self._average and self._comm_hook is None
 
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
-        """Let a hook reduce gradients over data-parallel ranks."""
+        """Reduce gradients over data-parallel ranks with a hook."""
         self._comm_hook = (state, hook)
         for reducer in self._reducers:
             reducer.register_comm_hook(state, hook)
@@ -136,7 +136,7 @@ class Replicas:
         return (self._passes + 1) % int(self._options["backward_passes_per_step"]) == 0
 
     def begin_step(self, may_overlap: bool) -> bool:
-        """Prepare for a step's gradients.
+        """Prepare for the gradients of a step.
 
         Args:
             may_overlap: Whether they may be reduced while backward runs: they become the parameters' gradients as they
@@ -171,12 +171,12 @@ class Replicas:
             self._equalise(self._buffers(), source)
 
     def abandon_step(self) -> None:
-        """Forget a failed step's gradients."""
+        """Discard the gradients of a failed step."""
         for reducer in self._reducers:
             reducer.abandon_step()
 
     def reduce_gradients(self, divisor: Divisor) -> None:
-        """Average gradients over data-parallel ranks, at every ``backward_passes_per_step``-th training step.
+        """Average gradients over data-parallel ranks, in every ``backward_passes_per_step``-th training step.
 
         Args:
             divisor: What gradients of the step were divided by, or are still to be where they were sent already.
@@ -202,7 +202,7 @@ class Replicas:
                 reduce_sparse(self._sparse[1], collectives, max(1, len(present)))
 
     def end_step(self) -> None:
-        """The step has succeeded; one that failed on any rank counts on none."""
+        """Count a successful step."""
         if self._reducer is not None and torch.is_grad_enabled():
             self._passes += 1
 
@@ -221,5 +221,5 @@ class Replicas:
             parameter.grad = gradient
 
     def take_over_from(self, rank: int) -> None:
-        """Take parameters and buffers over from a rank that trained longest."""
+        """Receive parameters and buffers from a rank that trained longest."""
         self._equalise([*self._placement.owned_parameters(), *self._buffers()], rank)

@@ -1,4 +1,4 @@
-"""Averaging sparse gradients over replicas: they stay sparse, as optimizers such as ``torch.optim.SparseAdam`` ask."""
+"""Averaging sparse gradients over replicas; they stay sparse, as ``torch.optim.SparseAdam`` requires."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MODULES = (nn.Embedding, nn.EmbeddingBag, DistributedEmbedding)
 
 
 def sparse_parameters(model: nn.Module) -> set[int]:
-    """The ``id`` of the weights of embeddings that are asked for sparse gradients; the same ones on all replicas."""
+    """The ``id`` of the weights of embeddings with sparse gradients, the same on all replicas."""
     modules = [one for one in model.modules() if isinstance(one, _MODULES) and one.sparse]
     return {id(one.weight) for one in modules}
 
 
 def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, num_ranks: int) -> None:
-    """Average gradients that are sparse where a rank has one, and keep them sparse.
+    """Average sparse gradients over replicas, and keep them sparse.
 
     Each rank writes its entries to its own place among zeros, so that a sum over ranks gathers them. A gradient that is
     dense on any rank, of a weight that is used elsewhere too, becomes dense on all.

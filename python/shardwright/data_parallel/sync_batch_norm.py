@@ -1,4 +1,4 @@
-"""``nn.SyncBatchNorm`` in a divided model: its forward is a collective, which only some ranks come to."""
+"""``nn.SyncBatchNorm`` in a partitioned model: its forward is a collective that only some ranks take part in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.patches import replaced
 
 
 def refuse_other_groups(model: nn.Module, dp_ranks: Sequence[int], device: torch.device) -> None:
-    """Refuse a group that has ranks on which the module does not run: they never come to its collective.
+    """Raise if the group contains ranks on which the module does not run: they never call its collective.
 
     Args:
         model: The model, which several pipeline ranks will hold.
@@ -41,13 +41,13 @@ def refuse_other_groups(model: nn.Module, dp_ranks: Sequence[int], device: torch
 
 
 def synchronises(model: nn.Module, dp_ranks: Sequence[int]) -> bool:
-    """Whether forwards of the model are collectives, which must come in one order in all replicas."""
+    """Whether forwards of the model are collectives, which need the same order in all replicas."""
     return len(dp_ranks) > 1 and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
 @contextmanager
 def on_one_rank() -> Iterator[None]:
-    """Normalise without the other ranks meanwhile: a trace runs on one rank alone."""
+    """Normalize without the other ranks inside the block: a trace runs on one rank only."""
     with replaced(nn.SyncBatchNorm, {"forward": _batch_norm}):
         yield
 

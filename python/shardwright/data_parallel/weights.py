@@ -1,4 +1,4 @@
-"""How much each microbatch of a step counts: all alike, or by the weights given to ``model.backward``."""
+"""The weights of microbatches in a step: equal, or as passed to ``model.backward``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIN, _MAX = 1e-30, 1e30
 
 
 class LabelCounts(NamedTuple):
-    """Labels of which microbatches have different numbers.
+    """Labels whose number differs between microbatches.
 
     Attributes:
         name: The argument, as written in the step function.
@@ -27,7 +27,7 @@ class LabelCounts(NamedTuple):
 
 
 class StepWeights:
-    """The weights of one step's microbatches, in one pipeline.
+    """The weights of the microbatches of a step, in one pipeline.
 
     Attributes:
         labels: Labels of which microbatches have different numbers, which a mean over microbatches does not see.
@@ -35,7 +35,7 @@ class StepWeights:
     """
 
     def __init__(self, rank: int, num_microbatches: int) -> None:
-        """Nothing is given yet on this rank."""
+        """Create it without weights."""
         self._rank = rank
         self._num_microbatches = num_microbatches
         self._given: dict[int, float | None] = {}
@@ -45,13 +45,13 @@ class StepWeights:
 
     @property
     def is_plain(self) -> bool:
-        """Whether backwards have begun on this rank, all of them without a weight."""
+        """Whether backwards have begun on this rank, all without a weight."""
         return bool(self._given) and self.given is None
 
     def give(
         self, microbatch: int, weight: float | torch.Tensor | None, tensors: torch.Tensor | Sequence[torch.Tensor]
     ) -> float | None:
-        """Note the weight with which a backward begins from these tensors; returns it as a number.
+        """Set the weight of a backward that begins from these tensors, and return it as a number.
 
         Raises:
             ValueError: It is not one number of those that are allowed, or that a tensor's dtype holds.
@@ -81,24 +81,24 @@ class StepWeights:
 
     @property
     def given(self) -> list[float] | None:
-        """Each microbatch's weight, 0.0 where no backward began; None where none were given."""
+        """The weight of each microbatch, 0.0 without a backward; None if no weights were given."""
         if not self._is_weighted:
             return None
         return [self._given.get(microbatch) or 0.0 for microbatch in range(self._num_microbatches)]
 
     def take_over(self, given: Sequence[float] | None, counts: list[int] | None) -> None:
-        """Know what the rank knows that runs the step function."""
+        """Set the weights that the root has sent."""
         self._given = {} if given is None else dict(enumerate(given))
         self._is_weighted = given is not None
         self.counts = counts
 
     def of_outputs(self) -> Sequence[float] | None:
-        """What outputs count in a mean over microbatches; None for all alike."""
+        """The weights of outputs in a mean over microbatches; None if they are equal."""
         return self.given or self.counts
 
     @property
     def total(self) -> float | None:
-        """The sum of the weights; None where none were given."""
+        """The sum of the weights; None if no weights were given."""
         given = self.given
         return None if given is None else math.fsum(given)
 
@@ -125,7 +125,7 @@ def _checked(weight: float | torch.Tensor, where: str) -> float:
 
 
 def _check_dtypes(number: float, tensors: Sequence[torch.Tensor], where: str) -> None:
-    """Refuse a weight that is infinite, or nothing, in the dtype of a tensor: its gradient begins with it."""
+    """Raise if the dtype of a tensor cannot represent the weight, with which its gradient begins."""
     for tensor in tensors:
         if number and isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
             info = torch.finfo(tensor.dtype)

@@ -1,1 +1,1 @@
-"""A rank of a job: its place, its connection, its steps, and what it says to other ranks."""
+"""A rank of a job: its position, connections and steps, and the objects that it exchanges with other ranks."""

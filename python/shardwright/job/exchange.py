@@ -1,4 +1,4 @@
-"""Objects and collectives between ranks, watched for failures of the step and of ranks."""
+"""Objects and collectives between ranks, with checks for failures of steps and ranks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from shardwright.job.waiting import Wait
 
 
 class Gathers:
-    """How often the ranks of a group have gathered something, by channel, on all of them the same.
+    """The number of gathers of a group, by channel; the same on all its ranks.
 
     Attributes:
         epoch: How often they waited for one another in vain, and then began to count anew.
     """
 
     def __init__(self) -> None:
-        """Nothing was gathered."""
+        """Start counting."""
         self._begun: Counter[str] = Counter()
         self.epoch = 0
 
     def next(self, channel: str) -> tuple[int, int]:
-        """The number of the gather on a channel that begins now."""
+        """Begin a gather on a channel, and return its number."""
         self._begun[channel] += 1
         return self.epoch, self._begun[channel]
 
     def reset(self, epoch: int) -> None:
-        """Count anew: some ranks had begun gathers that others will not call."""
+        """Restart counting, because some ranks had begun gathers that others will not call."""
         self._begun.clear()
         self.epoch = epoch
 
 
 def send_object(runtime: Runtime, rank: int, channel: str, spec: _core.Spec, parts: _core.TensorParts) -> None:
-    """Send an encoded object to a rank, which takes it by :func:`receive_object`; does not wait for it.
+    """Send an encoded object to a rank, without waiting; see :func:`receive_object`.
 
     Raises:
         PeerLostError: A rank is gone: this one, or whose loss made this one leave.
@@ -51,7 +51,7 @@ def send_object(runtime: Runtime, rank: int, channel: str, spec: _core.Spec, par
 def receive_object(
     runtime: Runtime, rank: int, channel: str, deadline: float | None = None, what: str | None = None
 ) -> Any:
-    """Wait for an object of another rank, watching for a failure of the step.
+    """Receive an object from another rank, while checking for failures of the step.
 
     Args:
         runtime: This rank.
@@ -86,7 +86,7 @@ def _received(runtime: Runtime, rank: int, channel: str, seconds: float) -> Any:
 
 
 def wait_collective(runtime: Runtime, work: Any, ranks: list[int], number: int | None = None) -> None:
-    """Wait for a collective of ``torch.distributed``, watching for a failure elsewhere.
+    """Wait for a collective of ``torch.distributed``, while checking for failures of other ranks.
 
     Args:
         runtime: This rank.
@@ -105,7 +105,7 @@ def wait_collective(runtime: Runtime, work: Any, ranks: list[int], number: int |
 
 
 def _raise_loss(runtime: Runtime, ranks: list[int]) -> None:
-    """Say which rank is gone, where a collective only says that something is."""
+    """Raise an error that names the lost rank, which a failed collective does not."""
     deadline = time.monotonic() + runtime.place.cfg.liveness_timeout_seconds
     while time.monotonic() < deadline:
         runtime.check_abort(ranks)

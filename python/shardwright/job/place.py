@@ -1,4 +1,4 @@
-"""What does not change of a rank: configuration, groups of ranks, and how its process was started."""
+"""The immutable state of a rank: configuration, groups, and launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.launch import LaunchInfo
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in its job.
+    """A rank's position in its job.
 
     Attributes:
         cfg: The effective configuration.
@@ -33,22 +33,22 @@ class Place:
 
     @cached_property
     def pp_ranks(self) -> list[int]:
-        """The global ranks of this rank's PP_GROUP, as the next ones of theirs."""
+        """The global ranks of this rank's PP_GROUP."""
         return self._group("PP_GROUP")
 
     @cached_property
     def dp_ranks(self) -> list[int]:
-        """Of DP_GROUP."""
+        """The global ranks of DP_GROUP."""
         return self._group("DP_GROUP")
 
     @cached_property
     def tp_ranks(self) -> list[int]:
-        """Of TP_GROUP."""
+        """The global ranks of TP_GROUP."""
         return self._group("TP_GROUP")
 
     @cached_property
     def rdp_ranks(self) -> list[int]:
-        """Of RDP_GROUP."""
+        """The global ranks of RDP_GROUP."""
         return self._group("RDP_GROUP")
 
     @cached_property
@@ -58,7 +58,7 @@ class Place:
 
     @cached_property
     def pp_rank(self) -> int:
-        """The place in PP_GROUP."""
+        """The index in PP_GROUP."""
         return self.pp_ranks.index(self.rank)
 
     @cached_property
@@ -68,7 +68,7 @@ class Place:
 
     @cached_property
     def tensor_divisor(self) -> int:
-        """What gradients of the whole TP_GROUP's samples are divided by for the mean over data-parallel ranks.
+        """The divisor of gradients over the samples of a TP_GROUP, for the mean over data-parallel ranks.
 
         With ``prescaled_batch`` its ranks have the same samples, whose loss counts once.
         """
@@ -76,11 +76,11 @@ class Place:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """The device of this rank."""
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
     def other_roots(self) -> list[int]:
-        """The global ranks that run the step function in the other replicas."""
+        """The roots of the other replicas, as global ranks."""
         return [rank for rank in self.dp_ranks if rank != self.rank]
 
     def _group(self, kind: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Values that other ranks have sent."""
+"""Decoding values received from other ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.values.registry import UnknownNameError
 
 
 def decode_from(runtime: Runtime, rank: int, spec: _core.Spec, parts: _core.TensorParts) -> Any:
-    """Build a value that a rank has sent.
+    """Decode a value received from a rank.
 
     Raises:
         UnsupportedValueError: It holds a value of a type that is not registered here.
@@ -21,7 +21,7 @@ def decode_from(runtime: Runtime, rank: int, spec: _core.Spec, parts: _core.Tens
 
 
 def build(runtime: Runtime, rank: int, spec: _core.Spec, tensors: list[Any]) -> Any:
-    """Build a value that a rank has sent, with these tensors in it.
+    """Decode a value received from a rank, with these tensors.
 
     Raises:
         UnsupportedValueError: It holds a value of a type that is not registered here.

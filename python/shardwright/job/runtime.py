@@ -1,4 +1,4 @@
-"""A rank's part of a job: its place, what it owns and closes, and its current step."""
+"""The runtime of a rank: its position in the job, its resources, and its current step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Runtime:
-    """One rank of one job. ``smp.*`` finds the current one; several may live in one process.
+    """A rank of a job. ``smp.*`` uses the current one; a process may contain several.
 
     What the layers above keep for the rank is found by its type: ``runtime[Models]``.
 
@@ -42,7 +42,7 @@ class Runtime:
     logger = logs.logger
 
     def __init__(self, place: Place, node: Any, server: _core.Server) -> None:
-        """Take over the parts; see :func:`shardwright.start.init`."""
+        """Create the runtime; see :func:`shardwright.start.init`."""
         self.place = place
         self.step = Step(place.cfg.microbatches)
         self.node = node
@@ -58,25 +58,25 @@ class Runtime:
         self._parts: dict[type[Any], Any] = {}
 
     def add(self, part: T, kind: type[Any] | None = None) -> T:
-        """Keep a part, found by its type (or that of which it is a kind) from now on, in place of another one."""
+        """Register a component under its type, or under ``kind``."""
         self._parts[type(part) if kind is None else kind] = part
         return part
 
     def remove(self, kind: type[Any]) -> None:
-        """Keep no part of a type any more."""
+        """Unregister the component of a type."""
         self._parts.pop(kind, None)
 
     def find(self, kind: type[T]) -> T | None:
-        """The part of a type, None where there is none."""
+        """Return the component of a type, or None."""
         return self._parts.get(kind)
 
     def __getitem__(self, kind: type[T]) -> T:
-        """The part of a type, which is there."""
+        """Return the component of a type, which must exist."""
         part: T = self._parts[kind]
         return part
 
     def describe(self) -> str:
-        """What this rank does at the moment, in one line; for any thread."""
+        """Describe what this rank is doing, in one line. Thread-safe."""
         step = self.step
         if self.place.pp_size == 1 and step.running and not step.committing:
             place = f"rank {self.place.rank} on host {socket.gethostname()!r}"
@@ -86,16 +86,16 @@ class Runtime:
         return "; ".join([text, *(wait.describe() for wait in list(self.waits))])
 
     def begin_step_alone(self, name: str) -> None:
-        """Begin a step of a pipeline of one rank."""
+        """Begin a step of a pipeline with one rank."""
         if self.place.launch.world_size > 1:
             self.server.begin_alone(step=self.step.number, function=name)
 
     def check_abort(self, needed: list[int]) -> None:
-        """Raise if the step that runs here, or else the next one, has failed, or one of the ranks needed is gone."""
+        """Raise if the current (or next) step has failed, or if one of the ranks ``needed`` is gone."""
         self.server.check_abort(self.step.number if self.step.running else self.step.number + 1, needed)
 
     def check_process(self, what: str) -> None:
-        """Refuse to do something in a forked process, which has none of the rank's threads.
+        """Raise in a forked process, which lacks the threads of the rank.
 
         Raises:
             ShardwrightError: This is not the process that called ``smp.init``.
@@ -114,7 +114,7 @@ _default: Runtime | None = None
 
 
 def current_runtime() -> Runtime:
-    """The runtime of the calling context.
+    """Return the runtime of the calling context.
 
     Raises:
         ShardwrightError: ``smp.init`` was not called.
@@ -125,16 +125,16 @@ def current_runtime() -> Runtime:
 
 
 def find_runtime() -> Runtime | None:
-    """The runtime of the calling context, or None before ``smp.init``."""
+    """Return the runtime of the calling context, or None before ``smp.init``."""
     return _current.get() or _default
 
 
 def set_default_runtime(runtime: Runtime | None) -> None:
-    """Set the process's runtime."""
+    """Set the runtime of the process."""
     global _default
     _default = runtime
 
 
 def set_current_runtime(runtime: Runtime | None) -> contextvars.Token[Runtime | None]:
-    """Set the calling context's runtime, for several ranks in one process."""
+    """Set the runtime of the calling context, for several ranks in one process."""
     return _current.set(runtime)

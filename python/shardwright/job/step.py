@@ -1,4 +1,4 @@
-"""What a step is to the rank that runs it."""
+"""The state of a step on a rank."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class Step:
 
     @property
     def of_training(self) -> int:
-        """The number of the script's current or last step, counted from 1: what its random numbers depend on."""
+        """The number of the script's current or last step, counted from 1; random numbers depend on it."""
         return self.number - self.apart

@@ -1,4 +1,4 @@
-"""What the calling thread does for a rank."""
+"""Thread-local state."""
 
 from __future__ import annotations
 

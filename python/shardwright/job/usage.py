@@ -1,4 +1,4 @@
-"""Where a rank's time went."""
+"""A rank's time statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shardwright.job.runtime import Runtime
 
 
 def usage(runtime: Runtime) -> tuple[_core.Usage, _core.Usage]:
-    """In all steps, and in the newest one."""
+    """Return the statistics of all steps, and of the last one."""
     if runtime.place.pp_size == 1:
         return runtime[_core.AloneRecorder].usage()
     total, newest = runtime.server.usage()

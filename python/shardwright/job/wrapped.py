@@ -12,27 +12,27 @@ class WrappedModels:
     """Each ``smp.DistributedModel`` of a rank; the script alone keeps them alive."""
 
     def __init__(self, rank: int) -> None:
-        """There are none."""
+        """Create an empty registry."""
         self._rank = rank
         self._models: list[weakref.ref[Any]] = []
 
     def add(self, model: Any) -> int:
-        """Number a model."""
+        """Register a model, and return its id."""
         self._models.append(weakref.ref(model))
         return len(self._models) - 1
 
     @property
     def count(self) -> int:
-        """How many there have been."""
+        """The number of models registered so far."""
         return len(self._models)
 
     @property
     def alive(self) -> list[Any]:
-        """Those that are still in use, or that no garbage collection has found yet."""
+        """The models that have not been garbage-collected."""
         return [model for reference in self._models if (model := reference()) is not None]
 
     def placement_of(self, model_id: int) -> Any:
-        """Where the modules of the model with this id live.
+        """Return the placement of the model with this id.
 
         Raises:
             ShardwrightError: This rank has no such model (any more).

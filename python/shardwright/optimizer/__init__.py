@@ -1,4 +1,4 @@
-"""Optimizers over the parameters that a rank owns, and gradient clipping over all of them."""
+"""Optimizers for partitioned models, and gradient clipping."""
 
 from shardwright.optimizer.clip import clip_grad_norm_
 from shardwright.optimizer.distributed_optimizer import DistributedOptimizer

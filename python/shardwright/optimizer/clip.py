@@ -1,4 +1,4 @@
-"""Clipping gradients by the norm over all ranks of a model replica."""
+"""Gradient clipping by the norm over all ranks of a model replica."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def clip(
 
 
 def gradient_norms(gradients: list[torch.Tensor], norm_type: float = 2.0, foreach: bool | None = None) -> torch.Tensor:
-    """The norm of each gradient, as one tensor; empty if there are none."""
+    """Return the norm of each gradient as one tensor."""
     if not gradients:
         return torch.empty(0)
     values = [_values(gradient) for gradient in gradients]
@@ -117,7 +117,7 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
 
 
 def _counted_here(parameters: list[torch.Tensor], norm_type: float) -> list[torch.Tensor]:
-    """Those that no other tensor-parallel rank counts."""
+    """Select the parameters that no other tensor-parallel rank counts."""
     runtime = find_runtime()
     if runtime is None or len(runtime.place.tp_ranks) == 1:
         return parameters

@@ -1,4 +1,4 @@
-"""The parameter groups of a whole model, of which one rank's optimizer holds a part."""
+"""Parameter groups of the whole model, of which each rank holds a part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARTIAL_KEY = "_smp_is_partial"
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """The parameters of one group on all ranks, in order; those of other ranks are sentinels.
+    """The parameters of a group on all ranks, in order; those of other ranks are sentinels.
 
     Attributes:
         parameters: The parameters and sentinels.
@@ -27,12 +27,12 @@ class GroupLayout:
 
     @staticmethod
     def of(group: Mapping[str, Any]) -> GroupLayout:
-        """The layout of a group that still has all its parameters."""
+        """Create the layout of a group that has all its parameters."""
         names = group.get("param_names")
         return GroupLayout(tuple(group["params"]), None if names is None else tuple(names))
 
     def keep_local(self, group: dict[str, Any]) -> None:
-        """Leave only this rank's parameters in `group`; the lists stay the same objects."""
+        """Remove parameters of other ranks from ``group``; the lists remain the same objects."""
         local = [index for index, parameter in enumerate(self.parameters) if not is_sentinel(parameter)]
         group["params"][:] = [self.parameters[index] for index in local]
         if self.names is not None:
@@ -40,13 +40,13 @@ class GroupLayout:
 
 
 def local_numbers(layout: Sequence[GroupLayout]) -> list[int]:
-    """The number of each local parameter in the whole model's numbering, in order."""
+    """Return the number of each local parameter in the whole model, in order."""
     parameters = [parameter for group in layout for parameter in group.parameters]
     return [number for number, parameter in enumerate(parameters) if not is_sentinel(parameter)]
 
 
 def to_global(local: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[str, Any]:
-    """A local optimizer's state dict with the numbers that parameters have in the whole model."""
+    """Convert a local optimizer's state dict to the numbering of the whole model."""
     numbers = local_numbers(layout)
     state = {numbers[key] if isinstance(key, int) else key: value for key, value in local["state"].items()}
     groups = []
@@ -61,7 +61,7 @@ def to_global(local: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[s
 
 
 def to_local(whole: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[str, Any]:
-    """This rank's part of a whole model's optimizer state dict, numbered for the local optimizer.
+    """Select this rank's part of a whole state dict, numbered for the local optimizer.
 
     Raises:
         ValueError: If the groups are not those of this optimizer, with torch's words for it.
@@ -93,7 +93,7 @@ def to_local(whole: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[st
 
 
 def merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One whole state dict from the partial ones of all ranks of a pipeline.
+    """Merge the partial state dicts of all ranks of a pipeline.
 
     Args:
         parts: What each rank's ``local_state_dict()`` returned.
