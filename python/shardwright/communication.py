@@ -1,4 +1,4 @@
-"""How tensors move between ranks: what is asked for, and ``smp.comm_stats``, what was done."""
+"""Communication options from the configuration and the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_BUFFER_BYTES = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceToDevice:
-    """What the environment says about copies from device to device.
+    """Settings of copies from device to device.
 
     Attributes:
         enabled: Whether there may be any.
@@ -39,7 +39,7 @@ class DeviceToDevice:
 
 
 def read_device_to_device(environ: Mapping[str, str]) -> DeviceToDevice:
-    """Read ``SMP_DISABLE_D2D`` and ``SMP_D2D_GPU_BUFFER_SIZE_BYTES``; a variable that is empty counts as not set.
+    """Read ``SMP_DISABLE_D2D`` and ``SMP_D2D_GPU_BUFFER_SIZE_BYTES``; empty variables count as unset.
 
     Raises:
         ConfigError: Names the variable, its value, and what is allowed.
@@ -60,7 +60,7 @@ def read_device_to_device(environ: Mapping[str, str]) -> DeviceToDevice:
 
 
 def spin_microseconds(cfg: Any, local_size: int) -> int:
-    """How long a waiting thread looks for a message before it sleeps.
+    """Return how long a waiting thread polls for a message before it sleeps.
 
     To fall asleep and be woken takes longer than a short call of another rank's module, and all that runs afterwards
     finds cold caches. Where ranks share processors, looking would take them from each other.
@@ -71,7 +71,7 @@ def spin_microseconds(cfg: Any, local_size: int) -> int:
 
 
 def comm_options(cfg: Any, environ: Mapping[str, str], local_size: int, *, one_host: bool) -> _core.CommOptions:
-    """What the configuration and the environment say, for the core, with so many ranks on this host, or all of them."""
+    """Create the options of the core from the configuration and the environment."""
     device_to_device = read_device_to_device(environ)
     return _core.CommOptions(
         transport=cfg.transport,

@@ -1,4 +1,4 @@
-"""From what a script and its environment say to the effective configuration."""
+"""The effective configuration, from the script and the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
 class Config:
-    """The effective configuration: every key as an attribute, its default where it was not given.
+    """The effective configuration, with all keys as attributes.
 
     Attributes:
         core: The same for the core.
@@ -68,13 +68,13 @@ class Config:
         return Config, (self.core,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its effective value, in the order of the documentation."""
+        """Return all keys with their effective values, in the order of the documentation."""
         values: dict[str, Any] = json.loads(self.core.to_json())
         return values
 
 
 def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """The effective configuration from a script's keys and its environment.
+    """Create the effective configuration from a script's keys and the environment.
 
     Args:
         config: Keys and values, or None.
@@ -111,7 +111,7 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
 def check_world(
     cfg: Config, world: int, config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
 ) -> None:
-    """Refuse a world size that the configuration does not fit; further arguments as of `load_config`.
+    """Raise if the configuration does not fit the world size; further arguments as for `load_config`.
 
     Raises:
         ConfigError: Says so in the words of the keys that were given.
@@ -129,7 +129,7 @@ def check_world(
 def without_effect(
     config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Of keys that were given, each that asks for what is not built, as a sentence; arguments as of `load_config`."""
+    """Describe the given keys that have no effect yet; arguments as for `load_config`."""
     given = _merged(config, keys, environ)
     if given.get("checkpoint_attentions"):
         yield (
@@ -139,7 +139,7 @@ def without_effect(
 
 
 def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What was given, the environment's over the script's."""
+    """Merge the given keys; those of the environment take precedence."""
     given = _given("config", {} if config is None else config)
     for name, value in _given("keyword arguments", keys).items():
         if name in given and given[name] != value:
@@ -156,7 +156,7 @@ def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: 
 
 
 def _read_program(given: dict[str, Any]) -> str | None:
-    """Put the text of a program where its path stands, so that all ranks have to agree on it; the path."""
+    """Replace the path of a program with its text, which all ranks compare; return the path."""
     path = given.get("pipeline")
     if not isinstance(path, str) or path in _SCHEDULES or path.startswith(_PROGRAM_HEADER):
         return None
@@ -177,7 +177,7 @@ def _read_program(given: dict[str, Any]) -> str | None:
 
 
 def _text_of(path: Path) -> str:
-    """The text of a file that ends; a device or a pipe may be read for ever."""
+    """Read a regular file; reading a device or a pipe might never end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
@@ -208,7 +208,7 @@ def _is_json(value: object) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    """Whether there is UTF-8 for it, which lone surrogates have not."""
+    """Whether the value can be encoded as UTF-8, without lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -217,7 +217,7 @@ def _is_text(text: str) -> bool:
 
 
 def _is_list(value: object) -> bool:
-    """Whether it is a list of starts as far as JSON goes; the core checks what stands in it."""
+    """Whether the value may be a list of starts; the core checks its items."""
     return type(value) in (list, tuple) and all(
         type(entry) in (list, tuple) and all(map(_is_json, entry))
         for entry in value  # type: ignore[attr-defined]

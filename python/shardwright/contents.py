@@ -1,4 +1,4 @@
-"""How the state of Python's own values is read, compared, copied and put back: containers, objects, iterators."""
+"""Snapshots of Python values: reading, comparing and restoring containers, objects and iterators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _flat(items: dict[Any, Any]) -> list[Any]:
 
 
 def restore_dict(found: dict[Any, Any], wanted: dict[Any, Any]) -> None:
-    """Give a dict its items back, in their order, without touching one that has not changed."""
+    """Restore the items of a dict in order, without modifying an unchanged one."""
     if [*dict.keys(found)] != [*wanted]:
         dict.clear(found)
         dict.update(found, wanted)
@@ -173,7 +173,7 @@ def _dict_of(value: Any) -> dict[str, Any] | None:
 
 
 def _attributes_kind(kind: type) -> Kind | None:
-    """Of objects with attributes, in a dict, in slots, or in both."""
+    """The kind of objects with attributes, in a dict, in slots, or both."""
     slots = _slots_of(kind)
     if not slots and not kind.__dictoffset__:
         return None
@@ -246,7 +246,7 @@ def _kind_of(kind: type) -> Kind | None:
 
 
 class Cell:
-    """A value that holds something, and what was in it."""
+    """A container or object, with its contents at the time of the snapshot."""
 
     __slots__ = ("before", "kind", "value")
 
@@ -256,17 +256,17 @@ class Cell:
 
     @property
     def parts(self) -> list[Any]:
-        """What was in it."""
+        """The contents at the time of the snapshot."""
         return self.kind.parts(self.before)
 
     @property
     def parts_now(self) -> list[Any]:
-        """What is in it."""
+        """The current contents."""
         return self.kind.parts(self.kind.read(self.value))
 
 
 class Search:
-    """A value and those that were found behind it, nearest first.
+    """A breadth-first search of the values reachable from a value.
 
     Beyond `MAX_DEPTH` levels it ends with the level in which `MAX_BEYOND` values that hold something were found.
     """
@@ -285,13 +285,13 @@ class Search:
             self._depth += 1
 
     def follow(self, parts: Iterable[Any], *, holds: bool) -> None:
-        """Go on to what is behind the present value, which holds something itself or only leads there."""
+        """Continue with the contents of the current value."""
         self._following += parts
         self._beyond += holds and self._depth > MAX_DEPTH
 
 
 def reached(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """A value and what can be reached from it, nearest first: tensors, and values that hold something."""
+    """Iterate breadth-first over tensors, containers and objects reachable from a value."""
     seen = set() if seen is None else seen
     search = Search(value)
     for one in search:
@@ -313,13 +313,13 @@ kind_of: Callable[[type], Kind | None] = functools.lru_cache(maxsize=4096)(_kind
 
 
 def containers_in(values: Iterable[Any]) -> list[Cell]:
-    """The containers and their like among some values, remembered; not objects with attributes."""
+    """Take snapshots of the containers among some values, without objects with attributes."""
     kinds = ((value, kind_of(type(value))) for value in values)
     return [Cell(value, kind) for value, kind in kinds if kind and kind.write is not None and not kind.has_names]
 
 
 def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
-    """What can be reached from some values, remembered; and the tensors among it."""
+    """Take snapshots of everything reachable from some values, and return them with the reachable tensors."""
     cells: list[Cell] = []
     tensors: list[torch.Tensor] = []
     seen: set[int] = set()
@@ -334,7 +334,7 @@ def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
 
 
 def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ()) -> bool:
-    """Put back what was in values; and where iterators have moved on, put copies into what holds them.
+    """Restore snapshots; iterators that have advanced are replaced with copies in their holders.
 
     Args:
         cells: The values.
@@ -369,7 +369,7 @@ def _replaced(state: Any, copies: dict[int, Any]) -> Any:
 
 
 def put_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a tensor its values back, and its size if it was resized."""
+    """Restore the values of a tensor, and its size if it was resized."""
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         if tensor.shape != values.shape:
             tensor.resize_(values.shape)

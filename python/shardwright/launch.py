@@ -1,4 +1,4 @@
-"""Who started this process, and as which rank: read from the launcher's environment variables."""
+"""Detection of the launcher and the rank from environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Launcher = Literal["torchrun", "environment", "openmpi", "srun", "single"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchInfo:
-    """This process's place among those that were started together.
+    """The rank of this process, and how it was launched.
 
     Attributes:
         launcher: ``"torchrun"``, ``"openmpi"``, ``"srun"``, ``"environment"`` (another one that sets the same
@@ -48,7 +48,7 @@ class LaunchInfo:
 
 
 def detect(environ: Mapping[str, str]) -> LaunchInfo:
-    """Find out how this process was started.
+    """Detect how this process was launched.
 
     ``RANK`` and ``WORLD_SIZE`` (torchrun, and whoever sets the same) are looked at first, then the variables of Open
     MPI, then those of Slurm; a process with none of them is a job of one rank.

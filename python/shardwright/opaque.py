@@ -1,4 +1,4 @@
-"""State that can only be read and written as a whole: positions of iterators, generators of random numbers, arrays."""
+"""State that can only be read and written as a whole: iterators, random number generators, arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 class Kind(NamedTuple):
-    """How values of a type hold what is in them.
+    """How to read and write the contents of values of a type.
 
     Attributes:
         read: A copy of what is in a value: a list, a dict, bytes, or a tuple of such.
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 
 class Frozen:
-    """The position of an iterator, to be compared."""
+    """A comparable position of an iterator."""
 
     __slots__ = ("items",)
 
@@ -57,13 +57,13 @@ class Frozen:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values cannot be told apart: one object, or equal numbers or texts."""
+    """Whether two values are identical: the same object, or equal numbers or strings."""
     kind = type(one)
     return one is other or (kind is type(other) and (kind in _SIMPLE or kind is Frozen) and bool(one == other))
 
 
 def are_same(some: list[Any], others: list[Any]) -> bool:
-    """The same of all."""
+    """Whether all pairs of values are identical."""
     return len(some) == len(others) and all(map(is_same, some, others))
 
 
@@ -72,12 +72,12 @@ def _is_unchanged(one: Any, other: Any) -> bool:
 
 
 def are_unchanged(some: list[Any], others: list[Any]) -> bool:
-    """Whether the very same objects are in both, but for copies made to be compared."""
+    """Whether both contain the same objects, apart from copies made for comparison."""
     return len(some) == len(others) and all(map(_is_unchanged, some, others))
 
 
 def holds_the_very_same(value: list[Any] | dict[Any, Any], before: list[Any] | dict[Any, Any]) -> bool:
-    """Whether the very same items are in a list or dict as before; what is asked often, and of many."""
+    """Whether a list or dict contains the same objects as before. This is a hot path."""
     if len(value) != len(before):
         return False
     if isinstance(before, list):
@@ -87,7 +87,7 @@ def holds_the_very_same(value: list[Any] | dict[Any, Any], before: list[Any] | d
 
 
 def random_kind(kind: type) -> Kind | None:
-    """Generators of random numbers, less those whose numbers the library keeps in order itself."""
+    """The kind of random number generators, except those that the library manages."""
     get: Callable[[Any], Any]
     put: Callable[[Any, Any], Any]
     shared: list[Any] = [torch.default_generator, getattr(random, "_inst", None)]
@@ -124,7 +124,7 @@ def _bytes_of(state: Any) -> bytes:
 
 
 def numpy_kind(kind: type) -> Kind | None:
-    """NumPy's arrays, as long as they are small."""
+    """The kind of small NumPy arrays."""
     if kind.__module__ != "numpy" or kind.__name__ != "ndarray":
         return None
 
@@ -156,7 +156,7 @@ ITERATORS: tuple[type, ...] = (
 
 
 def _position(value: Any) -> tuple[list[Any], Any]:
-    """Where an iterator is, and another one that is there too.
+    """Return the position of an iterator, and a copy at the same position.
 
     Raises:
         TypeError: It goes through something that cannot be copied, such as a generator.
@@ -196,7 +196,7 @@ def _position(value: Any) -> tuple[list[Any], Any]:
 
 
 def read_iterator(value: Any) -> Any:
-    """The position of an iterator and a copy of it; nothing where it cannot be copied."""
+    """Read the position of an iterator and a copy of it; None if it cannot be copied."""
     with warnings.catch_warnings() if sys.version_info >= (3, 12) else contextlib.nullcontext():
         if sys.version_info >= (3, 12):
             warnings.simplefilter("ignore", DeprecationWarning)

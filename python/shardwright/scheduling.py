@@ -1,4 +1,4 @@
-"""Which schedule the steps run with, and the choice of one from what the first steps took (``pipeline="auto"``)."""
+"""The schedule of steps, and its choice from measurements of the first steps (``pipeline="auto"``)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANNEL = "schedule"
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a rank did in one step.
+    """Time statistics of a rank in one step.
 
     Attributes:
         step: The step.
@@ -43,7 +43,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ScheduleDecision:
-    """A schedule that was chosen, and why.
+    """A chosen schedule, with the reason.
 
     Attributes:
         schedule: Its text form.
@@ -60,14 +60,14 @@ class ScheduleDecision:
     simulated_seconds: dict[str, float] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """For :func:`shardwright.stats`."""
+        """Convert to a dict for :func:`shardwright.stats`."""
         return dict(vars(self))
 
 
 def decide(
     step: int, ranks: list[list[StepTimes]], *, microbatches: int, active_microbatches: int
 ) -> ScheduleDecision | None:
-    """The choice before a step, from what every rank of the pipeline measured; None while that is not enough.
+    """Choose a schedule from the measurements of all ranks of the pipeline; None while they are insufficient.
 
     Args:
         step: The step that is about to begin.
@@ -99,7 +99,7 @@ def decide(
 
 
 class Scheduling:
-    """The schedule of a rank's steps.
+    """The schedule of the steps on a rank.
 
     Attributes:
         text: Its text form.
@@ -123,7 +123,7 @@ class Scheduling:
         self.splits_backward = _core.splits_backward(text)
 
     def check(self, function: str, num_microbatches: int) -> None:
-        """Whether the schedule has steps of so many microbatches.
+        """Raise if the schedule does not support this number of microbatches.
 
         Raises:
             ConfigError: It names those of steps of another number.
@@ -136,7 +136,7 @@ class Scheduling:
             )
 
     def begin_step(self, runtime: Runtime) -> None:
-        """Before a step, while there is no choice: the ranks tell the root their times, and the root tells them.
+        """Before a step, until a schedule is chosen: send measurements to the root, which sends the choice.
 
         All of them do so before any runs a task of the step, so that they switch at the same one. What a step that
         failed has left on the channel is known by its number.
@@ -170,7 +170,7 @@ class Scheduling:
                 logs.logger.info("%s", _announcement(runtime, decision))
 
     def end_step(self, runtime: Runtime) -> None:
-        """After a step that ended well."""
+        """Record the measurements of a successful step."""
         if not self._on_trial or runtime.step.num_microbatches != self.cfg.microbatches:
             return
         total, newest = (usage.figures() for usage in usage(runtime))
@@ -192,7 +192,7 @@ def _send(runtime: Runtime, rank: int, said: Any) -> None:
 
 
 def _receive(runtime: Runtime, rank: int) -> Any:
-    """What a rank has to say about the step that begins."""
+    """Receive the measurements of a rank for the step that begins."""
     while True:
         step, said = decode_from(runtime, rank, *receive_object(runtime, rank, _CHANNEL))
         if step == runtime.step.number:

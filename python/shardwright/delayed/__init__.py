@@ -1,1 +1,1 @@
-"""Delayed parameter initialisation: what would make parameters is noted, and done where they are owned."""
+"""Delayed parameter initialization: operations are recorded, and run where the parameters are owned."""

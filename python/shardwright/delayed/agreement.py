@@ -1,4 +1,4 @@
-"""Having several ranks make the same values, each by itself."""
+"""Computing the same delayed values on several ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwright.delayed.operations import Value, fingerprint, operations_of
 
 
 def draw_as_first(values: Iterable[Value], gather: Callable[[Any], list[Any]], *, is_first: bool) -> bool:
-    """Have all ranks of a group draw the random numbers of its first one for some values, which stay delayed.
+    """Make all ranks of a group use the random numbers of the first one for some values, which stay delayed.
 
     Args:
         values: Delayed values, in the same order on all ranks.

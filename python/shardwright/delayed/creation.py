@@ -20,7 +20,7 @@ _delays: ContextVar[bool] = ContextVar("shardwright_delays_parameters", default=
 
 
 class _Noting(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what would make tensors."""
+    """Records the operations that create tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -41,7 +41,7 @@ def _set_to(delays: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Make floating-point tensors without values inside; they get them when they are materialised, or when read."""
+    """Create floating-point tensors without values; they get values when materialized or read."""
     with _set_to(True), _Noting():  # type: ignore[no-untyped-call]
         yield
 
@@ -84,6 +84,6 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 def _make_buffers(module: nn.Module) -> None:
-    """Give values to all tensors of a module itself that are no parameters."""
+    """Materialize the tensors of a module itself that are not parameters."""
     held = [*module._buffers.values(), *module.__dict__.values()]
     materialise(one for one in held if isinstance(one, DelayedTensor) and not isinstance(one, nn.Parameter))

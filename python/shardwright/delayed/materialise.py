@@ -1,4 +1,4 @@
-"""Giving delayed tensors their values, in place."""
+"""Materializing delayed tensors in place."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shardwright.delayed.tensor import DelayedTensor, become
 
 
 def is_delayed(tensor: object) -> bool:
-    """Whether a tensor has no values yet."""
+    """Return whether a tensor has no values yet."""
     return type(tensor) is DelayedTensor
 
 
 def has_delayed(module: nn.Module) -> bool:
-    """Whether a module has parameters without values."""
+    """Return whether a module has parameters without values."""
     return any(is_delayed(parameter) for parameter in module.parameters())
 
 
 def materialise(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> None:
-    """Make the values of delayed tensors, each of which stays the same object; others are passed over.
+    """Materialize delayed tensors, which remain the same objects; other tensors are ignored.
 
     Tensors that share memory share it afterwards. Host memory for one of them at a time is needed beyond the result.
 
@@ -53,6 +53,6 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Let go of what a delayed parameter would be: it becomes an empty one that all its holders still have."""
+    """Discard the operations of a delayed parameter, which becomes empty but remains the same object."""
     if isinstance(tensor, DelayedTensor):
         become(tensor, torch.empty(0, dtype=tensor.dtype, device=tensor.device))

@@ -1,4 +1,4 @@
-"""Host memory that large tensors take for a moment only."""
+"""Temporary host memory for large tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRIMMED = 1 << 24
 
 
 def scratch_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """An uninitialised tensor whose memory goes back to the system with it.
+    """Create an uninitialized tensor whose memory is returned to the system when it is freed.
 
     In the heap it would leave a hole that no other of its size fits into, once something small took a piece of it.
 
@@ -29,7 +29,7 @@ def scratch_like(meta: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Heap:
-    """Gives holes in the heap back to the system, after every so many bytes of tensors that were made there."""
+    """Returns free heap memory to the system after a number of bytes of tensors were created."""
 
     def __init__(self) -> None:
         """Nothing was made yet."""
@@ -37,7 +37,7 @@ class Heap:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """Tensors were made, which may be gone soon."""
+        """Count created tensors, which may soon be freed."""
         self._made += sum(tensor.nbytes for tensor in tensors)
         if self._made > _TRIMMED:
             self._made = 0

@@ -1,4 +1,4 @@
-"""Operations that were noted instead of run, and what they give once they do run."""
+"""Recorded operations, and their evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _heap = Heap()
 
 @dataclass(eq=False)
 class DelayedMemory:
-    """What delayed tensors that are views of each other have in common.
+    """The memory that delayed tensors share with their views.
 
     Attributes:
         writes: The operations that changed it, in order.
@@ -44,7 +44,7 @@ class DelayedMemory:
 
 @dataclass(eq=False)
 class Value:
-    """One result of an operation.
+    """A result of an operation.
 
     Attributes:
         memory: Where it lies.
@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(eq=False)
 class Operation:
-    """An operator of torch with its arguments.
+    """A recorded operator with its arguments.
 
     Attributes:
         function: The operator.
@@ -80,11 +80,11 @@ class Operation:
     number: int = field(default_factory=lambda: next(_numbers))
 
     def inputs(self) -> Iterator[Value]:
-        """The values among its arguments."""
+        """The delayed values among the arguments."""
         return (leaf for leaf in self.leaves if isinstance(leaf, Value))
 
     def run(self, real: Callable[[Value], torch.Tensor]) -> list[torch.Tensor]:
-        """Run it, with the same random numbers as ever.
+        """Run the operator, with its recorded random number state.
 
         Args:
             real: Gives the tensor for a value.
@@ -100,7 +100,7 @@ class Operation:
 
 
 def overwrites(function: Any) -> bool:
-    """Whether an operator writes to its first argument without reading it."""
+    """Return whether an operator overwrites its first argument without reading it."""
     return function.overloadpacket in _OVERWRITING
 
 
@@ -121,7 +121,7 @@ def _drawn(function: Any, args: Any, kwargs: dict[str, Any], state: torch.Tensor
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that operators on a device draw from."""
+    """Return the default generator of a device."""
     if device.type != "cuda":
         return torch.default_generator
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -129,7 +129,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def evaluate(values: Sequence[Value]) -> list[torch.Tensor]:
-    """Run what some values of one memory need, in the order in which it was noted; views of the memory stay views."""
+    """Compute values of one memory, in the recorded order; views of the memory remain views."""
     memory = values[0].memory
     assert all(value.memory is memory for value in values), "of one memory"
     tensors: dict[Value, torch.Tensor] = {}
@@ -153,7 +153,7 @@ def evaluate(values: Sequence[Value]) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _as_when_noted() -> Iterator[None]:
-    """Without what may be in force where values are read: modes, autocast, and inference, which marks what it makes."""
+    """Disable modes, autocast and inference mode, which may be active where values are read."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -166,7 +166,7 @@ def _as_when_noted() -> Iterator[None]:
 
 
 def _needed(values: Sequence[Value]) -> list[Operation]:
-    """The operations that give some values of one memory as they are now, in order."""
+    """Return the operations that compute values of one memory, in order."""
     found: dict[int, Operation] = {}
     settled = values[0].memory if values[0].memory.real is not None else None
     waiting: list[tuple[Value, float]] = [(value, float("inf")) for value in values]
@@ -202,13 +202,13 @@ def _needed(values: Sequence[Value]) -> list[Operation]:
 
 
 def operations_of(values: Iterable[Value]) -> list[Operation]:
-    """All operations that some values need, of whichever memory, in order."""
+    """Return all operations that values depend on, in order."""
     found = {operation.number: operation for value in values for operation in _needed([value])}
     return [found[number] for number in sorted(found)]
 
 
 def fingerprint(operations: Iterable[Operation]) -> str:
-    """Tells whether operations are the same on several ranks, but for what random numbers they draw."""
+    """Return a fingerprint to compare operations between ranks, without their random numbers."""
     digest = hashlib.sha256()
     for operation in operations:
         digest.update(str(operation.function).encode())

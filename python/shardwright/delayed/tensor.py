@@ -1,4 +1,4 @@
-"""Tensors whose values are not made yet: what is done to them is noted, and what reads them makes the values."""
+"""Tensors without values: operations on them are recorded, and reading them computes the values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _READING = frozenset(
 
 
 class DelayedTensor(torch.Tensor):
-    """A parameter, or a tensor on the way to one, that has no values yet.
+    """A tensor without values, such as a delayed parameter.
 
     It has the shape, dtype and device of what it will be. What is written to it is noted. Whatever reads it gets the
     values that an ordinary tensor would have, made for this one operation: exact, but slow.
@@ -86,7 +86,7 @@ class DelayedTensor(torch.Tensor):
 
     @property
     def is_written(self) -> bool:
-        """Whether values that no operation here makes were written to it, so that it has memory already."""
+        """Whether other values were written to it, so that it has memory."""
         return self.value.memory.real is not None
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -118,12 +118,12 @@ class DelayedTensor(torch.Tensor):
 
 
 def real(tensor: DelayedTensor) -> torch.Tensor:
-    """The values of a delayed tensor, which stays delayed; in memory of their own unless it is written to already."""
+    """Compute the values of a delayed tensor, which stays delayed."""
     return evaluate([tensor.value])[0]
 
 
 def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
-    """Give a delayed tensor what another one has, in place: all who hold it see that.
+    """Replace the contents of a delayed tensor in place.
 
     Args:
         delayed: Stays the same object, and a parameter if it is one, with its gradient, hooks and attributes.
@@ -164,7 +164,7 @@ def become(delayed: DelayedTensor, other: torch.Tensor) -> None:
 
 
 def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, creating: bool) -> Any:
-    """Note an operator on delayed tensors, or run it with their values.
+    """Record an operator on delayed tensors, or run it with their values.
 
     Views, copies and writes of what is no tensor with values are noted. While modules are created, so is everything
     that makes a floating-point tensor of nothing but delayed tensors and numbers.
@@ -203,7 +203,7 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cr
 
 
 def _reshaped(function: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Run what turns a tensor into a view of itself: it takes the place of the same view as an object of its own."""
+    """Run an operator that turns a tensor into a view of itself."""
     tensor: DelayedTensor = args[0]
     packet = getattr(_ATEN, function.overloadpacket.__name__.removesuffix("_"), None)
     view = None if packet is None else getattr(packet, function._overloadname, None)
@@ -232,7 +232,7 @@ def _real(leaf: object) -> object:
 
 
 def _settle(memory: DelayedMemory) -> None:
-    """Make the values, which are then written to at once."""
+    """Compute the values, to be written to directly."""
     if memory.real is None:
         assert memory.first is not None, "set when it was made"
         memory.real = evaluate([memory.first])[0]
@@ -263,7 +263,7 @@ def _noted(
     delayed: list[DelayedTensor],
     written: list[DelayedTensor],
 ) -> Any:
-    """Note an operator; NotImplemented where its result depends on values, or is none to be delayed."""
+    """Record an operator; return NotImplemented if its result depends on values or cannot be delayed."""
     named = {argument.name for argument in function._schema.arguments}
     device = kwargs.get("device") or (delayed[0].device if delayed else torch.device("cpu"))
     on_meta = {"device": torch.device("meta")} if "device" in kwargs or (not delayed and "device" in named) else {}
@@ -318,7 +318,7 @@ def _result(
 def _draw(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, written: list[DelayedTensor]
 ) -> torch.Tensor | None:
-    """Bring the generator to where the operator leaves it, by running it on memory that is given back at once."""
+    """Advance the generator by running the operator on temporary memory."""
     if torch.Tag.nondeterministic_seeded not in function.tags:
         return None
     state = (kwargs.get("generator") or default_generator(device)).get_state()
