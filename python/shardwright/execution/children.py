@@ -1,4 +1,4 @@
-"""What modules hold under a name, children included: read, put back, and noticed when it changes."""
+"""Reading, restoring and observing attributes and children of modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MISSING: Any = object()
 
 
 def value_of(holder: Any, name: str) -> Any:
-    """What an object holds under a name."""
+    """Return the attribute of an object."""
     if name == "__class__":
         return type(holder)
     if isinstance(holder, nn.Module):
@@ -26,7 +26,7 @@ def value_of(holder: Any, name: str) -> Any:
 
 
 def set_value(module: nn.Module, name: str, value: Any) -> None:
-    """Have a module hold this under a name, other than a parameter, or nothing if it is `MISSING`."""
+    """Set an attribute of a module, other than a parameter, or delete it if the value is ``MISSING``."""
     if name == "__class__":
         object.__setattr__(module, name, value)
         return
@@ -42,16 +42,16 @@ def set_value(module: nn.Module, name: str, value: Any) -> None:
 
 
 class Children:
-    """The children of a module, to be put back."""
+    """A snapshot of the children of a module."""
 
     __slots__ = ("_before", "_held", "_module")
 
     def __init__(self, module: nn.Module) -> None:
-        """Remember them."""
+        """Take the snapshot."""
         self._module, self._held, self._before = module, module._modules, dict(module._modules)
 
     def restore(self) -> None:
-        """Put them back, in their order."""
+        """Restore the children in order."""
         vars(self._module)["_modules"] = self._held
         restore_dict(self._held, self._before)
 
@@ -66,7 +66,7 @@ CONTAINER_METHODS: tuple[tuple[type[nn.Module], str], ...] = (
 
 
 def notifying(note: Note) -> Callable[..., Any]:
-    """What stands in the place of one of them, and tells `note` of each child that may be another one afterwards."""
+    """Create a replacement of such a method that calls ``note`` for each child that may change."""
 
     def change(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for name in [*module._modules, str(len(module._modules))]:

@@ -1,4 +1,4 @@
-"""Modules that run on other ranks than those where the code of a step may change their attributes."""
+"""The locations of modules, to detect changes of attributes that other ranks would not see."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
 
 
 class ModuleLocations:
-    """The modules of divided models in this process, with the ranks that run them."""
+    """The modules of partitioned models in this process, with the ranks that run them."""
 
     def __init__(self) -> None:
         """Know none."""
@@ -48,7 +48,7 @@ class ModuleLocations:
         here: bool = True,
         traced: bool = True,
     ) -> None:
-        """A module of a model has a place.
+        """Register the location of a module.
 
         Args:
             module: The module.
@@ -60,11 +60,11 @@ class ModuleLocations:
         self._modules[module] = _Place(name or type(module).__name__, ranks, here, traced)
 
     def watch(self, module: nn.Module, kept: StatefulModules) -> None:
-        """Have attributes of a module noticed as they are set."""
+        """Notify ``kept`` when attributes of a module are set."""
         self._modules[module] = self._modules[module]._replace(kept=weakref.ref(kept))
 
     def is_set(self, module: nn.Module, attribute: str, value: Any) -> None:
-        """An attribute of a module is about to be set."""
+        """Handle an attribute of a module that is about to be set."""
         known = self._modules.get(module)
         if known is not None and known.kept is not None and (kept := known.kept()) is not None:
             if attribute != "training":
@@ -158,7 +158,7 @@ module_locations = ModuleLocations()
 
 
 def in_backward() -> bool:
-    """Whether torch's autograd engine runs the code that asks."""
+    """Return whether the caller is run by torch's autograd engine."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 

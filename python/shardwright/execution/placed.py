@@ -1,4 +1,4 @@
-"""What execution sees of models: where their modules live, which the layers above decide."""
+"""Interfaces of partitioned models for execution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptState:
-    """Something that modules keep, and that forwards change.
+    """State of modules that forwards change.
 
     Microbatches come to its users in their order, and never two at once (EX-15).
 
@@ -32,7 +32,7 @@ class KeptState:
 
 
 class Decided(Protocol):
-    """What a partition says of the modules of one model."""
+    """The partition of a model."""
 
     @property
     def modules(self) -> Mapping[str, int]:
@@ -56,7 +56,7 @@ class Decided(Protocol):
 
 
 class Placed(Protocol):
-    """Where the modules of one model live."""
+    """The placement of the modules of a model."""
 
     @property
     def model_id(self) -> int:
@@ -84,12 +84,12 @@ class Placed(Protocol):
 
 
 def placed_models(runtime: Runtime) -> list[Placed]:
-    """Where the modules of each model of a rank live."""
+    """Return the placements of all models of a rank."""
     return [model.placement for model in runtime[WrappedModels].alive]
 
 
 def placed_model(runtime: Runtime, model_id: int) -> Placed:
-    """Where the modules of one of them live.
+    """Return the placement of a model.
 
     Raises:
         ShardwrightError: This rank has no such model (any more).

@@ -1,4 +1,4 @@
-"""Objects that modules of several ranks hold: each rank has a copy of its own, and changes that one alone."""
+"""Detection of changes to objects that modules on several ranks hold, each rank its own copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.errors import FrameError
 
 
 class RemoteHolders:
-    """The modules of a model that do not run on this rank, which hold what they held when the script made them."""
+    """The remote modules of a model, which still hold the objects that the script gave them."""
 
     def __init__(self, modules: Mapping[str, nn.Module], ranks: Mapping[str, int]) -> None:
         """Know them, by path, and the global ranks that run them."""
@@ -22,7 +22,7 @@ class RemoteHolders:
         self._private: set[int] = set()
 
     def begin_step(self) -> None:
-        """The script may have changed who holds what."""
+        """Reset the cache, because the script may have changed which modules hold which objects."""
         self._private.clear()
 
     def refuse(self, changed: Iterable[tuple[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What modules keep, remembered before a step to be put back after one that failed."""
+"""Snapshots of the state of modules, to undo a failed step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING = object()
 
 
 class Snapshot:
-    """What some modules keep, with copies of tensors, to be put back; buffers that they hold are put back elsewhere."""
+    """A snapshot of the state of modules, with copies of tensors. Buffers are restored elsewhere."""
 
     def __init__(
         self, modules: Iterable[nn.Module], variables: Iterable[Attribute], parameters: Iterable[nn.Parameter]
@@ -38,7 +38,7 @@ class Snapshot:
                 self._tensors.append((part, version_of(part), part.detach().clone()))
 
     def restore(self) -> None:
-        """Put it back."""
+        """Restore the snapshot."""
         for attributes, own in self._attributes:
             for name in attributes.keys() - own.keys() - INTERNAL:
                 del attributes[name]

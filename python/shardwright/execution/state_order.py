@@ -1,4 +1,4 @@
-"""How strictly the microbatches of a job are kept in order, and what is put back where that was not strict enough."""
+"""How strictly microbatches are ordered, and undoing a step whose order was not strict enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StateOrder:
-    """How strictly microbatches are kept in order: as strictly as the steps so far have shown to be needed.
+    """How strictly microbatches are ordered, as required by the steps so far.
 
     First a microbatch is past a module once it has been there as often as in the trace. If one comes back after that,
     the step is run again, and a microbatch is past once all its forwards are over; that step shows how often they come,
@@ -35,7 +35,7 @@ class StateOrder:
         self._learns = self._has_learnt = self._by_forwards = False
 
     def tighten(self, runtime: Runtime, error: StateOrderError) -> None:
-        """A step broke the law, and is about to be run again."""
+        """Tighten the order after a step that must be run again."""
         follows_program = runtime[Scheduling].is_program
         if isinstance(error, StateWriteError) or self._by_forwards or follows_program:
             self.one_at_a_time = True
@@ -46,7 +46,7 @@ class StateOrder:
             kept.expect_counts(None)
 
     def end_step(self, runtime: Runtime) -> None:
-        """A step has succeeded: how often its microbatches came is what will be expected of the next ones."""
+        """Handle a successful step, whose counts of module calls are expected of the next steps."""
         if not self._learns:
             return
         self._learns, self._has_learnt, self._by_forwards = False, True, False
@@ -56,17 +56,17 @@ class StateOrder:
 
 
 def all_kept(placements: Iterable[Placed]) -> list[StatefulModules]:
-    """What modules of these models keep here."""
+    """Return the local modules with state of these models."""
     return [placement.kept for placement in placements if placement.kept is not None]
 
 
 def one_at_a_time(runtime: Runtime) -> bool:
-    """Whether microbatches have to run one after another, as far as is known."""
+    """Whether microbatches must run one after another, as far as is known."""
     return runtime[StateOrder].one_at_a_time or any(one.one_at_a_time for one in placed_models(runtime))
 
 
 def splits_backward(runtime: Runtime) -> bool:
-    """Whether weights' gradients are computed apart from what others wait for.
+    """Whether weight gradients are computed separately.
 
     Not where microbatches run one after another: a module may then write to what an earlier one has saved.
     """
@@ -89,7 +89,7 @@ def check_attributes(runtime: Runtime) -> None:
 
 
 def rollback(runtime: Runtime) -> str | None:
-    """Put back what modules keep, as it was before the step; why that could not be done, where it could not."""
+    """Restore the state of modules from before the step; return the reason if this is not possible."""
     runtime[Turn].attributes.rollback()
     lost = [name for kept in all_kept(placed_models(runtime)) for name in kept.rollback()]
     if not lost:

@@ -1,4 +1,4 @@
-"""Modules that keep something: microbatches come to them in their order, and never two at once (EX-15)."""
+"""Modules with state: microbatches run through them in order, and never two at once (EX-15)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BATCH_NORMALISATION = nn.modules.batchnorm._NormBase
 
 
 class StatefulModules:
-    """What modules of a model keep that run on this rank."""
+    """The local modules of a model that keep state."""
 
     def __init__(self, runtime: Runtime, model_id: int, modules: Mapping[str, nn.Module], decision: Decided) -> None:
         """Let microbatches in one after another from now on.
@@ -116,13 +116,13 @@ class StatefulModules:
             engine_watchers.add(self)
 
     def expect_counts(self, counts: Mapping[tuple[int, int], int | None] | None) -> None:
-        """Expect so many stays of each microbatch; None waits until its forwards are over."""
+        """Set the expected number of calls of each microbatch; with None, wait until its forwards are over."""
         for number, state in self._states.items():
             count = None if counts is None else counts.get((self._model_id, number))
             self._runtime.server.keep_in_order(self._model_id, number, name=_described(state), stays=count)
 
     def begin_step(self) -> None:
-        """Remember what the step may have to put back, and what modules hold that nobody is known to change."""
+        """Take snapshots for undoing the step, and of state that is not expected to change."""
         self._watch.begin_step()
         self._remote_holders.begin_step()
         self._snapshot = None
@@ -130,14 +130,14 @@ class StatefulModules:
             self._snapshot = Snapshot(self._kept_by, self._variables, self._parameters)
 
     def end_step(self) -> None:
-        """The step has succeeded."""
+        """Handle a successful step."""
         self._snapshot = None
         self._newest.clear()
         self._statistics.clear()
         self._watch.end_step()
 
     def rollback(self) -> list[str]:
-        """Put back what the step has changed; the names of tensors that cannot be put back."""
+        """Undo the changes of the step; return the names of tensors that cannot be restored."""
         if self._snapshot is not None:
             self._snapshot.restore()
         lost = self._watch.restore()
@@ -145,7 +145,7 @@ class StatefulModules:
         return lost
 
     def is_set(self, module: nn.Module, name: str) -> None:
-        """An attribute of a module that runs here is about to be set."""
+        """Handle an attribute of a local module that is about to be set."""
         task = running_task() or self._runtime[Turn].current
         if task is None or not self._runtime.step.running:
             self._watch.is_stale = True
@@ -157,7 +157,7 @@ class StatefulModules:
             self._watch.is_set(task, module, name)
 
     def is_switched(self, module: nn.Module, name: str) -> None:
-        """What torch itself keeps in a module is about to change: whether it trains, or its hooks."""
+        """Handle a change of the training mode or the hooks of a module."""
         task = running_task() or self._runtime[Turn].current
         if task is not None and self._runtime.step.running and self._watch.is_switched(module, name):
             self._refuse(task, f"{self._watch.name_of(module, name)} was changed, which the trace did not see")
@@ -237,7 +237,7 @@ class StatefulModules:
     def run_in_order(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Run a module once no other microbatch goes first."""
+        """Run a module when it is the turn of this microbatch."""
         runtime, model = self._runtime, self._model_id
         task = running_task()
         if in_backward():
@@ -312,7 +312,7 @@ def _described(state: KeptState) -> str:
 
 
 def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> None:
-    """Make every way into a module a stay, hooks included."""
+    """Intercept all calls of a module, including its hooks."""
     compiled = module._compiled_call_impl
 
     def called(own: nn.Module, *args: Any, **kwargs: Any) -> Any:

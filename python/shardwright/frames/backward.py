@@ -1,4 +1,4 @@
-"""Backward of a frame: engine calls level by level, with the remote calls' backward between them."""
+"""Backward of a frame: engine calls level by level, with the backward of remote calls between them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run_backward(
 
 
 def _only_call(frame: Frame, roots: Roots) -> Call | None:
-    """The frame's only remote call, if all roots are its results and nobody looks at gradients on the way."""
+    """Return the only remote call of the frame, if all roots are its results and no hook sees gradients in between."""
     if len(frame.calls) != 1 or not roots or frame.hooks or frame.kept_gradients:
         return None
     slots = [slot for slot, _ in frame.calls[0].results]
@@ -85,7 +85,7 @@ def _only_call(frame: Frame, roots: Roots) -> Call | None:
 
 
 def _run_only_call(frame: Frame, call: Call, roots: Roots, remote: RemoteBackward) -> None:
-    """Run a call's backward and all that lies behind its arguments, in one engine call: there are no levels."""
+    """Run the backward of a call and of everything behind its arguments in one engine call, without levels."""
     for edge, gradient in roots:
         end = slot_of(edge.node)
         assert end is not None, "it was one before"
@@ -108,7 +108,7 @@ def _run_only_call(frame: Frame, call: Call, roots: Roots, remote: RemoteBackwar
 
 
 def close_calls(frame: Frame, remote: RemoteBackward) -> None:
-    """Close the calls that no backward has reached, so that their ranks forget them."""
+    """Close the calls that no backward has reached, so that their ranks free them."""
     if frame.calls:
         run_backward(frame, [], remote, close=True)
 
@@ -122,7 +122,7 @@ def _summed(roots: Roots) -> dict[tuple[Node, int], torch.Tensor]:
 
 
 class _LevelBackward:
-    """One backward of one frame; holds the gradients that wait for their level."""
+    """A backward of a frame, with the gradients that wait for their level."""
 
     def __init__(
         self, frame: Frame, roots: Roots, remote: RemoteBackward, close: bool, defer: Defer | None = None
@@ -177,7 +177,7 @@ class _LevelBackward:
         self.frame.calls = [call for call in self.frame.calls if call not in reached]
 
     def run_calls(self, calls: list[Call]) -> list[Call]:
-        """Run the calls' backward, and that of calls which get their gradients straight from them; which ran."""
+        """Run the backward of calls, and of calls that get their gradients directly from them; return which ran."""
         asked = []
         ran = list(calls)
         for call in calls:
@@ -259,7 +259,7 @@ class _LevelBackward:
         ends: list[Node],
         defer: Defer,
     ) -> bool:
-        """Run what others wait for, and defer the rest; False where the level has to run as a whole."""
+        """Run the part that other ranks wait for, and defer the rest; return False if the level cannot be split."""
         if any(type(node).__name__ in _RUN_ONCE for node in nodes):
             return False
         # A parameter of a later level may get this level's part of its gradient at any time; of other leaves the script

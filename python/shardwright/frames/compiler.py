@@ -1,4 +1,4 @@
-"""Code that ``torch.compile`` has no business in, though it runs in the middle of what is compiled."""
+"""Excluding functions of the library from ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _unregistered: list[Callable[..., Any]] = []
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
-    """Have the compiler not trace a function into what it compiles, nor compile the function's own code."""
+    """Exclude a function from tracing and compilation."""
     assert isinstance(function, FunctionType), "it has code"
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     _unregistered.append(function)
@@ -27,7 +27,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The same for a function and for all that it calls."""
+    """Exclude a function and all functions that it calls from tracing and compilation."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,7 +41,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def register_with_compiler() -> None:
-    """Tell the compiler of these functions, once the script has loaded it: that takes long, so it is not done here."""
+    """Register these functions with the compiler once the script has imported it, which takes seconds."""
     if _unregistered:
         decorators = sys.modules.get("torch._dynamo.decorators")
         if decorators is not None and hasattr(decorators, "skip"):  # and not half loaded

@@ -1,4 +1,4 @@
-"""Cuts: where a tensor crosses into, or comes back from, another rank's graph."""
+"""Cuts: the points where a tensor enters or leaves the graph of another rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWNS = "shardwright.owns"
 
 
 class EngineWatcher(Protocol):
-    """Who has to know whether a backward changes what forwards use."""
+    """An observer of changes that a backward makes to values used by forwards."""
 
     def seen(self) -> Any:
         """What there is now; None if the call is none of its business."""
@@ -47,7 +47,7 @@ engine_watchers: weakref.WeakSet[EngineWatcher] = weakref.WeakSet()
 
 
 class EngineCall:
-    """Marks the engine calls of a frame's own backward; a gradient reaching a cut outside one is an error."""
+    """Marks engine calls of a frame's own backward; a gradient that reaches a cut outside of one is an error."""
 
     def __enter__(self) -> None:
         """Count the call."""
@@ -78,11 +78,11 @@ class Slot:
         self._node: weakref.ref[Any] | None = None
 
     def belongs_to(self, node: object) -> None:
-        """Remember the cut's node, without keeping it."""
+        """Store a weak reference to the node of the cut."""
         self._node = weakref.ref(node)
 
     def reached(self) -> bool:
-        """Whether any graph still leads to the cut."""
+        """Whether a graph still contains the cut."""
         return self._node is not None and self._node() is not None
 
     def add(self, gradient: torch.Tensor) -> None:
@@ -96,7 +96,7 @@ class Slot:
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
     def take(self) -> torch.Tensor | None:
-        """Give the gradient away and close; the slot must not keep it, because its node outlives the call."""
+        """Return the gradient and close the slot, which must not keep it, because its node outlives the call."""
         gradient, self.gradient, self.closed = self.gradient, None, True
         return gradient
 
@@ -156,7 +156,7 @@ for _kind in (_Cut, Arrival):
 
 
 def hook_on(node: Node, register: str, hook: Callable[..., Any]) -> Any:
-    """Register one of the library's own hooks on a node, which may be that of a cut too."""
+    """Register a hook of the library on a node, which may be the node of a cut."""
     kind: Any = torch._C._FunctionBase if isinstance(node, torch._C._FunctionBase) else type(node)
     return getattr(kind, register)(node, hook)
 

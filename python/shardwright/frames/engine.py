@@ -1,4 +1,4 @@
-"""Our own calls of the autograd engine."""
+"""Calls of the autograd engine by the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def accumulate(entering: Mapping[tuple[Node, int], torch.Tensor], retain_graph: 
 def capture(
     entering: Mapping[tuple[Node, int], torch.Tensor], targets: Iterable[tuple[Node, int]], retain_graph: bool
 ) -> tuple[torch.Tensor | None, ...]:
-    """Run from the entering edges to the targets, and give the gradients that arrive there."""
+    """Run from the entering edges to the targets, and return the gradients that arrive there."""
     with EngineCall():
         gradients: tuple[torch.Tensor | None, ...] = _engine_run_backward(
             tuple(GradientEdge(node, number) for node, number in entering),

@@ -1,4 +1,4 @@
-"""What one execution remembers until its backward."""
+"""Frames: the state of an execution until its backward."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TensorHooks = dict[tuple[Node, int], list[Hook]]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A call whose results went straight to the next rank, which got them as its arguments.
+    """A call whose results were sent directly to the next rank as its arguments.
 
     Attributes:
         rank: The global rank that executed it.
@@ -42,7 +42,7 @@ class Passed:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A remote call made from a frame, as far as its backward needs it.
+    """A remote call of a frame, as needed for its backward.
 
     Attributes:
         rank: The global rank that executed it.
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(slots=True)
 class KeptGradient:
-    """A tensor whose gradient is to be kept.
+    """A tensor whose gradient is retained.
 
     Attributes:
         tensor: The tensor.
@@ -90,7 +90,7 @@ class KeptGradient:
     version: int
 
     def edge_now(self) -> GradientEdge | None:
-        """Where its gradient goes now, after in-place operations; None once the tensor is gone."""
+        """The current gradient edge of the tensor, after in-place operations; None if the tensor was freed."""
         tensor = self.tensor()
         if tensor is None or tensor._version == self.version:
             return None if tensor is None else self.edge
@@ -102,7 +102,7 @@ class KeptGradient:
         return self.edge if tensor.grad_fn is None else get_gradient_edge(tensor)
 
     def keep(self, gradient: torch.Tensor) -> None:
-        """Keep the gradient; a hook."""
+        """Retain the gradient; used as a hook."""
         tensor = self.tensor()
         if tensor is not None:
             tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
@@ -110,7 +110,7 @@ class KeptGradient:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Frame:
-    """One execution: of a request, or of the step function for one microbatch (``request`` is then None).
+    """An execution of a request, or of the step function for a microbatch (``request`` is then None).
 
     Attributes:
         microbatch: The microbatch.
@@ -169,11 +169,11 @@ class Frame:
 
     @property
     def splits(self) -> bool:
-        """Whether its backward may run in two parts, which runs some nodes twice and keeps what they have saved."""
+        """Whether the backward can be split, which runs some nodes twice and keeps their saved tensors."""
         return not (self.hooked or self.retain_graph or self.checkpointed)
 
     def trial(self) -> Frame:
-        """Another frame of the same code, which refuses what this one does; what it keeps of graphs goes with it."""
+        """Create a frame for a trial run of the same code, which applies the same checks and is then discarded."""
         return Frame(
             self.microbatch,
             self.request,
@@ -185,21 +185,21 @@ class Frame:
         )
 
     def next_call_number(self) -> int:
-        """The number of the next remote call of this frame."""
+        """Return the number of the next remote call of this frame."""
         number, self.num_calls = self.num_calls, self.num_calls + 1
         return number
 
     def inputs_live(self) -> bool:
-        """Whether a graph still leads to an argument: through a result, or through state that the module keeps."""
+        """Whether a graph still contains an argument, through a result or through state of the module."""
         return any(slot.reached() for slot, _ in self.inputs)
 
     def watch(self, tensor: torch.Tensor, why: str) -> None:
-        """Refuse in-place writes to a tensor's memory from now on; see :meth:`settle`."""
+        """Forbid in-place writes to the memory of a tensor from now on; see :meth:`settle`."""
         if not tensor.is_inference() or tensor.layout is torch.strided:  # values of others cannot be compared
             self._watched.append(Watched(tensor, why))
 
     def guard(self, node: Node) -> None:
-        """Refuse gradients that reach a node with hooks outside this frame's backward: the hooks would not see them."""
+        """Forbid gradients that reach a node with hooks outside this frame's backward: the hooks would not see them."""
         if node in self.guarded:
             return
         self.guarded.add(node)
@@ -222,7 +222,7 @@ class Frame:
             watched.check(self.microbatch)
 
     def forget_watched(self) -> None:
-        """Stop watching: backward has run, and a write can change no result any more."""
+        """Stop watching tensors after the backward, when writes cannot change results any more."""
         self._watched.clear()
 
     def all_hooks(self) -> TensorHooks:
@@ -245,12 +245,12 @@ _current = _Current()
 
 
 def current_frame() -> Frame | None:
-    """The frame whose own code this thread is running, or None."""
+    """Return the frame whose own code this thread is running, or None."""
     return _current.frame
 
 
 class _InFrame:
-    """Runs a block as the frame's own code (None: as code that nothing is intercepted in)."""
+    """Runs a block as the frame's own code; with None, nothing is intercepted."""
 
     __slots__ = ("_frame", "_previous")
 

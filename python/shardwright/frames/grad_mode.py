@@ -1,4 +1,4 @@
-"""Grad mode for a block, on paths that every remote call takes."""
+"""A faster ``torch.set_grad_enabled`` for hot paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class GradMode:
-    """As ``torch.set_grad_enabled`` for a block, in half the calls."""
+    """Sets the grad mode for a block, in half the calls of ``torch.set_grad_enabled``."""
 
     __slots__ = ("_before", "_mode")
 

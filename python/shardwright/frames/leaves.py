@@ -1,4 +1,4 @@
-"""Leaves that a step's backward reaches, and that belong to no model of the job."""
+"""Detection of leaves that a backward reaches and that belong to no model of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.frames.cut import slot_of
 
 
 class Leaves:
-    """Refuses gradients of what is trained outside the models.
+    """Raises an error for gradients of tensors that are trained outside the models.
 
     Such a tensor's gradient is neither averaged over microbatches nor reduced over data-parallel ranks, and it exists
     on the rank that computed it only.
@@ -31,7 +31,7 @@ class Leaves:
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def begin_step(self, parameters: Iterable[nn.Parameter], step: int, *, checks: bool) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
             parameters: The parameters of all models on this rank.
@@ -43,19 +43,19 @@ class Leaves:
         self.walks = checks and step & (step - 1) == 0
 
     def end_step(self) -> None:
-        """The step is over; nothing is kept of it."""
+        """End a step, and free its state."""
         self._parameters, self._known, self.walks = (), None, False
         self._seen.clear()
 
     @property
     def known(self) -> frozenset[int]:
-        """The ids of the parameters of all models in which this rank may accumulate gradients."""
+        """The ids of all parameters whose gradients this rank may accumulate."""
         if self._known is None:  # a step that looks at no leaf does not pay for it
             self._known = frozenset(map(id, self._parameters))
         return self._known
 
     def check_behind(self, nodes: Iterable[Node | None], name: str, microbatch: int) -> None:
-        """Walk the graph behind nodes, in the steps where that is done, and check its leaves."""
+        """Check the leaves of the graph behind nodes, in selected steps."""
         if not self.walks:
             return
         stack = [node for node in nodes if node is not None]
@@ -96,7 +96,7 @@ class Leaves:
 
 
 def _described(parameter: nn.Parameter) -> str:
-    """A parameter with the module that holds it, if one can be found."""
+    """Describe a parameter, with its module if it can be found."""
     for holder in gc.get_objects():
         if isinstance(holder, nn.Module):
             for name, held in holder.__dict__.get("_parameters", {}).items():

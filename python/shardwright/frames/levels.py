@@ -1,4 +1,4 @@
-"""The order in which a frame's nodes run backward: by levels, counted in remote calls."""
+"""The order of a frame's backward: by levels, counted in remote calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Vertex: TypeAlias = "Node | Call"
 
 
 class Levels:
-    """Numbers what is reachable from the starts: a level is the longest path counted in remote calls.
+    """Assigns levels to everything reachable from the starts: the length of the longest path in remote calls.
 
     A call lies in the graph between the cuts of its results and the edges of its arguments, so the nodes
     behind a call's arguments lie at least one level above its results. An earlier call of the same module lies above
@@ -74,7 +74,7 @@ class Levels:
             those.sort(key=lambda call: -call.number)
 
     def behind(self, vertex: Vertex) -> list[Vertex]:
-        """What a vertex's gradient flows to."""
+        """The vertices that the gradient of a vertex flows to."""
         if isinstance(vertex, Call):
             return [*(edge.node for edge, _ in vertex.inputs), *self._earlier[vertex]]
         edges = self.edges_of(vertex)
@@ -120,7 +120,7 @@ class Levels:
         return before, {index: to_result[slot] for slot, (_, index) in results.items() if slot is not None}
 
     def stops_short(self, stops: set[Node], ends: list[Node]) -> bool:
-        """Whether one of the nodes to stop at lies upstream of another: the engine would then run past the first."""
+        """Whether a node to stop at lies upstream of another one: the engine would then run past the first."""
         targets = stops | set(ends)
         deepest = max(self.level[node] for node in targets)
         seen: set[Node] = set()

@@ -1,4 +1,4 @@
-"""Which nodes ``torch.autograd.grad`` runs, and whether a path to its inputs leaves the rank."""
+"""Analysis of the paths of ``torch.autograd.grad``: which nodes run, and whether a path leaves the rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.frames.remote import made_by
 
 
 def node_of(value: Any) -> Node | None:
-    """The node that a tensor's gradient, or an edge's, comes to; None for a tensor without a gradient."""
+    """Return the gradient node of a tensor or edge; None for a tensor without a gradient."""
     if isinstance(value, GradientEdge):
         return value.node
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
@@ -56,7 +56,7 @@ class Paths:
         )
 
     def _one(self, node: Node) -> Node:
-        """One node for all that stand for a tensor of another rank: its cut, before it was used here and after."""
+        """Return one node for all that represent the same remote tensor."""
         node = made_by(owned_by(node))
         slot = slot_of(node)
         return node if slot is None else self._ends.setdefault(slot, node)
@@ -89,12 +89,12 @@ class Paths:
         return found
 
     def pass_the_caller(self) -> bool:
-        """Whether an input is an argument, of which the caller may have made another one that is reached too."""
+        """Whether the caller may have computed another reached argument from an input."""
         given = self._arguments.intersection(map(slot_of, self._targets))
         return bool(given) and len(given | self._arguments.intersection(map(slot_of, self._ahead))) > 1
 
     def leave_the_rank(self) -> bool:
-        """Whether a gradient would, or may, have to come from another rank."""
+        """Whether a gradient may come from another rank."""
         if self._crossings and self._holds_given:
             return True  # others may have them by other ways: a weight by a call back, an argument by its caller
         return any(

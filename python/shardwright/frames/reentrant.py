@@ -1,4 +1,4 @@
-"""Reentrant checkpoints, of which torch differentiates the second computation, and a frame the first."""
+"""Reentrant checkpoints: torch differentiates the second computation, a frame the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.frames.cut import engine_watchers
 
 
 def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...], *, preserve_rng_state: bool) -> Any:
-    """Run a function under the other kind of checkpoint, which gives the same as long as both computations do.
+    """Run a function with a non-reentrant checkpoint, which is equivalent if both computations agree.
 
     Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses; and it loses the
     gradients of what is not a result of the function, such as outputs collected by hooks.
@@ -31,7 +31,7 @@ def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...], *, preser
 
 
 class Compared:
-    """A function, to be run twice, whose results must be equal if the first run has changed what modules keep."""
+    """A function whose two runs must have equal results if the first run changed the state of modules."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Run nothing yet."""

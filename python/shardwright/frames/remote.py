@@ -1,4 +1,4 @@
-"""Tensors of this rank's graph whose values are still with the rank that made them."""
+"""Remote tensors: tensors of this rank's graph whose values are still on the rank that computed them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _quiet: Any = torch._C.DisableTorchFunctionSubclass
 
 
 class Source(Protocol):
-    """Where a tensor's values are."""
+    """The source of a remote tensor's values."""
 
     def take(self) -> torch.Tensor:
-        """The values, as a tensor that nothing else refers to; waits for them."""
+        """Wait for the values, and return them as a new tensor."""
         ...
 
     def arrived(self, before: Node | None, after: Node | None) -> None:
-        """The tensor has its values: what was known of the node that made it holds for another one now."""
+        """Handle the arrival of the values, which replaces the gradient node of the tensor."""
         ...
 
 
 class Arrival(torch.autograd.Function):
-    """A tensor whose gradient is that of another one of the same description."""
+    """Passes the gradient to the remote tensor that was replaced."""
 
     @staticmethod
     def forward(ctx: Any, _remote: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
@@ -56,7 +56,7 @@ def _describing() -> frozenset[Any]:
 
 
 class RemoteTensor(torch.Tensor):
-    """A result of a module on another rank that has stayed there.
+    """A result of a module on another rank that is still there.
 
     It says at once what it is like. Whatever needs its values brings them here; it is an ordinary tensor from then on,
     the same object of class :class:`torch.Tensor`. As an argument of a module on another rank it goes there directly.
@@ -116,7 +116,7 @@ def made_by(node: Node) -> Node:
 
 
 def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, device: str, source: Source) -> Any:
-    """Make a tensor of such a description, without a graph, whose values are elsewhere."""
+    """Create a remote tensor from a description, without a graph."""
     register_with_compiler()
     with GradMode(False):
         tensor: Any = torch.Tensor._make_wrapper_subclass(
@@ -127,12 +127,12 @@ def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, devi
 
 
 def is_remote(value: object) -> bool:
-    """Whether something is a tensor whose values have not been brought here."""
+    """Return whether a value is a remote tensor whose values have not arrived."""
     return type(value) is RemoteTensor and value.here is None
 
 
 def when_here(tensor: torch.Tensor, action: Callable[[torch.Tensor], None]) -> None:
-    """Do something with a tensor: now, or as soon as its values are here."""
+    """Call a function with a tensor, now or as soon as its values have arrived."""
     if isinstance(tensor, RemoteTensor) and tensor.here is None:
         tensor.actions.append(action)
     else:
@@ -140,7 +140,7 @@ def when_here(tensor: torch.Tensor, action: Callable[[torch.Tensor], None]) -> N
 
 
 def bring(value: Any) -> Any:
-    """Bring the values of the remote tensors in a tree here; the tree, in which they are ordinary tensors."""
+    """Fetch the values of all remote tensors in a tree, and return the tree with ordinary tensors."""
     leaves = [leaf for leaf in tree_leaves(value) if type(leaf) is RemoteTensor]
     for leaf in leaves:
         _bring(leaf)
@@ -150,7 +150,7 @@ def bring(value: Any) -> Any:
 
 
 def bring_all(values: list[Any]) -> list[Any]:
-    """The same for values none of which holds others, among which there is hardly ever a remote tensor."""
+    """Fetch the values of remote tensors in a flat sequence, which rarely contains any."""
     for value in values:
         if type(value) is RemoteTensor:
             break
@@ -203,7 +203,7 @@ def _for_native_code(tensor: RemoteTensor) -> torch.Tensor:
 
 
 def _values_of(tensor: RemoteTensor) -> torch.Tensor:
-    """The values as an ordinary tensor at the same place in the graph."""
+    """Return the values as an ordinary tensor at the same position in the graph."""
     if tensor.here is not None:
         return tensor.here
     with _OutsideModes():
@@ -211,7 +211,7 @@ def _values_of(tensor: RemoteTensor) -> torch.Tensor:
 
 
 class _OutsideModes:
-    """Runs the block as where the tensor was made: its first use may stand in another mode."""
+    """Runs a block outside of modes, because the first use of a tensor may be in another mode."""
 
     __slots__ = ("_inference", "_transforms")
 

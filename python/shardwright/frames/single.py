@@ -1,4 +1,4 @@
-"""Running one autograd node, where the engine cannot be stopped at the right edges of many."""
+"""Running a single autograd node, if the engine cannot stop at the right edges of several."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Edge = tuple[Node, int]
 
 
 class _HasRun(BaseException):
-    """Ends an engine call: the node has run."""
+    """Ends an engine call after the node has run."""
 
 
 def run_node(node: Node, gradients: dict[int, torch.Tensor], retain_graph: bool) -> list[tuple[Edge, torch.Tensor]]:
-    """Run a node once, with its own hooks.
+    """Run a node once, with its hooks.
 
     The engine runs it, as only that makes the zeros of outputs without a gradient, which a Python function may ask for.
 
@@ -59,7 +59,7 @@ def run_node(node: Node, gradients: dict[int, torch.Tensor], retain_graph: bool)
 
 
 def has_hooks(node: Node) -> bool:
-    """Whether a node has hooks of its own; those on tensors do not show."""
+    """Return whether a node has hooks; hooks of tensors are not visible here."""
     return any(_is_hooked(node, register) for register in ("register_prehook", "register_hook"))
 
 

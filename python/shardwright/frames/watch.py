@@ -1,4 +1,4 @@
-"""Watching tensors that must not be written to in place any more."""
+"""Detection of forbidden in-place writes to tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 
 
 def memory_id(tensor: torch.Tensor) -> int:
-    """Identifies the memory behind a tensor, while that lives or a :class:`TensorMemory` refers to it."""
+    """Return an id of the memory of a tensor, valid while the memory or a :class:`TensorMemory` of it exists."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class TensorMemory:
-    """Refers to the memory behind a tensor without keeping it.
+    """A weak reference to the memory of a tensor.
 
     Attributes:
         id: The same as :func:`memory_id` gives; not given to other memory while this object lives.
@@ -40,12 +40,12 @@ class TensorMemory:
 
     @property
     def lives(self) -> bool:
-        """Whether anything still keeps the memory."""
+        """Whether the memory is still in use."""
         return not _expired(self.id)
 
 
 class RemoteMemory:
-    """What a frame knows of its tensors' memory on other ranks: what is one there, and what is kept there."""
+    """Which tensors of a frame share memory on other ranks, and whose memory is kept there."""
 
     def __init__(self) -> None:
         """Know nothing yet."""
@@ -54,7 +54,7 @@ class RemoteMemory:
         self._kept: set[int] = set()
 
     def join(self, tensors: list[torch.Tensor]) -> None:
-        """These tensors share memory on another rank."""
+        """Note that tensors share memory on another rank."""
         memories = [TensorMemory(tensor) for tensor in tensors]
         self._references += memories
         joined = {self.group_of(memory.id) for memory in memories}
@@ -63,17 +63,17 @@ class RemoteMemory:
         self._group.update({memory.id: target for memory in memories})
 
     def group_of(self, memory: int) -> int:
-        """A number that memory which is one elsewhere has in common."""
+        """Return a number that is common to tensors sharing memory on another rank."""
         return self._group.get(memory, memory)
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """This tensor's memory is kept on another rank."""
+        """Note that the memory of a tensor is kept on another rank."""
         memory = TensorMemory(tensor)
         self._references.append(memory)
         self._kept.add(memory.id)
 
     def keeps(self, memory: int) -> bool:
-        """Whether the memory is kept on another rank."""
+        """Return whether the memory is kept on another rank."""
         return memory in self._kept
 
 
@@ -81,7 +81,7 @@ _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 class Watched:
-    """A tensor that must not be written to, because the write could not reach everywhere where it should.
+    """A tensor that must not be written to, because copies on other ranks would not see the write.
 
     It keeps the tensor's version counter, which all its views and aliases share and which outlives it, but neither the
     tensor nor its memory, of a sparse one excepted. A tensor of inference mode has no version: it and a copy are kept.

@@ -1,4 +1,4 @@
-"""A backward in two parts: gradients that others wait for at once, weights' gradients later (zero-bubble schedules).
+"""A split backward: input gradients first, weight gradients later (zero-bubble schedules).
 
 Qi et al., "Zero Bubble Pipeline Parallelism", 2024, split every layer's backward by hand. Here the split is found in
 the autograd graph. Nodes from which a wanted gradient is reached run first. Where one of them also leads to leaves only
@@ -41,7 +41,7 @@ EdgesOf = Callable[[Node], tuple[Edge, ...]]
 
 @dataclass(slots=True, eq=False)
 class WeightGradients:
-    """What a backward has left for later.
+    """The deferred part of a backward.
 
     Attributes:
         entering: Gradients that enter nodes which lead to leaves only.
@@ -67,7 +67,7 @@ class WeightGradients:
 
 
 class Split:
-    """How one engine call over some nodes is divided into what others wait for and what leads to leaves only."""
+    """The split of an engine call into the part that other ranks wait for, and the part that leads to leaves only."""
 
     def __init__(self, nodes: list[Node], edges_of: EdgesOf, wanted: Iterable[Edge], later: Iterable[Node]) -> None:
         """Divide the nodes.
@@ -132,7 +132,7 @@ class Split:
         return {edge: one for edge, one in found.items() if edge in wanted}, left
 
     def _find(self) -> list[tuple[Edge, Node]]:
-        """Find the first part, and what of it runs again; the edges for which a node would have to but cannot."""
+        """Find the first part, the nodes that run twice, and the edges whose nodes cannot run twice."""
         self.first = {node for node, _ in self._wanted} | self.early.keys()
         for node in reversed(self._nodes):
             if any(edge in self._wanted or edge[0] in self.first for edge in self._edges_of(node)):
