@@ -262,7 +262,7 @@ def test_a_decision_survives_json_and_is_checked_against_the_model() -> None:
     again.check_against(Tied())
     other = Tied()
     other.body[0] = nn.Linear(4, 4, bias=False)
-    with pytest.raises(PartitionError, match=r"rank 3 built another model.*'body\.0\.bias' is .*absent here"):
+    with pytest.raises(PartitionError, match=r"rank 3 built a different model.*'body\.0\.bias' is .*absent here"):
         again.check_against(other, rank=3)
     with pytest.raises(PartitionError, match=r"'embedding\.weight'.*float64"):
         again.check_against(Tied().double())
