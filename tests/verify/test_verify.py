@@ -162,7 +162,7 @@ def test_bad_input_is_refused_and_a_difference_raises_when_asked(pipeline: dict[
     first, second = pipeline["refusals"]
     assert first["plain function"].startswith("ConfigError: smp.verify was given function 'labelled' first; allowed")
     assert first["tolerance"] == "ConfigError: tolerance is -1.0; allowed: a positive number"
-    assert first["other model"].startswith("ConfigError: reference() built another model: ")
+    assert first["other model"].startswith("ConfigError: reference() built a different model: ")
     assert first["no module"].startswith("ConfigError: reference() returned 0 objects for 1 models")
     assert second["other model"].startswith("ShardwrightError: smp.verify failed on rank 0: ConfigError: reference()")
     for outcome in (first, second):

@@ -114,7 +114,7 @@ def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
             for name in (*there, *here):
                 if here.get(name) != there.get(name):
                     raise ConfigError(
-                        f"reference() built another model: {name!r} has shape {here.get(name, 'none')} in it and "
+                        f"reference() built a different model: {name!r} has shape {here.get(name, 'none')} in it and "
                         f"{there.get(name, 'none')} in the distributed model"
                     )
         prepare(module, announce=False)
