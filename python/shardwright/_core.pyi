@@ -1077,8 +1077,7 @@ class Server:
         """
         Enter a step with this rank's pipeline. The root tells its peers; they compare.
 
-        `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
-        and then have at most `active_microbatches` in flight.
+        `pipeline` is the text form of a schedule, or the name of one that has at most `active_microbatches` in flight.
 
         `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
         """

@@ -61,21 +61,15 @@ impl Machine {
     /// Lets the microbatches of the step that runs start one after another from now on, whatever its schedule.
     pub fn one_at_a_time(&mut self) {
         self.plan.one_at_a_time = true;
-        self.plan.schedule = Schedule::Interleaved {
-            active: NonZeroU32::MIN,
-        };
+        self.plan.schedule = Schedule::one_at_a_time();
         self.order = None;
     }
 
     /// Whether the microbatches of the step that runs start one after another.
     pub fn runs_one_at_a_time(&self) -> bool {
-        let limit = match &self.plan.schedule {
-            Schedule::Interleaved { active }
-            | Schedule::Looped { active }
-            | Schedule::ZeroBubble { active } => active.get(),
-            _ => u32::MAX,
-        };
-        self.plan.one_at_a_time || limit == 1 || self.plan.num_microbatches == 1
+        self.plan.one_at_a_time
+            || self.plan.schedule.active() == Some(NonZeroU32::MIN)
+            || self.plan.num_microbatches == 1
     }
 
     fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
