@@ -10,11 +10,11 @@ use std::sync::Arc;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use shardwright_comm::Memory as NodeMemory;
+use shardwright_comm::TensorMemory;
 use shardwright_wire::{Buffer, Lent, Owned};
 
 /// Copy memory that a live tensor owns.
-pub(crate) fn copy_from(address: usize, nbytes: usize, into: &NodeMemory) -> Buffer {
+pub(crate) fn copy_from(address: usize, nbytes: usize, into: &TensorMemory) -> Buffer {
     if nbytes == 0 {
         return Buffer::default();
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use shardwright_comm::Memory;
+use shardwright_comm::TensorMemory;
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
 
@@ -24,14 +24,14 @@ const CUDA: &str = "cuda";
 const DETACHED_COPY_BYTES: usize = 1 << 20;
 
 /// Where the node of this process keeps tensors on their way, until it is closed.
-static MEMORY: Mutex<Weak<Memory>> = Mutex::new(Weak::new());
+static MEMORY: Mutex<Weak<TensorMemory>> = Mutex::new(Weak::new());
 
 /// Use a node's memory from now on.
-pub(crate) fn set_memory(memory: &Arc<Memory>) {
+pub(crate) fn set_memory(memory: &Arc<TensorMemory>) {
     *MEMORY.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(memory);
 }
 
-fn memory() -> Option<Arc<Memory>> {
+fn memory() -> Option<Arc<TensorMemory>> {
     MEMORY
         .lock()
         .unwrap_or_else(PoisonError::into_inner)

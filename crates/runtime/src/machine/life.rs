@@ -8,8 +8,8 @@ use shardwright_schedule::{Progress, ReadyKind, Schedule, Turns};
 use shardwright_wire::{Body, Message, StepBegin, StepEnd};
 
 use super::dispatch::{Subject, Turn};
-use super::{Action, Machine, Stage, StepPlan};
-use crate::counters::Counters;
+use super::{Effect, Machine, Stage, StepPlan};
+use crate::counters::TaskCounters;
 use crate::failure::{Failure, ServerError};
 
 impl Machine {
@@ -94,7 +94,7 @@ impl Machine {
         self.turns = Turns::of(&self.plan.schedule);
         self.begun = self.is_root();
         self.progress = Progress::default();
-        self.step = Counters::default();
+        self.step = TaskCounters::default();
         self.stats.steps += 1;
         self.stall.begin(now);
         if let Some(report) = self.kept.take_abort(self.plan.step) {
@@ -116,7 +116,7 @@ impl Machine {
                 num_microbatches: self.plan.num_microbatches,
                 one_at_a_time: self.plan.one_at_a_time,
             };
-            self.actions.push(Action::Send {
+            self.effects.push(Effect::Send {
                 to,
                 message: Message::StepBegin(begin),
             });
@@ -154,7 +154,7 @@ impl Machine {
                 body.clone()
             };
             let body = copy.expect("taken only for the last peer");
-            self.actions.push(Action::Send {
+            self.effects.push(Effect::Send {
                 to: *to,
                 message: Message::StepEnd(Box::new(StepEnd { step, body })),
             });
