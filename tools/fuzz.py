@@ -25,12 +25,12 @@ FUZZ = ROOT / "fuzz"
 CACHE = ROOT / ".cache" / "fuzz"
 BUILD = ROOT / "target" / "fuzz"
 #: The longest input: enough for several messages.
-MOST_BYTES = 8192
+MAX_BYTES = 8192
 #: The longest of the kept inputs.
-MOST_KEPT_BYTES = 1024
+MAX_KEPT_BYTES = 1024
 #: One input may take this many seconds, and the process this much memory.
 INPUT_SECONDS = 10
-MOST_MEMORY_MB = 2048
+MAX_MEMORY_MB = 2048
 #: How much longer than asked a run may take to end.
 MARGIN_SECONDS = 60
 
@@ -56,8 +56,8 @@ def run(program: Path, seconds: int) -> tuple[int, list[Path]]:
     for folder in (corpus, findings):
         folder.mkdir(parents=True, exist_ok=True)
     began = time.time()
-    options = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={INPUT_SECONDS}"]
-    options += [f"-rss_limit_mb={MOST_MEMORY_MB}", f"-artifact_prefix={findings}/", "-print_final_stats=1"]
+    options = [f"-max_total_time={seconds}", f"-max_len={MAX_BYTES}", f"-timeout={INPUT_SECONDS}"]
+    options += [f"-rss_limit_mb={MAX_MEMORY_MB}", f"-artifact_prefix={findings}/", "-print_final_stats=1"]
     done = subprocess.run(
         [str(program), *options, str(corpus), str(FUZZ / "corpus" / name)],
         stderr=subprocess.PIPE,
@@ -82,7 +82,7 @@ def keep(program: Path, most: int) -> None:
         merge = [
             str(program),
             "-set_cover_merge=1",
-            f"-max_len={MOST_KEPT_BYTES}",
+            f"-max_len={MAX_KEPT_BYTES}",
             folder,
             str(CACHE / "corpus" / name),
         ]

@@ -29,7 +29,7 @@ PAUSE_SECONDS = 1e-3
 #: No measurement begins later after the start: with it and with the end of all processes the run stays below 3 minutes.
 MEASURE_SECONDS = 140.0
 #: Those rows end here; a wake is nothing beside larger messages.
-LARGEST_ASLEEP = 256 * KIB
+MAX_ASLEEP = 256 * KIB
 #: The paths that have such a row take turns of so many round trips there, of which the first ones warm up.
 TRIPS_ASLEEP, WARM_UP_TRIPS = 60, 10
 #: Fast on one host in Open MPI 5: shared memory, without the kernel's copy across processes.
@@ -80,7 +80,7 @@ class Bench:
                 steps.append((figures.UCX, lambda size, setting=setting: self._ucx(setting, size)))  # type: ignore[misc]
             if size == 4 * KIB and self._example is not None:
                 steps.append((figures.IN_RUST, self._in_rust))
-            if size <= LARGEST_ASLEEP:
+            if size <= MAX_ASLEEP:
                 steps.append(("receivers asleep", self._asleep))
             turn = number % len(steps)
             for path, step in steps[turn:] + steps[:turn]:
@@ -107,7 +107,7 @@ class Bench:
 
     def _messages(self, path: str, size: int) -> None:
         pair = self._prepared(path, size)
-        few = 5 if size <= LARGEST_ASLEEP else 2
+        few = 5 if size <= MAX_ASLEEP else 2
         trip = self._last_of_growing(few, lambda count: pair.ask(do="latency", count=count)[0])
         self.latency.add(path, size, trip / 2)
         window = WINDOWS[size]

@@ -25,6 +25,14 @@ from shardwright.errors import (
     VerificationError,
 )
 from shardwright.job.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier, recv_from, send
+from shardwright.job.process_groups import (
+    get_dp_process_group,
+    get_mp_process_group,
+    get_pp_process_group,
+    get_rdp_process_group,
+    get_tp_process_group,
+    get_world_process_group,
+)
 from shardwright.job.ranks import (
     DP_GROUP,
     MP_GROUP,
@@ -37,16 +45,10 @@ from shardwright.job.ranks import (
     dp_rank,
     dp_size,
     get_dp_group,
-    get_dp_process_group,
     get_mp_group,
-    get_mp_process_group,
     get_pp_group,
-    get_pp_process_group,
     get_rdp_group,
-    get_rdp_process_group,
     get_tp_group,
-    get_tp_process_group,
-    get_world_process_group,
     local_rank,
     local_size,
     mp_rank,

@@ -21,7 +21,7 @@ _DEFAULT_BUFFER_BYTES = 256 << 20
 #: How long a waiting thread looks for a message before it sleeps, and where ranks share processors.
 _SPIN_MICROSECONDS, _SHARED_SPIN_MICROSECONDS = 300, 50
 #: What a signed size can hold; no device has as much.
-_LARGEST_BUFFER_BYTES = (1 << 63) - 1
+_MAX_BUFFER_BYTES = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ def read_device_to_device(environ: Mapping[str, str]) -> DeviceToDevice:
     if disabled not in ("", "0", "1"):
         raise ConfigError(f"the environment variable {DISABLE_VARIABLE} is {disabled!r}; allowed: 0 or 1")
     size = environ.get(BUFFER_VARIABLE, "").strip()
-    if size and (not re.fullmatch(r"[0-9]{1,19}", size) or int(size) > _LARGEST_BUFFER_BYTES):
+    if size and (not re.fullmatch(r"[0-9]{1,19}", size) or int(size) > _MAX_BUFFER_BYTES):
         raise ConfigError(
             f"the environment variable {BUFFER_VARIABLE} is {size!r}; allowed: an integer from 0 to "
-            f"{_LARGEST_BUFFER_BYTES} (bytes)"
+            f"{_MAX_BUFFER_BYTES} (bytes)"
         )
     return DeviceToDevice(
         enabled=disabled != "1",

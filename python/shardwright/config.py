@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from shardwright import _core
 from shardwright.errors import ConfigError
-from shardwright.shown import shown
+from shardwright.safe_repr import safe_repr
 
 #: Holds a JSON object of keys that override those of the script.
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
@@ -20,7 +20,7 @@ ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 _SCHEDULES = ("interleaved", "simple", "looped", "zero_bubble", "auto")
 _PROGRAM_HEADER = "shardwright program "
 #: More than any order of this many ranks and microbatches takes.
-_LARGEST_PROGRAM_BYTES = 64 << 20
+_MAX_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
@@ -144,8 +144,8 @@ def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: 
     for name, value in _given("keyword arguments", keys).items():
         if name in given and given[name] != value:
             raise ConfigError(
-                f"the configuration key {name!r} is {shown(given[name])} in config and {shown(value)} as a keyword "
-                "argument; give it once"
+                f"the configuration key {name!r} is {safe_repr(given[name])} in config and {safe_repr(value)} as a "
+                "keyword argument; give it once"
             )
         given[name] = value
     overriding = _from_environment(environ)
@@ -166,7 +166,8 @@ def _read_program(given: dict[str, Any]) -> str | None:
         allowed = next(row[2] for row in _core.Config.keys_table() if row[0] == "pipeline")
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f'the configuration key "pipeline" is {shown(path)}; allowed: {allowed} (there is no file to read: {why})'
+            f'the configuration key "pipeline" is {safe_repr(path)}; allowed: {allowed} '
+            f"(there is no file to read: {why})"
         ) from None
     try:
         given["pipeline"] = _core.read_program(text)
@@ -180,8 +181,8 @@ def _text_of(path: Path) -> str:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no regular file")
-    if found.st_size > _LARGEST_PROGRAM_BYTES:
-        raise ValueError(f"it has {found.st_size:,} bytes; allowed: {_LARGEST_PROGRAM_BYTES:,}")
+    if found.st_size > _MAX_PROGRAM_BYTES:
+        raise ValueError(f"it has {found.st_size:,} bytes; allowed: {_MAX_PROGRAM_BYTES:,}")
     return path.read_text(encoding="utf-8")
 
 
@@ -190,11 +191,11 @@ def _given(where: str, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{where} is a {type(config).__name__}; allowed: a mapping of keys and values")
     for name, value in config.items():
         if not isinstance(name, str) or not _is_text(name):
-            raise ConfigError(f"a configuration key is {shown(name)}; allowed: text")
+            raise ConfigError(f"a configuration key is {safe_repr(name)}; allowed: text")
         if not _is_json(value) and not (name == "pipeline" and _is_list(value)):
             raise ConfigError(
-                f"the configuration key {shown(name)} is {shown(value)}, a {type(value).__name__}; allowed: a boolean, "
-                "a finite number, text without lone surrogates, or None"
+                f"the configuration key {safe_repr(name)} is {safe_repr(value)}, a {type(value).__name__}; allowed: "
+                "a boolean, a finite number, text without lone surrogates, or None"
             )
     return dict(config)
 
@@ -232,5 +233,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"the environment variable {ENVIRONMENT_VARIABLE} is {shown(text)}; allowed: a JSON object")
+        raise ConfigError(
+            f"the environment variable {ENVIRONMENT_VARIABLE} is {safe_repr(text)}; allowed: a JSON object"
+        )
     return _given(f"the environment variable {ENVIRONMENT_VARIABLE}", value)

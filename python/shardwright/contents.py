@@ -38,7 +38,7 @@ FOREIGN = frozenset(
     {"builtins", "torch", "shardwright", "logging", "threading", "numpy", "functools", "weakref", "collections", "re"}
 )
 #: Beyond this depth no more than so many values are looked through.
-DEEPEST, MOST_BEYOND = 4, 1000
+MAX_DEPTH, MAX_BEYOND = 4, 1000
 _NO_STATE = (
     nn.Module,
     torch.Tensor,
@@ -268,7 +268,7 @@ class Cell:
 class Search:
     """A value and those that were found behind it, nearest first.
 
-    Beyond `DEEPEST` levels it ends with the level in which `MOST_BEYOND` values that hold something were found.
+    Beyond `MAX_DEPTH` levels it ends with the level in which `MAX_BEYOND` values that hold something were found.
     """
 
     def __init__(self, value: Any) -> None:
@@ -279,7 +279,7 @@ class Search:
 
     def __iter__(self) -> Iterator[Any]:
         """Each value; whoever looks at it says by :meth:`follow` what is behind it."""
-        while self._level and self._beyond < MOST_BEYOND:
+        while self._level and self._beyond < MAX_BEYOND:
             yield from self._level
             self._level, self._following = self._following, []
             self._depth += 1
@@ -287,7 +287,7 @@ class Search:
     def follow(self, parts: Iterable[Any], *, holds: bool) -> None:
         """Go on to what is behind the present value, which holds something itself or only leads there."""
         self._following += parts
-        self._beyond += holds and self._depth > DEEPEST
+        self._beyond += holds and self._depth > MAX_DEPTH
 
 
 def reached(value: Any, seen: set[int] | None = None) -> Iterator[Any]:

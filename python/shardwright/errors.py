@@ -55,8 +55,7 @@ class PartialUpdateError(ShardwrightError):
 class VerificationError(ShardwrightError):
     """A distributed step computed something else than one process; raised by ``smp.verify`` only when asked to.
 
-    The text is the report. Cause and cure stand in its first departure: the module that computed something else, and by
-    how much.
+    The text is the report. Its first departure names the module that computed something else, and by how much.
     """
 
 

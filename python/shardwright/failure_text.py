@@ -1,4 +1,4 @@
-"""What other ranks are told of an error, whatever the error itself does when it is asked."""
+"""Errors as text for other ranks, even if the error's own methods raise."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from shardwright.errors import RemoteError
 
-#: The most that is told of a message, and of a traceback, in bytes of UTF-8.
-MOST_BYTES = 1 << 16
-#: How much of a text that is cut stays at its end, where a traceback names the error.
-_END_BYTES = MOST_BYTES // 4
+#: The maximum size of a message, and of a traceback, in bytes of UTF-8.
+MAX_BYTES = 1 << 16
+#: The bytes kept from the end of a truncated text, where a traceback names the error.
+_END_BYTES = MAX_BYTES // 4
 
 
 class FailureText(NamedTuple):
-    """An error in words that can be sent.
+    """An error as text that can be sent.
 
     Attributes:
         kind: The name of its class.
@@ -30,28 +30,28 @@ class FailureText(NamedTuple):
 
     @staticmethod
     def of(error: BaseException) -> FailureText:
-        """The words for an error; never raises, even if the error's own methods do."""
+        """Describe an error; never raises, even if the error's own methods do."""
         return FailureText(
-            _asked(lambda: type(error).__qualname__, "name of its class"),
-            _asked(lambda: error.__str__(), "text"),
-            _asked(lambda: _traceback(error), "traceback"),
+            _safe_text(lambda: type(error).__qualname__, "name of its class"),
+            _safe_text(lambda: error.__str__(), "text"),
+            _safe_text(lambda: _traceback(error), "traceback"),
         )
 
 
 def sendable(text: str) -> str:
-    """A text without lone surrogates, which no encoding has, of at most :data:`MOST_BYTES` and a note on the rest."""
-    begin, end = text[: MOST_BYTES + 1], text[-_END_BYTES:]
+    """Escape lone surrogates in a text, and truncate it to :data:`MAX_BYTES`."""
+    begin, end = text[: MAX_BYTES + 1], text[-_END_BYTES:]
     encoded = begin.encode("utf-8", "backslashreplace")
-    if len(encoded) <= MOST_BYTES:
+    if len(encoded) <= MAX_BYTES:
         return encoded.decode()
-    first = encoded[: MOST_BYTES - _END_BYTES].decode(errors="ignore")
+    first = encoded[: MAX_BYTES - _END_BYTES].decode(errors="ignore")
     last = end.encode("utf-8", "backslashreplace")[-_END_BYTES:].decode(errors="ignore")
     left_out = max(len(text) - len(first) - len(last), 0)
     return f"{first}\n[... {left_out:,} of {len(text):,} characters are left out here ...]\n{last}"
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error, unless it takes none."""
+    """Add a note to an error, if it accepts one."""
     with contextlib.suppress(BaseException):
         error.add_note(note)
 
@@ -59,26 +59,26 @@ def add_note(error: BaseException, note: str) -> None:
 def report(server: Any, error: BaseException, **place: Any) -> None:
     """Fail the step on every rank, whatever the error does; never raises.
 
-    What another rank failed with stays that rank's failure, in its words.
+    An error that came from another rank is reported as that rank's failure.
 
     Args:
         server: The execution server.
-        error: Why.
-        place: Keywords of the server's ``fail``: where.
+        error: The error.
+        place: Further keyword arguments of the server's ``fail``.
     """
     place = {"module": None, "microbatch": None, "phase": None, **place}
     try:
-        told = place | (_passed_on(error) if isinstance(error, RemoteError) else FailureText.of(error)._asdict())
-        if isinstance(told["module"], str):
-            told["module"] = sendable(told["module"])
-        server.fail(**told)
+        fields = place | (_passed_on(error) if isinstance(error, RemoteError) else FailureText.of(error)._asdict())
+        if isinstance(fields["module"], str):
+            fields["module"] = sendable(fields["module"])
+        server.fail(**fields)
     except BaseException:  # no memory, for example
         with contextlib.suppress(BaseException):
-            server.fail(**(place | _UNTOLD))
+            server.fail(**(place | _FALLBACK))
 
 
 def _passed_on(error: RemoteError) -> dict[str, Any]:
-    """What is told of another rank's failure: all that it says itself."""
+    """The report of an error that came from another rank."""
     known = {"module": error.module, "microbatch": error.microbatch, "phase": error.phase}
     return {
         **{name: value for name, value in known.items() if value is not None},
@@ -87,13 +87,13 @@ def _passed_on(error: RemoteError) -> dict[str, Any]:
     }
 
 
-#: Made beforehand, for where nothing can be made any more.
-_UNTOLD = {"module": None, "kind": "Exception", "message": "an error that could not be told", "traceback": ""}
+#: Allocated in advance, for use when memory is exhausted.
+_FALLBACK = {"module": None, "kind": "Exception", "message": "an error that could not be told", "traceback": ""}
 
 
-def _asked(ask: Callable[[], str], what: str) -> str:
+def _safe_text(read: Callable[[], str], what: str) -> str:
     try:
-        return sendable(ask())
+        return sendable(read())
     except BaseException as problem:  # of the error's own methods, which may raise anything
         return f"(the error's {what} cannot be told: asking for it raised {_name(problem)})"
 

@@ -27,6 +27,7 @@ from shardwright.creation import watch_creation
 from shardwright.data_parallel import sync_batch_norm
 from shardwright.execution import forward_mode, other_weights
 from shardwright.execution.children import CONTAINER_METHODS
+from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import guards as frames
 from shardwright.model import wrapping
 from shardwright.partition.audit import Audit
@@ -34,7 +35,6 @@ from shardwright.partition.recomputed import Recomputed
 from shardwright.partition.regions import Regions
 from shardwright.partition.shared_state import SharedState
 from shardwright.patches import ANY_CLASS, Guard, How, When
-from shardwright.script_end import ScriptEnd
 from shardwright.step import guards as steps
 from shardwright.step import loss_scaling
 from shardwright.tensor_parallel.registry import tp_register
@@ -91,7 +91,7 @@ TABLE: tuple[Guard, ...] = (
     Guard(
         sys,
         "excepthook",
-        ScriptEnd,
+        ExitHandlers,
         When.SEVERAL_RANKS,
         "the other ranks would not learn why this one has left",
         "tests/failures/test_lost.py::test_a_rank_whose_own_code_fails_between_steps_hands_its_traceback_to_the_others",
@@ -100,7 +100,7 @@ TABLE: tuple[Guard, ...] = (
     Guard(
         signal,
         "SIGTERM",
-        ScriptEnd,
+        ExitHandlers,
         When.SEVERAL_RANKS,
         "the rank would end without leaving its job, and look lost to the others",
         f"{_LAUNCHERS}::test_a_signal_ends_all_ranks_with_a_line_each",

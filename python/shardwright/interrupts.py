@@ -1,8 +1,8 @@
-"""Ctrl-C in a step: it ends the step where every rank can still take it back, and waits where none could.
+"""Signals in a step: they end the step while all ranks can still undo it, and are deferred otherwise.
 
-Python raises what a signal's handler raises between any two operations of the main thread. In the middle of
-bookkeeping, or when other ranks may already know that the step has succeeded, that would leave ranks apart. There the
-handler takes a note, and the signal counts as soon as it can.
+A signal handler may raise between any two operations of the main thread. During bookkeeping, or when other ranks may
+already know that the step has succeeded, this would leave ranks in different states. There the signal is recorded and
+delivered later.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 
 class _State:
-    """Of the main thread, which alone runs handlers."""
+    """State of the main thread, the only one that runs handlers."""
 
-    #: Of how many blocks each holds signals back.
+    #: The number of open blocks that defer signals.
     depth = 0
-    #: What came meanwhile.
+    #: Deferred signals.
     pending: list[tuple[int, FrameType | None]] = []  # noqa: RUF012
-    #: Whose handler stood there before.
+    #: The previous handlers.
     before: dict[int, Handler] = {}  # noqa: RUF012
-    #: Told of each signal that counts.
-    noticed: Callable[[], None] | None = None
+    #: Called for each delivered signal.
+    on_signal: Callable[[], None] | None = None
 
 
 def _handle(number: int, frame: FrameType | None) -> Any:
-    if _State.depth and not _State.pending:  # whoever asks twice cannot wait
+    if _State.depth and not _State.pending:  # a second signal is delivered at once
         _State.pending.append((number, frame))
         return None
     _State.pending.clear()
-    return _let_through(number, frame)
+    return _deliver(number, frame)
 
 
-def _let_through(number: int, frame: FrameType | None) -> Any:
-    if _State.noticed is not None:
-        _State.noticed()
+def _deliver(number: int, frame: FrameType | None) -> Any:
+    if _State.on_signal is not None:
+        _State.on_signal()
     handler = _State.before.get(number)
     return None if handler is None else handler(number, frame)
 
 
-def install(noticed: Callable[[], None]) -> None:
-    """Take signals over, in the main thread.
+def install(on_signal: Callable[[], None]) -> None:
+    """Install the signal handlers, in the main thread.
 
     Args:
-        noticed: Is called at each signal that counts.
+        on_signal: Called for each delivered signal.
     """
     if threading.get_ident() == _main:
-        _State.noticed = noticed
+        _State.on_signal = on_signal
         _take_over()
 
 
 def uninstall() -> None:
-    """Give signals back."""
+    """Restore the previous signal handlers."""
     if threading.get_ident() != _main:
         return
-    _State.noticed = None
+    _State.on_signal = None
     for number, handler in _State.before.items():
         if signal.getsignal(number) is _handle:
             signal.signal(number, handler)
@@ -73,34 +73,34 @@ def uninstall() -> None:
 
 
 def _take_over() -> None:
-    """Stand before the handler that is there; one that ignores signals, or ends the process, stays."""
+    """Replace the current handler, unless it is one that ignores signals or ends the process."""
     handler = _handler_of(_SIGINT)
     if handler is not _handle and callable(handler):
         _State.before[signal.SIGINT] = handler
         signal.signal(signal.SIGINT, _handle)
 
 
-class HeldBack:
-    """A block in which signals wait for its end; a second one does not wait."""
+class DeferSignals:
+    """A block in which signals are deferred to its end; a second signal is delivered at once."""
 
     __slots__ = ("_is_main",)
 
     def __enter__(self) -> None:
-        """Hold signals back."""
+        """Begin to defer signals."""
         self._is_main = threading.get_ident() == _main
         if self._is_main:
             _State.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        """Let through what came, where no other block holds it back."""
+        """Deliver deferred signals, unless an outer block defers them too."""
         if self._is_main:
             _State.depth -= 1
             if not _State.depth:
-                let_pending_through()
+                deliver_pending()
 
 
 class InterruptibleStep:
-    """A step: signals are held back, but in its blocks :class:`LetThrough`."""
+    """A step: signals are deferred, except in :class:`DeliverSignals` blocks."""
 
     __slots__ = ("_before", "_is_main")
 
@@ -111,41 +111,41 @@ class InterruptibleStep:
         if self._is_main:
             self._before = _State.depth
             _State.depth = self._before + 1
-            if _State.noticed is not None:
+            if _State.on_signal is not None:
                 _take_over()
 
     def __exit__(self, *_: object) -> None:
-        """Let through what came."""
+        """Deliver deferred signals."""
         if self._is_main:
             _State.depth = self._before
             if not self._before:
-                let_pending_through()
+                deliver_pending()
 
 
-class LetThrough:
-    """A block within a :class:`InterruptibleStep` in which signals are handled as they come."""
+class DeliverSignals:
+    """A block within an :class:`InterruptibleStep` in which signals are delivered immediately."""
 
     __slots__ = ("_depth",)
 
     def __enter__(self) -> None:
-        """Let through what came, and what comes."""
+        """Deliver deferred signals, and stop deferring."""
         self._depth = 0
         if threading.get_ident() == _main:
-            let_pending_through()  # what it raises is raised within the step still
+            deliver_pending()  # an exception is raised inside the step
             self._depth = _State.depth
             _State.depth = 0
-            if _State.pending:  # of that very moment
+            if _State.pending:  # arrived just now
                 _State.depth = self._depth
-                let_pending_through()
+                deliver_pending()
                 _State.depth = 0
 
     def __exit__(self, *_: object) -> None:
-        """The step goes on."""
+        """Defer signals again."""
         if self._depth:
             _State.depth = self._depth
 
 
-def let_pending_through() -> None:
-    """Handle what has come and was held back."""
+def deliver_pending() -> None:
+    """Deliver deferred signals."""
     while _State.pending:
-        _let_through(*_State.pending.pop())
+        _deliver(*_State.pending.pop())

@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 
 # Below the ports that Linux hands out to outgoing connections, so that none of those is in the way.
 _FIRST_DERIVED_PORT, _NUM_DERIVED_PORTS = 20_000, 12_000
-_LARGEST_PORT = 65_535
+_MAX_PORT = 65_535
 
 Launcher = Literal["torchrun", "environment", "openmpi", "srun", "single"]
 
@@ -209,8 +209,8 @@ def _rendezvous(environ: Mapping[str, str], rank: int, single_host: bool, job_id
         host = LOOPBACK
     if "MASTER_PORT" in environ:
         port = _number(environ, "MASTER_PORT", least=1)
-        if port > _LARGEST_PORT:
-            raise JobStartError(f"MASTER_PORT is {port}; allowed: 1 to {_LARGEST_PORT}")
+        if port > _MAX_PORT:
+            raise JobStartError(f"MASTER_PORT is {port}; allowed: 1 to {_MAX_PORT}")
         return host, port
     if job_id is None:
         raise JobStartError(f"rank {rank} does not know where the ranks meet: set MASTER_PORT on every rank")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 #: Bytes and arrays that are larger are neither copied nor compared at every task.
-MOST_BYTES = 64 << 10
+MAX_BYTES = 64 << 10
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
@@ -129,7 +129,7 @@ def numpy_kind(kind: type) -> Kind | None:
         return None
 
     def read(value: Any) -> Any:
-        return (value.copy(),) if value.nbytes <= MOST_BYTES and not value.dtype.hasobject else ()
+        return (value.copy(),) if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else ()
 
     def parts(state: Any) -> list[Any]:
         return [one.tobytes() for one in state]

@@ -1,4 +1,4 @@
-"""Saying what a start is busy with, where it takes long enough for somebody to wonder."""
+"""Progress messages for phases of a start that take long."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 from shardwright.logs import logger
 
-#: What is over sooner is not mentioned.
-PATIENCE_SECONDS = 2.0
+#: Phases that end sooner are not reported.
+DELAY_SECONDS = 2.0
 
 
 def _say(text: str) -> None:
-    """Where a script has asked for the library's log, it gets the line there."""
+    """Log the line if the script has enabled the library's log, else print it."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", text)
     else:
@@ -24,33 +24,31 @@ def _say(text: str) -> None:
 
 
 class Progress:
-    """Tells what rank 0 does, once for each phase that lasts; other ranks wait for it or for the same."""
+    """Reports long phases on rank 0, once each."""
 
-    def __init__(
-        self, rank: int, patience_seconds: float | None = None, say: Callable[[str], None] | None = None
-    ) -> None:
-        """Nothing is said yet.
+    def __init__(self, rank: int, delay_seconds: float | None = None, say: Callable[[str], None] | None = None) -> None:
+        """Create the reporter of a rank.
 
         Args:
-            rank: The rank that asks. Only rank 0 says anything.
-            patience_seconds: After how long; `PATIENCE_SECONDS` by default.
+            rank: This rank. Only rank 0 reports.
+            delay_seconds: After how long a phase is reported; `DELAY_SECONDS` by default.
             say: Takes a line; by default it goes to the log, or to the standard error stream.
         """
         self._rank = rank
-        self._patience = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
-        self._tell = _say if say is None else say
+        self._delay_seconds = DELAY_SECONDS if delay_seconds is None else delay_seconds
+        self._report = _say if say is None else say
 
     @contextlib.contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Say `what` this rank is doing, unless the block is over soon.
+        """Report a phase if the block takes longer than the delay.
 
         Args:
-            what: Such as ``"tracing the model"``.
+            what: The phase, such as ``"tracing the model"``.
         """
         if self._rank != 0:
             yield
             return
-        timer = threading.Timer(self._patience, self._say_still, [what])
+        timer = threading.Timer(self._delay_seconds, self._say_still, [what])
         timer.name, timer.daemon = "shardwright-progress", True
         began = time.perf_counter()
         timer.start()
@@ -61,4 +59,4 @@ class Progress:
             logger.debug("rank 0: %s took %.3f s", what, time.perf_counter() - began)
 
     def _say_still(self, what: str) -> None:
-        self._tell(f"rank 0: {what}, for {self._patience:g} s so far")
+        self._report(f"rank 0: {what}, for {self._delay_seconds:g} s so far")

@@ -174,7 +174,7 @@ def _connect(
     place: _core.MeetingPlace,
     bind: str,
 ) -> _core.Node:
-    own = resources.means(launch, cfg)
+    own = resources.check_resources(launch, cfg)
     if cfg.transport == "ucx" and not own.ucx and own.lacks is None:
         own = own._replace(
             lacks="has too few descriptors or too little address space for UCX, which transport asks for"

@@ -20,16 +20,16 @@ _SPACE, _SPACE_A_RANK, _SPACE_OF_GROUPS, _SPACE_OF_UCX = 512 * _MIB, 128 * _MIB,
 #: Of what is left, buffers take so much at most.
 _SHARE_OF_BUFFERS = 2
 #: A smaller buffer is none.
-_LEAST_BUFFER_BYTES = 4 * _MIB
+_MIN_BUFFER_BYTES = 4 * _MIB
 
 
-class Means(NamedTuple):
-    """What a rank can do with what it has.
+class Resources(NamedTuple):
+    """What the limits of this process allow.
 
     Attributes:
-        buffer_bytes: The size of its persistent buffer; 0 for none.
-        ucx: Whether there is enough for UCX.
-        lacks: What is missing for any job, as the rest of a sentence about the rank; None where nothing is.
+        buffer_bytes: The size of the persistent buffer; 0 for none.
+        ucx: Whether UCX can be used.
+        lacks: What is missing to run at all, as the rest of a sentence about the rank; None if nothing.
     """
 
     buffer_bytes: int
@@ -37,8 +37,8 @@ class Means(NamedTuple):
     lacks: str | None = None
 
 
-def means(launch: LaunchInfo, cfg: Any) -> Means:
-    """Look at the limits of this process; the one of descriptors is raised as far as it may be, where that helps."""
+def check_resources(launch: LaunchInfo, cfg: Any) -> Resources:
+    """Check the limits of this process, and raise that of file descriptors if needed and allowed."""
     world = launch.world_size
     wanted = 0 if cfg.transport == "tcp" else int(cfg.comm_buffer_bytes)
     groups = bool(cfg.ddp)
@@ -47,7 +47,7 @@ def means(launch: LaunchInfo, cfg: Any) -> Means:
     with_ucx = descriptors + _OF_UCX + _OF_UCX_A_RANK * world
     limit = _raise_descriptor_limit(with_ucx)
     if limit < descriptors:
-        return Means(
+        return Resources(
             0,
             False,
             f"may open {limit} file descriptors, and needs {descriptors} in a job of {world} ranks"
@@ -60,7 +60,7 @@ def means(launch: LaunchInfo, cfg: Any) -> Means:
         needed = _SPACE + _SPACE_A_RANK * world + groups * _SPACE_OF_GROUPS
         if space < needed:
             total = resource.getrlimit(resource.RLIMIT_AS)[0]
-            return Means(
+            return Resources(
                 0,
                 False,
                 f"may use {total // _MIB} MiB of address space, of which {space // _MIB} MiB are free, and needs "
@@ -74,7 +74,7 @@ def means(launch: LaunchInfo, cfg: Any) -> Means:
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest != resource.RLIM_INFINITY:
         wanted = min(wanted, largest // 2)
-    return Means(wanted if wanted >= min(_LEAST_BUFFER_BYTES, int(cfg.comm_buffer_bytes)) else 0, ucx)
+    return Resources(wanted if wanted >= min(_MIN_BUFFER_BYTES, int(cfg.comm_buffer_bytes)) else 0, ucx)
 
 
 def _count_descriptors() -> int:

@@ -154,13 +154,13 @@ class Scheduling:
                 microbatches=self.cfg.microbatches,
                 active_microbatches=self.cfg.active_microbatches,
             )
-            told = None if decision is None else decision.to_dict()
+            sent = None if decision is None else decision.to_dict()
             for rank in peers:
-                _send(runtime, rank, told)
+                _send(runtime, rank, sent)
         else:
             _send(runtime, root, [tuple(vars(times).values()) for times in self._own])
-            told = _receive(runtime, root)
-            decision = None if told is None else ScheduleDecision(**told)
+            sent = _receive(runtime, root)
+            decision = None if sent is None else ScheduleDecision(**sent)
         if decision is not None:
             self.decision = decision
             self._on_trial = False

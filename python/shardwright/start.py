@@ -31,6 +31,7 @@ from shardwright.execution.state_order import StateOrder
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
+from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import Leaves
 from shardwright.job.exchange import Gathers, wait_collective
 from shardwright.job.place import Place
@@ -41,10 +42,9 @@ from shardwright.job.wrapped import WrappedModels
 from shardwright.launch import LaunchInfo, detect
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
-from shardwright.progress import PATIENCE_SECONDS, Progress
+from shardwright.progress import DELAY_SECONDS, Progress
 from shardwright.scheduling import Scheduling
-from shardwright.script_end import ScriptEnd
-from shardwright.stalls.picture import Photographer
+from shardwright.stalls.reporter import StallReporter
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.messages import ByMessages
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
@@ -156,10 +156,10 @@ def _install(runtime: Runtime) -> None:
         )
     )
     if runtime.place.launch.world_size > 1:
-        photographer = Photographer(runtime)
-        photographer.start()  # where no thread can be started, there is none to stop
-        runtime.observer = photographer
-        installed.callback(ScriptEnd(runtime).restore)
+        stall_reporter = StallReporter(runtime)
+        stall_reporter.start()  # where no thread can be started, there is none to stop
+        runtime.observer = stall_reporter
+        installed.callback(ExitHandlers(runtime).restore)
         interrupts.install(runtime[Updates].interrupted)
 
 
@@ -220,17 +220,17 @@ def _await_readers(runtime: Runtime) -> None:
     """Keep what other ranks may still read, unless an error ends this rank's script, or nobody can go on without it."""
 
     def is_kept() -> bool:
-        return runtime.farewell is None and runtime.node.stats()["objects_kept_for_others"] > 0
+        return runtime.script_error is None and runtime.node.stats()["objects_kept_for_others"] > 0
 
     if not is_kept():
         return
     readers, began, said = runtime.place.pp_ranks[1:], time.monotonic(), False
     what = f"ranks {readers}, which may still read what the last steps returned"
-    with contextlib.suppress(ShardwrightError), Wait(runtime, what, readers, is_for_ever=True) as wait:
+    with contextlib.suppress(ShardwrightError), Wait(runtime, what, readers, ends_by_message=True) as wait:
         while is_kept():
             wait.check()
             time.sleep(_LOOK_SECONDS)
-            if not said and time.monotonic() > began + PATIENCE_SECONDS:
+            if not said and time.monotonic() > began + DELAY_SECONDS:
                 said = True
                 logs.logger.warning("rank %d has come to its end and waits for %s", runtime.place.rank, what)
 
@@ -246,7 +246,7 @@ def _leave(runtime: Runtime) -> None:
     runtime.server.close()
     runtime[WorkerPool].join(5.0)
     runtime.installed.close()
-    runtime.node.close(runtime.farewell)
+    runtime.node.close(runtime.script_error)
     logs.forward()
     _leave_process_groups(runtime)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "failures" / "programs"))
 
-import rig
+import common
 import shardwright as smp
 import torch
-from rig import await_word, say
+from common import await_word, say
 
 #: Over many steps of two replicas, rounding grows until a step is no step of the same weights any more.
 ROUND = 8
@@ -28,7 +28,7 @@ ROUND = 8
 class Anew:
     """Sets both models back to what they were."""
 
-    def __init__(self, job: rig.Rig) -> None:
+    def __init__(self, job: common.TrainingJob) -> None:
         self.job = job
         self.values = {name: value.detach().clone() for name, value in job.whole.state_dict().items()}
 
@@ -66,7 +66,7 @@ def turn_hostile() -> None:
 
 
 def main() -> None:
-    job = rig.start(**json.loads(sys.argv[1]))
+    job = common.start(**json.loads(sys.argv[1]))
     if smp.rank() == smp.size() - 1:
         threading.Thread(target=turn_hostile, daemon=True).start()
     anew = Anew(job)

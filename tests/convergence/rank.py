@@ -14,13 +14,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 SEQUENCES, LENGTH, MICROBATCHES = 16, 64, 4
 #: As much text as the curves need.
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 
 def text() -> torch.Tensor:
     """Bytes of the standard library's own source files."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    content = b"".join(file.read_bytes() for file in files)[:MOST_BYTES]
+    content = b"".join(file.read_bytes() for file in files)[:MAX_BYTES]
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
 
 

@@ -19,7 +19,7 @@ from shardwright.frames import Frame, Leaves, in_frame
 from shardwright.frames.watch import Watched
 from shardwright.job.received import build
 from shardwright.model.ownership import apply_ownership
-from shardwright.model.updates import Said, Updates
+from shardwright.model.updates import Updates, UpdateStatus
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.rendezvous import given_secret
@@ -137,7 +137,9 @@ def weights_updated_on_some_ranks_only() -> None:
 
 
 def signal_between_updates() -> None:
-    Updates(SimpleNamespace()).compare({0: Said(True, False), 1: Said(False, True), 2: Said(None, False)})  # type: ignore[arg-type]
+    Updates(SimpleNamespace()).compare(
+        {0: UpdateStatus(True, False), 1: UpdateStatus(False, True), 2: UpdateStatus(None, False)}
+    )  # type: ignore[arg-type]
 
 
 def failure_elsewhere() -> None:
@@ -258,4 +260,4 @@ def test_every_class_is_on_the_guides_page_with_cause_and_cure() -> None:
     assert set(documented) == {kind.__name__ for kind in classes()} | {"ShardwrightError"}
     for name, text in documented.items():
         assert "**Cause.**" in text, name
-        assert "**Cure.**" in text, name
+        assert "**Solution.**" in text, name

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from shardwright.stalls.deadlock import QUIET_SECONDS, Deadlock, Standing
+from shardwright.stalls.deadlock import QUIET_SECONDS, DeadlockDetector, WaitState
 
 LOOKS = 400
 GROUP = [0, 1]
@@ -21,9 +21,11 @@ class Ranks:
         self.number = number
         self.now = 0.0
         self.queues: dict[tuple[int, int], deque[dict[str, Any]]] = {}
-        self.standing = [Standing(None) for _ in range(number)]
+        self.state = [WaitState(None) for _ in range(number)]
         self.proofs = [
-            Deadlock(rank, [r for r in range(number) if r != rank], self.sender(rank), lambda rank=rank: f"rank {rank}")
+            DeadlockDetector(
+                rank, [r for r in range(number) if r != rank], self.sender(rank), lambda rank=rank: f"rank {rank}"
+            )
             for rank in range(number)
         ]
 
@@ -35,8 +37,8 @@ class Ranks:
 
         return send
 
-    def wait(self, rank: int, mark: int, **options: Any) -> None:
-        self.standing[rank] = Standing(("wait", mark), **options)
+    def wait(self, rank: int, wait_id: int, **options: Any) -> None:
+        self.state[rank] = WaitState(("wait", wait_id), **options)
 
     def happen(self) -> None:
         """One look or delivery."""
@@ -44,11 +46,11 @@ class Ranks:
         waiting = [pair for pair, queue in self.queues.items() if queue]
         if waiting and self.random.random() < 0.5:
             sender, receiver = pair = self.random.choice(waiting)
-            self.proofs[receiver].hear(sender, self.queues[pair].popleft())
+            self.proofs[receiver].receive(sender, self.queues[pair].popleft())
             return
         rank = self.random.randrange(self.number)
-        standing = self.standing[rank]._replace(looked=self.now - 0.001, seconds=QUIET_SECONDS)
-        self.proofs[rank].look(standing, self.now)
+        state = self.state[rank]._replace(last_checked=self.now - 0.001, seconds=QUIET_SECONDS)
+        self.proofs[rank].update(state, self.now)
 
     @property
     def proven(self) -> list[bool]:
@@ -84,8 +86,8 @@ def test_waits_after_a_proof_are_proven_by_themselves(number: int, seed: int) ->
         ended, before = next(each.round for each in ranks.proofs if each.proof is not None), ended
         assert ended > before
         for rank in range(number):
-            ranks.standing[rank] = Standing(None)
-            ranks.proofs[rank].begin_anew(ended)
+            ranks.state[rank] = WaitState(None)
+            ranks.proofs[rank].reset(ended)
         ranks.wait(0, turn)  # again, on this rank alone
         for _ in range(LOOKS):
             ranks.happen()
@@ -101,23 +103,23 @@ def test_nothing_is_proven_while_an_object_is_under_way(number: int, seed: int) 
     for rank in range(1, number):
         ranks.wait(rank, 1)
     holder: int | None = 0
-    hear = [proof.hear for proof in ranks.proofs]
+    receive_announcement = [proof.receive for proof in ranks.proofs]
 
     def receive(rank: int, sender: int, message: dict[str, Any]) -> None:
         nonlocal holder
-        if message["says"] == "token":
+        if message["kind"] == "token":
             marks[rank] += 1
-            ranks.standing[rank] = Standing(None)
+            ranks.state[rank] = WaitState(None)
             holder = rank
         else:
-            hear[rank](sender, message)
+            receive_announcement[rank](sender, message)
 
     for rank, proof in enumerate(ranks.proofs):
-        proof.hear = lambda sender, message, rank=rank: receive(rank, sender, message)  # type: ignore[method-assign]
+        proof.receive = lambda sender, message, rank=rank: receive(rank, sender, message)  # type: ignore[method-assign]
     for _ in range(LOOKS * number):
         if holder is not None and ranks.random.random() < 0.1:
             target = ranks.random.choice([rank for rank in range(number) if rank != holder])
-            ranks.queues.setdefault((holder, target), deque()).append({"says": "token"})
+            ranks.queues.setdefault((holder, target), deque()).append({"kind": "token"})
             ranks.wait(holder, marks[holder])
             holder = None
         ranks.happen()

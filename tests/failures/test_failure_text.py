@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from shardwright import failure_text
 from shardwright.errors import PeerLostError, RemoteError
-from shardwright.failure_text import MOST_BYTES, FailureText, sendable
+from shardwright.failure_text import MAX_BYTES, FailureText, sendable
 
 
 class Silent(Exception):
@@ -69,14 +69,14 @@ def test_an_error_whose_text_raises_is_told_with_what_it_raised() -> None:
 @pytest.mark.parametrize("letter", ["x", "\N{GREEK SMALL LETTER ALPHA}", "\ud800"])
 def test_a_long_text_is_cut_in_its_middle_and_says_how_much(letter: str) -> None:
     text = sendable("begin" + letter * 1_000_000 + "end")
-    assert len(text.encode()) <= MOST_BYTES + 100
+    assert len(text.encode()) <= MAX_BYTES + 100
     assert text.startswith("begin")
     assert text.endswith("end")
     assert "of 1,000,008 characters are left out here" in text
 
 
 def test_a_text_of_the_largest_size_is_whole() -> None:
-    assert sendable("x" * MOST_BYTES) == "x" * MOST_BYTES
+    assert sendable("x" * MAX_BYTES) == "x" * MAX_BYTES
 
 
 def test_a_note_that_an_error_does_not_take_is_left_out() -> None:

@@ -31,7 +31,7 @@ def test_a_step_in_a_forked_child_is_refused_and_the_child_ends_at_once() -> Non
         assert job.all_end(90) == [0, 0]
         for process in job.ranks:
             (refused,) = process.events("refused")
-            assert "rig.train was called in process" in refused["text"]
+            assert "common.train was called in process" in refused["text"]
             assert "is no rank of the job" in refused["text"]
             (child,) = process.events("child")
             assert child["code"] == 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from shardwright import interrupts
-from shardwright.interrupts import HeldBack, InterruptibleStep, LetThrough
+from shardwright.interrupts import DeferSignals, DeliverSignals, InterruptibleStep
 
 
 def interrupt() -> None:
@@ -48,7 +48,7 @@ def test_a_signal_in_a_step_waits_for_its_end(noticed: list[str]) -> None:
 
 
 def interrupted_in_a_block(done: list[str]) -> None:
-    with LetThrough():
+    with DeliverSignals():
         interrupt()
         done.append("never")
 
@@ -58,7 +58,7 @@ def test_a_signal_is_let_through_where_the_step_can_be_undone(noticed: list[str]
     with InterruptibleStep():
         with pytest.raises(KeyboardInterrupt):
             interrupted_in_a_block(done)
-        with HeldBack():
+        with DeferSignals():
             done.append("undone")
     assert done == ["undone"]
 
@@ -72,7 +72,7 @@ def test_a_signal_before_such_a_block_keeps_it_from_beginning(noticed: list[str]
         interrupt()  # still held back
         done.append("undone")
         with pytest.raises(KeyboardInterrupt):
-            interrupts.let_pending_through()
+            interrupts.deliver_pending()
     assert done == ["undone"]
 
 

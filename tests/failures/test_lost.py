@@ -93,7 +93,7 @@ def test_a_rank_that_leaves_the_loop_early(scenario: str, code: int) -> None:
     with job(scenario) as pair:
         pair[1].event("step", number=1)
         pair.all_end_with([1, code])
-        assert "rank 1 has left the job; step 3 (rig.train) needs it" in last_line(pair[0])
+        assert "rank 1 has left the job; step 3 (common.train) needs it" in last_line(pair[0])
         assert pair[1].err == ""
 
 

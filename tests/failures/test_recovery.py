@@ -64,9 +64,9 @@ def check_remote(outcome: Outcome, failure: dict[str, Any], place: tuple[int, st
     assert (failure["rank"], failure["module"], failure["phase"]) == (rank, module, phase)
     assert failure["microbatch"] in (range(4) if microbatch is None else [microbatch])
     assert failure["host"] == outcome.host
-    assert failure["kind"] == "Trouble"
-    assert failure["message"] == "the wheels came off"
-    assert "in raise_trouble" in failure["traceback"]
+    assert failure["kind"] == "ScriptError"
+    assert failure["message"] == "deliberate failure"
+    assert "in raise_script_error" in failure["traceback"]
     assert failure["traceback"].strip() in failure["text"]
 
 
@@ -75,8 +75,8 @@ def test_the_raising_rank_raises_its_own_exception_and_the_others_say_where(pair
     place = TASKS[name]
     for rank, failure in enumerate(pair.failures(name)):
         if rank == place[0]:
-            assert failure["type"] == "Trouble"
-            assert failure["text"] == "the wheels came off"
+            assert failure["type"] == "ScriptError"
+            assert failure["text"] == "deliberate failure"
         else:
             check_remote(pair, failure, place)
 
@@ -120,15 +120,15 @@ def test_a_result_of_an_unknown_type(pair: Outcome) -> None:
 def test_different_step_functions(pair: Outcome) -> None:
     for failure in pair.failures("different functions"):
         assert failure["type"] == "StepMismatchError"
-        assert "rig.train" in failure["text"]
+        assert "common.train" in failure["text"]
         assert "other_function" in failure["text"]
         assert f'rank 1 on host "{pair.host}"' in failure["text"]
 
 
 def test_a_hook_of_a_parameter_that_fails_when_the_tasks_are_over(pair: Outcome) -> None:
     root, peer = pair.failures("hook of a parameter")
-    assert (peer["type"], peer["text"]) == ("Trouble", "the wheels came off")
-    assert (root["type"], root["rank"], root["kind"]) == ("RemoteError", 1, "Trouble")
+    assert (peer["type"], peer["text"]) == ("ScriptError", "deliberate failure")
+    assert (root["type"], root["rank"], root["kind"]) == ("RemoteError", 1, "ScriptError")
 
 
 @pytest.mark.parametrize("where", ["forward", "signal handler"])
@@ -145,7 +145,7 @@ def test_a_failure_in_one_replica_fails_the_other(replicas: Outcome, name: str, 
     raising = REPLICAS[name][replica]
     for rank, failure in enumerate(replicas.failures(f"{name}, replica {replica}")):
         if rank == raising:
-            assert failure["type"] == "Trouble"
+            assert failure["type"] == "ScriptError"
         else:
             check_remote(replicas, failure, (raising, *TASKS[name][1:]))
 

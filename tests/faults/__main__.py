@@ -15,7 +15,7 @@ from tests.faults.runner import Outcome, run
 
 #: How long the slowest rank may take to raise where nobody has to be waited for.
 SLOWEST_SECONDS = 3.0
-LEAST_CASES = 250
+MIN_CASES = 250
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def main() -> int:
     }
     print(json.dumps(summary), flush=True)
     bars = any(one.is_bad for one in outcomes) or slowest >= SLOWEST_SECONDS
-    return 1 if bars or (not given.patterns and len(outcomes) < LEAST_CASES) else 0
+    return 1 if bars or (not given.patterns and len(outcomes) < MIN_CASES) else 0
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def replace_everywhere(function: Callable[..., Any], other: Callable[..., Any]) 
         setattr(module, name, other)
 
 
-class Trouble(Exception):
+class ScriptError(Exception):
     """The script's own exception."""
 
 
@@ -125,7 +125,7 @@ def end_thread() -> None:
 
     worker.failure_text = Failing  # type: ignore[assignment]
     say("fault")
-    raise Trouble("the wheels came off")
+    raise ScriptError("deliberate failure")
 
 
 def exit_at_once() -> None:
@@ -134,11 +134,11 @@ def exit_at_once() -> None:
 
 
 ACTIONS: dict[str, Callable[[], None]] = {
-    "raise": raising(Trouble("the wheels came off")),
-    "raise a lone surrogate": raising(Trouble("\ud800 is no character")),
+    "raise": raising(ScriptError("deliberate failure")),
+    "raise a lone surrogate": raising(ScriptError("\ud800 is no character")),
     "raise what cannot be printed": raising(Unprintable()),
-    "raise 20 MB of text": raising(Trouble("x" * 20_000_000)),
-    "raise what takes no note": raising(Noteless("the wheels came off")),
+    "raise 20 MB of text": raising(ScriptError("x" * 20_000_000)),
+    "raise what takes no note": raising(Noteless("deliberate failure")),
     "interrupt": lambda: killed(signal.SIGINT),
     "sys.exit, caught": raising(SystemExit(3)),
     "sys.exit": raising(SystemExit(3)),

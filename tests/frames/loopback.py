@@ -23,7 +23,7 @@ from shardwright.execution.encoder import pad_with_zeros
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.intercept import group_sequential, make_remote
 from shardwright.execution.placed import placed_model
-from shardwright.execution.results import finish, let_go
+from shardwright.execution.results import finish, release_unused
 from shardwright.execution.serve import root_frame, run_forward, run_request_backward
 from shardwright.execution.task import RunningTask, set_running_task
 from shardwright.execution.turn import Turn
@@ -322,7 +322,7 @@ class LoopbackJob:
         frame = root_frame(task)
 
         def backward(tensors: Any, grad_tensors: Any = None) -> None:
-            let_go(task)
+            release_unused(task)
             frame.settle()
             roots = _roots(tensors, grad_tensors)
             with in_frame(None):

@@ -20,7 +20,7 @@ _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000
 #: The largest packet, and how many may be on the line: more than a second of a gigabit.
 _PACKET_BYTES = 65_535
-_MOST_PACKETS = 50_000
+_MAX_PACKETS = 50_000
 _ROUND = 64
 
 
@@ -43,7 +43,7 @@ def relay(descriptor: int, seconds: float) -> None:
                     packet = os.read(descriptor, _PACKET_BYTES)
                 except BlockingIOError:
                     break
-                if len(line) < _MOST_PACKETS:
+                if len(line) < _MAX_PACKETS:
                     line.append((due, packet))
         now = time.monotonic()
         while line and line[0][0] <= now:

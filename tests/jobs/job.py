@@ -26,7 +26,7 @@ START_SECONDS = 60.0
 END_SECONDS = 10.0
 
 _MARK = "SHARDWRIGHT_TEST_JOB"
-_MOST_LINES = 5_000
+_MAX_LINES = 5_000
 _CLEARED = ("OMPI_", "SLURM_", "TORCHELASTIC_", "SHARDWRIGHT_", "SM_HP_")
 _LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -80,7 +80,7 @@ class Process:
     def _read(self, name: str, stream: Any) -> None:
         for line in stream:
             with self._news:
-                if len(self._streams[name]) < _MOST_LINES:
+                if len(self._streams[name]) < _MAX_LINES:
                     self._streams[name].append(line)
                 self._news.notify_all()
         with self._news:

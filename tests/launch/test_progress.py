@@ -20,7 +20,7 @@ from shardwright.progress import Progress
 from torch import nn
 
 #: Long enough for a thread to start on a machine that is busy.
-PATIENCE = 0.05
+DELAY = 0.05
 
 
 class Slow(nn.Module):
@@ -44,9 +44,9 @@ def test_a_phase_that_lasts_is_said_once_while_it_lasts() -> None:
         said.append(text)
         told.set()
 
-    with Progress(0, PATIENCE, say).phase("tracing"):
+    with Progress(0, DELAY, say).phase("tracing"):
         assert told.wait(20.0)
-        time.sleep(3 * PATIENCE)
+        time.sleep(3 * DELAY)
     assert said == ["rank 0: tracing, for 0.05 s so far"]
 
 
@@ -55,15 +55,15 @@ def test_a_quick_phase_and_other_ranks_say_nothing() -> None:
     with Progress(0, 60.0, said.append).phase("tracing"):
         pass
     with Progress(1, 0.0, said.append).phase("tracing"):
-        time.sleep(PATIENCE)
+        time.sleep(DELAY)
     assert said == []
 
 
 def test_a_phase_that_fails_is_over() -> None:
     said: list[str] = []
-    with pytest.raises(KeyError), Progress(0, PATIENCE, said.append).phase("tracing"):
+    with pytest.raises(KeyError), Progress(0, DELAY, said.append).phase("tracing"):
         raise KeyError
-    time.sleep(3 * PATIENCE)
+    time.sleep(3 * DELAY)
     assert said == []
     assert "shardwright-progress" not in {thread.name for thread in threading.enumerate()}
 
@@ -80,7 +80,7 @@ def test_a_line_goes_to_the_log_where_one_is_kept(
 
 
 def test_a_slow_forward_is_named_as_it_is_traced_and_as_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "LEAST_OPERATIONS", 0)
+    monkeypatch.setattr(trace, "MIN_OPERATIONS", 0)
     said: list[str] = []
     told = {"tracing": threading.Event(), "measuring": threading.Event()}
     phases = itertools.chain(["tracing"], itertools.repeat("measuring"))
@@ -99,7 +99,7 @@ def test_a_slow_forward_is_named_as_it_is_traced_and_as_it_is_measured(monkeypat
     )  # fmt: skip
     threads = threading.active_count()
     call = functools.partial(model, torch.ones(1, 4))
-    decide(model, call, settings, 2, progress=Progress(0, PATIENCE, say))
+    decide(model, call, settings, 2, progress=Progress(0, DELAY, say))
     assert said == ["rank 0: tracing one forward of the model", "rank 0: measuring how long each module takes"]
     assert threading.active_count() <= threads + 1
 

@@ -10,7 +10,7 @@ import torch
 from shardwright.errors import ConfigError
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
-from shardwright.optimizer.clip import gradient_norms
+from shardwright.optimizer.clip import clip, gradient_norms
 from shardwright.optimizer.layout import merged
 from shardwright.partition.decision import Decision
 from shardwright.partition.tree import ModelTree
@@ -282,7 +282,7 @@ def test_clipping_over_two_ranks_is_clipping_in_one_process(norm_type: float, fo
     ]
     expected = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 1e-3, norm_type, foreach=foreach)
     for model in pair.models:
-        total = clip_grad_norm_(model, 1e-3, norm_type, foreach=foreach, gather=lambda value: parts)
+        total = clip(model, 1e-3, norm_type, foreach=foreach, gather=lambda value: parts)
         torch.testing.assert_close(total, expected)
     for model in pair.models:
         for name, parameter in model.named_parameters():
@@ -304,7 +304,7 @@ def test_clipping_counts_sparse_gradients_and_a_tied_parameter_once() -> None:
 
 def test_a_stage_without_gradients_gets_the_norm_of_the_others() -> None:
     other = gradient_norms([torch.full((4,), 2.0)])
-    assert clip_grad_norm_([], 1.0, gather=lambda mine: [mine, other]) == 4.0
+    assert clip([], 1.0, gather=lambda mine: [mine, other]) == 4.0
     assert clip_grad_norm_([nn.Parameter(torch.ones(1))], 1.0) == 0.0
 
 
@@ -313,8 +313,8 @@ def test_a_norm_that_is_not_finite_is_an_error_on_every_rank_if_asked() -> None:
     parameter.grad = torch.ones(1)
     bad = torch.tensor([float("nan")])
     with pytest.raises(RuntimeError, match="non-finite"):
-        clip_grad_norm_(parameter, 1.0, error_if_nonfinite=True, gather=lambda mine: [mine, bad])
-    assert clip_grad_norm_(parameter, 1.0, gather=lambda mine: [mine, bad]).isnan()
+        clip(parameter, 1.0, error_if_nonfinite=True, gather=lambda mine: [mine, bad])
+    assert clip(parameter, 1.0, gather=lambda mine: [mine, bad]).isnan()
 
 
 def test_merging_keeps_the_first_of_equal_parts() -> None:

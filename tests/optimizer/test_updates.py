@@ -11,7 +11,7 @@ import shardwright as smp
 import torch
 from shardwright.job.runtime import set_current_runtime
 from shardwright.job.wrapped import WrappedModels
-from shardwright.model.updates import Said, Updates
+from shardwright.model.updates import Updates, UpdateStatus
 from torch import nn
 
 from tests.jobs.runtimes import make_runtime
@@ -52,7 +52,7 @@ def test_an_update_that_ends_lets_steps_run(rank: Rank) -> None:
     rank.updates.begins(optimizer)
     rank.updates.ends(optimizer)
     rank.updates.check()
-    assert rank.updates.said() == Said(True, False)
+    assert rank.updates.status() == UpdateStatus(True, False)
 
 
 def test_an_update_that_does_not_end_keeps_every_step_from_running(rank: Rank) -> None:
@@ -89,32 +89,35 @@ def test_another_error_does_not_let_steps_run(rank: Rank, error: Exception) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "differ"),
+    ("statuses", "differ"),
     [
-        ({0: Said(True, True), 1: Said(True, False)}, False),
-        ({0: Said(False, True), 1: Said(True, False)}, True),
-        ({0: Said(True, False), 1: Said(False, False)}, False),  # a script's own way, without any signal
-        ({0: Said(None, True), 1: Said(True, False)}, False),  # nothing to update
-        ({0: Said(None, False, 2), 1: Said(True, False, 2)}, False),
-        ({0: Said(True, False, None), 1: Said(True, False, 2)}, False),  # no batches left
+        ({0: UpdateStatus(True, True), 1: UpdateStatus(True, False)}, False),
+        ({0: UpdateStatus(False, True), 1: UpdateStatus(True, False)}, True),
+        (
+            {0: UpdateStatus(True, False), 1: UpdateStatus(False, False)},
+            False,
+        ),  # a script's own way, without any signal
+        ({0: UpdateStatus(None, True), 1: UpdateStatus(True, False)}, False),  # nothing to update
+        ({0: UpdateStatus(None, False, 2), 1: UpdateStatus(True, False, 2)}, False),
+        ({0: UpdateStatus(True, False, None), 1: UpdateStatus(True, False, 2)}, False),  # no batches left
     ],
 )
-def test_updates_are_compared_where_a_signal_came(rank: Rank, said: dict[int, Any], differ: bool) -> None:
+def test_updates_are_compared_where_a_signal_came(rank: Rank, statuses: dict[int, Any], differ: bool) -> None:
     if differ:
         with pytest.raises(
             smp.PartialUpdateError, match=r"ranks \[1\] have updated their weights and ranks \[0\] have not"
         ):
-            rank.updates.compare(said)
+            rank.updates.compare(statuses)
     else:
-        rank.updates.compare(said)
+        rank.updates.compare(statuses)
 
 
 def test_a_distributed_optimizer_that_some_ranks_leave_out_is_told(rank: Rank) -> None:
-    said = {0: Said(True, False, 2), 1: Said(None, False, 0), 2: Said(True, False, 2)}
+    statuses = {0: UpdateStatus(True, False, 2), 1: UpdateStatus(None, False, 0), 2: UpdateStatus(True, False, 2)}
     with pytest.raises(smp.PartialUpdateError, match=r"by ranks \[1\] not at all and ranks \[0, 2\] 2 times"):
-        rank.updates.compare(said)
+        rank.updates.compare(statuses)
     with pytest.raises(smp.PartialUpdateError):
         rank.updates.check()
     rank.updates.forget()
     rank.updates.check()
-    assert rank.updates.said().calls == 0
+    assert rank.updates.status().calls == 0

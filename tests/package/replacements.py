@@ -93,7 +93,7 @@ class _Watch:
         self.looks: Counter[str] = Counter()
 
 
-_MOST_LOOKS = 2
+_MAX_LOOKS = 2
 
 
 def begin() -> None:
@@ -111,5 +111,5 @@ def tell(moment: str | None = None) -> None:
     """Print what is replaced now, if nobody has looked twice at such a moment; without one, where the script is."""
     moment = moment or _watch.within
     _watch.looks[moment] += 1
-    if _watch.looks[moment] <= _MOST_LOOKS:
+    if _watch.looks[moment] <= _MAX_LOOKS:
         print(json.dumps({"moment": moment, "replaced": replaced(_watch.before, seen())}), flush=True)

@@ -19,7 +19,7 @@ from .reference import Reference, Whole
 #: How likely a module is where its parent is: without that, every call would cross.
 TOGETHER = 0.6
 #: A draw that leaves a rank empty, or gives one more than this, is drawn again, so many times at most.
-LARGEST_SHARE = 0.75
+MAX_SHARE = 0.75
 DRAWS = 200
 
 
@@ -110,7 +110,7 @@ class _Groups:
             share = max(sizes) / max(1, sum(sizes)) + sizes.count(0)
             if share < least:
                 best, least = ranks, share
-            if least <= LARGEST_SHARE:
+            if least <= MAX_SHARE:
                 break
         return best
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import shardwright as smp
 
-from .partitions import LARGEST_SHARE, random_places
+from .partitions import MAX_SHARE, random_places
 from .problems import PROBLEMS
 
 
@@ -36,7 +36,7 @@ def test_every_rank_gets_something_and_none_too_much(seed: int) -> None:
         owner = next(prefix for prefix in _prefixes(f"model.{path}") if prefix in found)
         sizes[found[owner]] += parameter.numel()
     assert min(sizes) > 0
-    assert max(sizes) <= LARGEST_SHARE * sum(sizes)
+    assert max(sizes) <= MAX_SHARE * sum(sizes)
 
 
 def test_modules_that_share_or_read_a_parameter_are_placed_once() -> None:

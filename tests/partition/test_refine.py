@@ -188,7 +188,7 @@ def test_a_small_forward_is_not_measured_and_a_large_one_is() -> None:
 
     large = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
     x = torch.ones(512, 256)
-    assert measure.LEAST_OPERATIONS <= 4 * 2 * 512 * 256 * 256
+    assert measure.MIN_OPERATIONS <= 4 * 2 * 512 * 256 * 256
     decision = decide(large, functools.partial(large, x), settings(), 2)
     assert decision.report["refinement"]["seconds_after"] <= decision.report["refinement"]["seconds_before"]
     decision = decide(large, functools.partial(large, x), settings(refine_partition=False), 2)

@@ -17,9 +17,9 @@ from tests.programs.trials import FOUND, describe, draw_program, jobs, stored, t
 from tests.programs.workers import try_with_workers
 
 #: The largest share of programs that may be refused.
-MOST_REFUSED = 0.06
+MAX_REFUSED = 0.06
 #: The smallest shares in which something crosses ranks, and in which gradients come back.
-LEAST_CROSSED = (0.85, 0.7)
+MIN_CROSSED = (0.85, 0.7)
 _REPORT_SECONDS = 60.0
 
 
@@ -42,7 +42,7 @@ def main() -> int:
     if arguments.show is not None or arguments.found or arguments.line:
         return one_by_one(arguments)
     fork_server()  # one for all workers
-    summary, began = Summary([], MOST_REFUSED), time.monotonic()
+    summary, began = Summary([], MAX_REFUSED), time.monotonic()
     said = began
     seeds = range(arguments.start, arguments.start + arguments.count)
     for trial in try_with_workers(seeds, arguments.workers, arguments.processes_share):
@@ -56,7 +56,7 @@ def main() -> int:
     print(summary.table())
     print(f"seeds {seeds.start} to {seeds.stop - 1}, {time.monotonic() - began:.0f} s")
     print(summary.as_json())
-    crosses = all(share >= least for share, least in zip(summary.crossed, LEAST_CROSSED, strict=True))
+    crosses = all(share >= least for share, least in zip(summary.crossed, MIN_CROSSED, strict=True))
     return 0 if summary.passes and crosses else 1
 
 

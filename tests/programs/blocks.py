@@ -18,7 +18,7 @@ from tests.programs.wider import WiderOperations
 #: The width of modules and inputs for which none is given.
 WIDTH = 3
 #: No tensor of a program may become larger.
-MOST_NUMBERS = 1 << 16
+MAX_NUMBERS = 1 << 16
 #: The name of an operation and its details; plain data, so that programs can be stored.
 Operation = Sequence[Any]
 
@@ -68,7 +68,7 @@ class Block(WiderOperations, nn.Module):
     def execute(self, operations: Sequence[Operation], tensors: list[torch.Tensor]) -> None:
         for name, *details in operations:
             getattr(self, f"do_{name}")(tensors, *details)
-            if tensors[-1].numel() > MOST_NUMBERS:  # before anything is made of it; such a program is drawn again
+            if tensors[-1].numel() > MAX_NUMBERS:  # before anything is made of it; such a program is drawn again
                 raise RuntimeError(f"{tensors[-1].numel()} numbers are more than a random program may make")
 
     def do_weigh(self, tensors: list[torch.Tensor], a: int) -> None:

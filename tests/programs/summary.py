@@ -12,7 +12,7 @@ from tests.programs.trials import VERDICTS, Trial
 
 #: The largest share of programs that may be refused. Most of those of the narrow kind hang hooks on what another rank
 #: gave, which is drawn more often there than people do it.
-MOST_REFUSED = 0.1
+MAX_REFUSED = 0.1
 #: What may never be.
 _FAILURES = ("wrong", "hung", "crashed")
 
@@ -22,7 +22,7 @@ class Summary:
     """What came of many programs."""
 
     trials: list[Trial]
-    most_refused: float = MOST_REFUSED
+    most_refused: float = MAX_REFUSED
 
     def share(self, feature: str) -> float:
         """The share of programs with a feature."""

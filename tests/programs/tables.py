@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-_MOST_ROWS = 100
+_MAX_ROWS = 100
 
 
 class Scaled(torch.autograd.Function):
@@ -62,7 +62,7 @@ def fit_width(tensor: torch.Tensor, width: int) -> torch.Tensor:
 
 def matrix(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """A tensor as rows of this width, two of them at least and not too many for products of each with each."""
-    rows = fit_width(tensor, width).reshape(-1, width)[:_MOST_ROWS]
+    rows = fit_width(tensor, width).reshape(-1, width)[:_MAX_ROWS]
     return rows if len(rows) > 1 else rows.expand(2, width)
 
 

@@ -18,7 +18,7 @@ MORE_SEEDS = range(300, 2000)
 #: Of those that make use of more.
 WIDE_SEEDS = range(120)
 #: The smallest share of programs in which each needed feature must occur.
-LEAST_SHARE = 0.15
+MIN_SHARE = 0.15
 
 
 def try_programs(seeds: range, config: pytest.Config, wide: bool = False) -> Summary:
@@ -28,7 +28,7 @@ def try_programs(seeds: range, config: pytest.Config, wide: bool = False) -> Sum
     config.stash[SUMMARY] = config.stash.get(SUMMARY, "") + f"\n{table}"
     assert summary.passes, table
     for feature in NEEDED:
-        assert wide or summary.share(feature) >= LEAST_SHARE, f"{feature}\n{table}"
+        assert wide or summary.share(feature) >= MIN_SHARE, f"{feature}\n{table}"
     assert min(summary.crossed) >= 0.7, table
     return summary
 

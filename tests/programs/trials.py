@@ -37,7 +37,7 @@ _REFUSED = [kind.__name__ for kind in _REFUSALS]
 #: What plain torch says of programs that it cannot run.
 _PLAIN_ERRORS = (RuntimeError, IndexError, TypeError, ValueError)
 #: No wide program computes with larger numbers, which would lose all digits in one subtraction.
-_LARGEST = 1e6
+_MAX = 1e6
 #: Verdicts in the order of the table.
 VERDICTS = ("exact", "refused", "wrong", "hung", "crashed")
 
@@ -132,7 +132,7 @@ def draw_program(seed: int, wide: bool = False, processes: float = 0.0) -> tuple
 
 def _is_tame(plain: Outcome) -> bool:
     tensors = [value for value in plain.values.values() if hasattr(value, "isfinite") and value.is_floating_point()]
-    return all(float(tensor.abs().max()) < _LARGEST for tensor in tensors if tensor.numel())
+    return all(float(tensor.abs().max()) < _MAX for tensor in tensors if tensor.numel())
 
 
 def try_program(program: Program, plain: Outcome, features: frozenset[str], on: Jobs) -> Trial:

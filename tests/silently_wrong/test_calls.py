@@ -1,4 +1,4 @@
-"""What would be silently wrong over ranks is exact, or refused on every rank with the cure.
+"""What would be silently wrong over ranks is exact, or refused on every rank with a hint.
 
 All scenarios run in one job of two ranks; a refused one leaves nothing behind that would disturb the next.
 """
@@ -31,13 +31,13 @@ class Refused(NamedTuple):
     Attributes:
         type: The exception's type.
         says: What its text says of the cause.
-        cure: What its text says is to be done.
+        hint: What its text says is to be done.
         ranks: Where it is raised as it is; elsewhere it is a ``RemoteError``.
     """
 
     type: str
     says: str
-    cure: str
+    hint: str
     ranks: tuple[int, ...] = (0,)
 
 
@@ -209,7 +209,7 @@ def test_it_is_exact_or_refused_with_the_cure(ran: Ran, name: str) -> None:
         assert found["outcome"] == "refused", found
         assert found["type"] == (expected.type if rank in expected.ranks else "RemoteError"), found
         assert expected.says in found["text"]
-        assert expected.cure in found["text"]
+        assert expected.hint in found["text"]
     if isinstance(expected, Exact):
         crossed = ran.outcomes[0][name]["crossed"]
         assert crossed["forward"] > 0

@@ -23,7 +23,7 @@ from tests.soak.held import Held, grown
 TRANSPORTS = ("auto", "tcp")
 #: Between a tenth of a run and its end. One large tensor of 10 MB that stays would be more; what Python's allocator and
 #: torch's caches add comes to two or three.
-MOST_GROWTH_MB = 8.0
+MAX_GROWTH_MB = 8.0
 #: The first sample of each program that tells something: there was a job of every kind, and large steps of both kinds,
 #: so that the shared buffer has been used as far as it will be.
 FIRST = {"job_after_job": 12, "failing_steps": 100}
@@ -75,7 +75,7 @@ class Run(NamedTuple):
     @property
     def is_flat(self) -> bool:
         """Whether nothing leaks."""
-        few = self.shared_growth_mb < 1.0 and self.growth_mb < MOST_GROWTH_MB
+        few = self.shared_growth_mb < 1.0 and self.growth_mb < MAX_GROWTH_MB
         return few and not self.grown and not self.unfreed
 
 

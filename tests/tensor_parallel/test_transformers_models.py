@@ -16,7 +16,7 @@ from tests.jobs.ranks import outputs_of_ranks
 transformers: Any = pytest.importorskip("transformers")
 PROGRAM = Path(__file__).with_name("transformers_models.py")
 hf = smp.nn.huggingface
-LEAST = torch.finfo(torch.float32).min
+MIN = torch.finfo(torch.float32).min
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_distributed_language_models_compute_with_translated_weights_what_theirs
 def test_what_a_distributed_language_model_has_no_place_for_is_refused() -> None:
     config = transformers.GPT2Config(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=5)
     state = transformers.GPT2LMHeadModel(config).state_dict()
-    to_ours = hf.gpt2.translate_hf_state_dict_to_smdistributed_gpt2_lm_head
-    to_theirs = hf.gpt2.translate_state_dict_to_hf_gpt2_lm_head
-    older = to_theirs(to_ours(state), max_seq_len=4)
+    to_distributed = hf.gpt2.translate_hf_state_dict_to_smdistributed_gpt2_lm_head
+    to_transformers = hf.gpt2.translate_state_dict_to_hf_gpt2_lm_head
+    older = to_transformers(to_distributed(state), max_seq_len=4)
     assert older["transformer.h.0.attn.bias"].shape == (1, 1, 4, 4)
-    assert to_ours(older).keys() == to_ours(state).keys()
+    assert to_distributed(older).keys() == to_distributed(state).keys()
     with pytest.raises(smp.ConfigError, match=r"'lm_head\.weight' and 'transformer\.wte\.weight' differ"):
-        to_ours({**state, "lm_head.weight": state["lm_head.weight"] + 1})
+        to_distributed({**state, "lm_head.weight": state["lm_head.weight"] + 1})
     with pytest.raises(smp.ConfigError, match=r"'h\.0\.ln_1\.weight', which is no name of a GPT2LMHeadModel"):
-        to_ours({"h.0.ln_1.weight": torch.ones(8)})
+        to_distributed({"h.0.ln_1.weight": torch.ones(8)})
     with pytest.raises(smp.ConfigError, match=r"'transformer\.wte\.weight', which is no name of a Distributed"):
-        to_theirs(state)
+        to_transformers(state)
     with pytest.raises(smp.ConfigError, match=r"'token_type_embedding\.weight', which is no name of a Distributed"):
-        to_theirs({**to_ours(state), "token_type_embedding.weight": torch.ones(2, 8)})
+        to_transformers({**to_distributed(state), "token_type_embedding.weight": torch.ones(2, 8)})
 
 
 def test_names_within_names_and_unequal_parts_are_told_apart() -> None:
@@ -103,14 +103,14 @@ def test_names_within_names_and_unequal_parts_are_told_apart() -> None:
 def test_masks_become_masks_of_keys_where_the_layer_hides_the_rest() -> None:
     hidden = torch.zeros(2, 3, 4)
     shown = torch.tensor([[True, True, False], [True, True, True]])
-    keys = torch.zeros(2, 1, 1, 3).masked_fill(~shown[:, None, None], LEAST)
+    keys = torch.zeros(2, 1, 1, 3).masked_fill(~shown[:, None, None], MIN)
     causal = shown[:, None, None] & torch.ones(3, 3, dtype=torch.bool).tril()
     window = causal & torch.ones(3, 3, dtype=torch.bool).triu(-1)
     assert torch.equal(added_mask(None, hidden, 5), torch.zeros(2, 1, 1, 5))
     assert torch.equal(added_mask(shown.long(), hidden, 3), keys)
     assert torch.equal(added_mask(causal, hidden, 3, causal=True), keys)
     assert torch.equal(added_mask(window, hidden, 3, causal=True, window=2), keys)
-    additive = torch.zeros(causal.shape).masked_fill(~causal, LEAST)
+    additive = torch.zeros(causal.shape).masked_fill(~causal, MIN)
     assert torch.equal(added_mask(additive, hidden, 3, causal=True), keys)
     assert torch.equal(added_mask(shown[:, None, None].expand(-1, -1, 3, -1), hidden, 3), keys)
     # What the layer does not hide by itself stays; so does what is no mask.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .entry import Entry
-from .verdict import LARGEST_BODY_SHARE, LARGEST_SHARE, Verdict
+from .verdict import MAX_BODY_SHARE, MAX_SHARE, Verdict
 
 HEADER = (
     "model", "kind", "ranks", "partition", "verdict", "worst error", "ranks with parameters", "largest share",
@@ -16,8 +16,8 @@ _PAGE = f"""# Model zoo
 
 Written by `make zoo`. Each model is tiny, has random weights, and is trained three steps in float64 over several ranks
 and four microbatches; every gradient, output, buffer and final weight is compared with one process
-([how](design/parity.md)). A model counts only if no rank holds more than {LARGEST_SHARE:.0%} of the parameters, no rank
-more than {LARGEST_BODY_SHARE:.0%} of its layers, and requests crossed between ranks both ways. The worst error is
+([how](design/parity.md)). A model counts only if no rank holds more than {MAX_SHARE:.0%} of the parameters, no rank
+more than {MAX_BODY_SHARE:.0%} of its layers, and requests crossed between ranks both ways. The worst error is
 relative; 0 means every bit. A partition with a number is a random one, drawn by that seed.
 """
 

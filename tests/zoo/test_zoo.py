@@ -16,7 +16,7 @@ from .cases import all_cases, with_partitions
 from .entries import ENTRIES
 from .entry import Entry
 from .table import page, text
-from .verdict import FEWEST_MODELS, Verdict, passes, summary, verdict_on
+from .verdict import MIN_MODELS, Verdict, passes, summary, verdict_on
 
 NAME = "Qwen3"
 CASE = Case(NAME, 2, 1, "simple", 2, steps=3)
@@ -60,9 +60,9 @@ def test_an_entry_counts_by_its_worst_verdict() -> None:
 
 
 def test_the_whole_passes_only_without_wrong_ones_and_with_enough_models() -> None:
-    good = {"models": FEWEST_MODELS, "exact": FEWEST_MODELS - 5, "refused": 5, "wrong": 0, "hung": 0}
+    good = {"models": MIN_MODELS, "exact": MIN_MODELS - 5, "refused": 5, "wrong": 0, "hung": 0}
     assert passes(good)
-    for changed in ({"models": FEWEST_MODELS - 1}, {"refused": 6}, {"wrong": 1}, {"hung": 1}):
+    for changed in ({"models": MIN_MODELS - 1}, {"refused": 6}, {"wrong": 1}, {"hung": 1}):
         assert not passes(good | changed)
 
 

@@ -10,12 +10,12 @@ from tests.parity.table import Outcome
 from .entry import Entry
 
 #: No rank may hold more of the parameters' bytes.
-LARGEST_SHARE = 0.75
+MAX_SHARE = 0.75
 #: A cut lies inside the body if no rank holds more of the body's bytes.
-LARGEST_BODY_SHARE = 0.9
+MAX_BODY_SHARE = 0.9
 #: The most refusals that the zoo may have, and the fewest entries.
-MOST_REFUSED = 5
-FEWEST_MODELS = 65
+MAX_REFUSED = 5
+MIN_MODELS = 65
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ def verdict_on(entry: Entry, outcome: Outcome) -> Verdict:
     if entry.refused is not None:
         return _refusal(entry.refused, outcome)
     why = list(outcome.failures)
-    if not why and outcome.share > LARGEST_SHARE:
-        why.append(f"one rank holds {outcome.share:.0%} of the parameters; allowed is {LARGEST_SHARE:.0%}")
-    if not why and outcome.body_share > LARGEST_BODY_SHARE:
-        why.append(f"one rank holds {outcome.body_share:.0%} of the body; allowed is {LARGEST_BODY_SHARE:.0%}")
+    if not why and outcome.share > MAX_SHARE:
+        why.append(f"one rank holds {outcome.share:.0%} of the parameters; allowed is {MAX_SHARE:.0%}")
+    if not why and outcome.body_share > MAX_BODY_SHARE:
+        why.append(f"one rank holds {outcome.body_share:.0%} of the body; allowed is {MAX_BODY_SHARE:.0%}")
     return Verdict("wrong" if why else "exact", outcome, tuple(why))
 
 
@@ -72,8 +72,8 @@ def summary(verdicts: Iterable[Verdict]) -> dict[str, int]:
 def passes(counts: dict[str, int]) -> bool:
     """Whether the whole zoo is as it must be."""
     return (
-        counts["models"] >= FEWEST_MODELS
+        counts["models"] >= MIN_MODELS
         and not counts["wrong"]
         and not counts["hung"]
-        and counts["refused"] <= MOST_REFUSED
+        and counts["refused"] <= MAX_REFUSED
     )

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from shardwright.interrupts import HeldBack
+from shardwright.interrupts import DeferSignals
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import receive_on, send_on
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: How long a failed step waits for the other ranks to have failed too; what is left is done before the next step.
-_PATIENCE_SECONDS = 2.0
+#: How long a failed step waits for other ranks to fail too; the rest is done before the next step.
+_SETTLE_TIMEOUT_SECONDS = 2.0
 
 
 #: A collective: its kind, its number of elements, and the name of their dtype.
@@ -70,7 +70,7 @@ class Collectives:
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
         #: What was issued here in failed steps, in order, and is not through.
         self._unsettled: dict[int, list[_Issued]] = {}
-        self._heard: dict[tuple[int, int], list[_Issued]] = {}
+        self._received: dict[tuple[int, int], list[_Issued]] = {}
 
     @property
     def own_place(self) -> int:
@@ -147,13 +147,13 @@ class Collectives:
         if not waits:
             return
         try:
-            self._settle(time.monotonic() + _PATIENCE_SECONDS)
+            self._settle(time.monotonic() + _SETTLE_TIMEOUT_SECONDS)
         except Exception:  # a rank is busy or gone, which the next step will see; this one has an error already
             runtime.logger.debug("collectives of a failed step are left unfinished", exc_info=True)
 
     def _issue(self, kind: str, tensor: torch.Tensor) -> Any:
         issued = (kind, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
-        with HeldBack():  # one that has begun and is not listed would meet another one of the other ranks
+        with DeferSignals():  # one that has begun and is not listed would meet another one of the other ranks
             work = self._start(kind, tensor)
             self._issued.append(issued)
         return work
@@ -178,15 +178,15 @@ class Collectives:
         for step, issued in list(self._unsettled.items()):
             longest = issued
             for rank in self._others():
-                theirs = self._heard.get((step, rank))
+                theirs = self._received.get((step, rank))
                 if theirs is None:
-                    theirs = self._heard[step, rank] = receive_on(runtime, rank, self._channel(step), deadline)
+                    theirs = self._received[step, rank] = receive_on(runtime, rank, self._channel(step), deadline)
                 longest = max(longest, theirs, key=len)
-            with HeldBack():
+            with DeferSignals():
                 for kind, count, dtype in longest[len(issued) :]:
                     self._start(kind, torch.zeros(count, dtype=getattr(torch, dtype), device=runtime.place.device))
                 del self._unsettled[step]
-        self._heard.clear()
+        self._received.clear()
 
     def _others(self) -> list[int]:
         return [rank for rank in self.ranks if rank != self._runtime.place.rank]

@@ -41,8 +41,8 @@ def agreed_divisor(runtime: Runtime) -> Divisor:
     own = runtime[StepWeights].total
     if runtime[ReplicaCollectives].dp is None or not torch.is_grad_enabled():
         return Divisor(runtime.step.num_microbatches, False) if own is None else Divisor(own or 1.0, True)
-    said = exchange(runtime, _UNWEIGHTED if own is None else _WEIGHTED, own or 0.0)
-    present = {rank: note for rank, note in zip(runtime.place.dp_ranks, said, strict=True) if note[0] != _ABSENT}
+    totals = exchange(runtime, _UNWEIGHTED if own is None else _WEIGHTED, own or 0.0)
+    present = {rank: note for rank, note in zip(runtime.place.dp_ranks, totals, strict=True) if note[0] != _ABSENT}
     without = [rank for rank, note in present.items() if note[0] == _UNWEIGHTED]
     if 0 < len(without) < len(present):
         raise ShardwrightError(
@@ -52,7 +52,7 @@ def agreed_divisor(runtime: Runtime) -> Divisor:
     if without:
         return Divisor(runtime.step.num_microbatches, False)
     # Where nothing counts, as where no sample has a label, the sum of gradients is zero, and so is the mean.
-    return Divisor(math.fsum(total for _, total in said) / len(said) or 1.0, True)
+    return Divisor(math.fsum(total for _, total in totals) / len(totals) or 1.0, True)
 
 
 def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[tuple[int, float]]:
@@ -62,10 +62,13 @@ def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[
     """
     for rank in runtime.place.other_roots():
         send_on(runtime, rank, _CHANNEL, (runtime.step.number, kind, total))
-    return [(kind, total) if rank == runtime.place.rank else _said_by(runtime, rank) for rank in runtime.place.dp_ranks]
+    return [
+        (kind, total) if rank == runtime.place.rank else _receive_of_step(runtime, rank)
+        for rank in runtime.place.dp_ranks
+    ]
 
 
-def _said_by(runtime: Runtime, rank: int) -> tuple[int, float]:
+def _receive_of_step(runtime: Runtime, rank: int) -> tuple[int, float]:
     while True:
         step, kind, total = receive_on(runtime, rank, _CHANNEL)
         if step == runtime.step.number:  # and not of one that failed

@@ -63,7 +63,7 @@ def participants(runtime: Runtime, placements: Sequence[Part], num_models: int) 
     for rank in others:
         send_on(runtime, rank, _CHANNEL, (runtime.step.number, sorted(common)))
     for rank in others:
-        common.intersection_update(_said_by(runtime, rank))
+        common.intersection_update(_receive_of_step(runtime, rank))
     return [placement for placement in placements if placement.model_id in common]
 
 
@@ -81,7 +81,7 @@ def check_left_out(runtime: Runtime, placements: Sequence[ModelPart], taking_par
             )
 
 
-def _said_by(runtime: Runtime, rank: int) -> list[int]:
+def _receive_of_step(runtime: Runtime, rank: int) -> list[int]:
     while True:
         step, models = receive_on(runtime, rank, _CHANNEL)
         if step == runtime.step.number:  # and not of one that failed

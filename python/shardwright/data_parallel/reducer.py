@@ -121,13 +121,13 @@ class Reducer:
         else:
             bucket.work = self._collectives.sum(bucket.buffer())
 
-    def habits(self) -> Counter[nn.Parameter]:
-        """How many gradients each parameter got in the last step: the guess for the next one."""
+    def gradient_counts(self) -> Counter[nn.Parameter]:
+        """The number of gradients of each parameter in the last step, expected of the next one too."""
         return self._expected.copy()
 
-    def resume(self, habits: Counter[nn.Parameter]) -> None:
-        """Guess by earlier steps again, not by the last one."""
-        self._expected = habits
+    def expect(self, gradient_counts: Counter[nn.Parameter]) -> None:
+        """Expect these numbers of gradients of the next step, instead of those of the last one."""
+        self._expected = gradient_counts
 
     def abandon_step(self) -> None:
         """The step failed: nothing in flight counts."""

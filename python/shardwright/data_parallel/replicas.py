@@ -18,7 +18,7 @@ from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
 
 if TYPE_CHECKING:
     from shardwright.data_parallel.participants import ModelPart
-    from shardwright.data_parallel.uneven import Attendance
+    from shardwright.data_parallel.uneven import JoinState
 
 T = TypeVar("T", bound=torch.Tensor)
 
@@ -40,7 +40,7 @@ class Replicas:
         self._passes = 0
         self._average: bool = options["average_grads_across_microbatches"]
         #: Who still has batches, inside ``model.join()``.
-        self.attendance: Attendance | None = None
+        self.join_state: JoinState | None = None
         #: Whether means are over the whole group, also when some of its ranks have no batches left.
         self.divides_by_group = True
 
@@ -147,8 +147,8 @@ class Replicas:
         """
         if self._reducer is None:
             return False
-        if self.attendance is not None:
-            self.attendance.attend()
+        if self.join_state is not None:
+            self.join_state.begin_own_step()
         if torch.is_grad_enabled():
             self._share_buffers()
         may_overlap = may_overlap and self._reduces_this_step
@@ -167,7 +167,7 @@ class Replicas:
 
     def _share_buffers(self) -> None:
         if self._options["broadcast_buffers"]:
-            source = None if self.attendance is None else self.attendance.present[0]
+            source = None if self.join_state is None else self.join_state.active_ranks[0]
             self._equalise(self._buffers(), source)
 
     def abandon_step(self) -> None:
@@ -188,8 +188,8 @@ class Replicas:
         if self._reduces_this_step:
             runtime = self._placement.runtime
             # Who is gone has weight 0, if there are weights.
-            everyone = self.attendance is None or self.divides_by_group or divisor.weighted
-            present = runtime.place.dp_ranks if everyone or self.attendance is None else self.attendance.present
+            everyone = self.join_state is None or self.divides_by_group or divisor.weighted
+            present = runtime.place.dp_ranks if everyone or self.join_state is None else self.join_state.active_ranks
             as_views = bool(self._options["gradient_as_bucket_view"])
             sent_divisor = divisor.value if self.averages_microbatches else 1
             self._reducer.reduce(len(present), sent_divisor, as_views)
@@ -206,8 +206,8 @@ class Replicas:
         if self._reducer is not None and torch.is_grad_enabled():
             self._passes += 1
 
-    def shadow_step(self) -> None:
-        """Take part in the collectives of a training step that other ranks run; contributes zeros."""
+    def step_without_batch(self) -> None:
+        """Take part in the collectives of a training step without a batch; contributes zeros."""
         parameters = self._placement.owned_parameters()
         kept = [parameter.grad for parameter in parameters]
         for parameter in parameters:

@@ -36,11 +36,11 @@ def reduce_sparse(parameters: Sequence[nn.Parameter], collectives: Collectives, 
     if not parameters:
         return
     rank = collectives.own_place
-    told = torch.zeros(len(collectives.ranks), len(parameters), dtype=torch.int64, device=parameters[0].device)
+    sizes = torch.zeros(len(collectives.ranks), len(parameters), dtype=torch.int64, device=parameters[0].device)
     own = [_coalesced(parameter.grad) for parameter in parameters]
-    told[rank] = torch.tensor([_told(gradient) for gradient in own])
-    collectives.wait(collectives.sum(told))
-    for parameter, gradient, of_ranks in zip(parameters, own, told.t().tolist(), strict=True):
+    sizes[rank] = torch.tensor([_encoded_size(gradient) for gradient in own])
+    collectives.wait(collectives.sum(sizes))
+    for parameter, gradient, of_ranks in zip(parameters, own, sizes.t().tolist(), strict=True):
         if not any(of_ranks):
             continue
         if _DENSE in of_ranks:
@@ -69,7 +69,7 @@ def _coalesced(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return gradient.coalesce() if gradient is not None and gradient.is_sparse else gradient
 
 
-def _told(gradient: torch.Tensor | None) -> int:
+def _encoded_size(gradient: torch.Tensor | None) -> int:
     if gradient is None:
         return _NONE
     return gradient.indices().shape[1] + _FIRST if gradient.is_sparse else _DENSE

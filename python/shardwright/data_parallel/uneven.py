@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks without batches left take part in the others' collectives."""
+"""Uneven inputs: ranks that have run out of batches still take part in collectives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from shardwright.data_parallel.participants import ModelPart
     from shardwright.job.runtime import Runtime
 
-#: What a rank says of itself before a step.
-LEFT, EVALUATES, TRAINS = 0, 1, 2
+#: The status of a rank before a step.
+EXHAUSTED, EVALUATING, TRAINING = 0, 1, 2
 
 
-class Attendance:
-    """Who of the data-parallel group still has batches, agreed on before every step inside ``model.join()``."""
+class JoinState:
+    """Which data-parallel ranks still have batches, exchanged before every step inside ``model.join()``."""
 
     def __init__(self, runtime: Runtime, throw_on_early_termination: bool) -> None:
         """For the calling rank's data-parallel group."""
@@ -29,35 +29,41 @@ class Attendance:
         self._runtime = runtime
         self._collectives = collectives
         self._throw = throw_on_early_termination
-        #: The global ranks that take part in the step.
-        self.present: list[int] = list(runtime.place.dp_ranks)
+        #: The global ranks that run the step.
+        self.active_ranks: list[int] = list(runtime.place.dp_ranks)
 
     def begin_step(self, parts: Sequence[ModelPart], num_models: int) -> None:
-        """Begin a step in which this rank runs nothing of its own."""
+        """Begin a step on a rank that has no batch."""
         for collectives in self._runtime[ReplicaCollectives].all:
             collectives.begin_step()
         participants(self._runtime, parts, num_models)
 
-    def announce(self, says: int) -> int:
-        """Exchange what the ranks do next; returns what those who are left do.
+    def exchange(self, status: int) -> int:
+        """Exchange the status of all ranks.
+
+        Args:
+            status: This rank's status.
+
+        Returns:
+            The status of the ranks that still have batches.
 
         Raises:
-            ShardwrightError: A rank has no batches left, and that was to be an error.
+            ShardwrightError: A rank has no batches left, and ``throw_on_early_termination`` is set.
         """
         ranks = self._runtime.place.dp_ranks
         notes = torch.zeros(len(ranks), dtype=torch.uint8, device=self._runtime.place.device)
-        notes[ranks.index(self._runtime.place.rank)] = says
+        notes[ranks.index(self._runtime.place.rank)] = status
         self._collectives.maximum(notes)
         said = notes.tolist()
-        self.present = [rank for rank, note in zip(ranks, said, strict=True) if note != LEFT]
-        if self._throw and len(self.present) < len(ranks):
-            gone = sorted(set(ranks) - set(self.present))
+        self.active_ranks = [rank for rank, note in zip(ranks, said, strict=True) if note != EXHAUSTED]
+        if self._throw and len(self.active_ranks) < len(ranks):
+            gone = sorted(set(ranks) - set(self.active_ranks))
             raise ShardwrightError(
                 f"data-parallel ranks {gone} have no batches left before step {self._runtime.step.number}, and join() "
                 "was asked to raise then (throw_on_early_termination=True)"
             )
         return int(max(said))
 
-    def attend(self) -> None:
-        """Say that this rank runs the step that begins."""
-        self.announce(TRAINS if torch.is_grad_enabled() else EVALUATES)
+    def begin_own_step(self) -> None:
+        """Announce that this rank runs the step."""
+        self.exchange(TRAINING if torch.is_grad_enabled() else EVALUATING)

@@ -11,7 +11,7 @@ import torch
 from shardwright.errors import ShardwrightError
 
 #: Between these, and at 0, weights of any number of microbatches and ranks have a sum that float32 holds.
-_LEAST, _MOST = 1e-30, 1e30
+_MIN, _MAX = 1e-30, 1e30
 
 
 class LabelCounts(NamedTuple):
@@ -104,7 +104,7 @@ class StepWeights:
 
 
 def _checked(weight: float | torch.Tensor, where: str) -> float:
-    allowed = f"{where}; it has to be 0 or a number from {_LEAST:g} to {_MOST:g}"
+    allowed = f"{where}; it has to be 0 or a number from {_MIN:g} to {_MAX:g}"
     if isinstance(weight, torch.Tensor) and (weight.numel() != 1 or weight.is_complex()):
         raise ValueError(
             f"model.backward: weight has shape {tuple(weight.shape)} and dtype {weight.dtype} {where}; it has to be "
@@ -119,7 +119,7 @@ def _checked(weight: float | torch.Tensor, where: str) -> float:
         ) from None
     except OverflowError:
         raise ValueError(f"model.backward: weight is larger than any float {allowed}") from None
-    if not (number == 0 or _LEAST <= number <= _MOST):
+    if not (number == 0 or _MIN <= number <= _MAX):
         raise ValueError(f"model.backward: weight is {number:g} {allowed}")
     return number
 

@@ -19,7 +19,7 @@ from shardwright.execution.exchange import past_views, rebuild_results, sharing_
 from shardwright.execution.hooked_views import hooked_views
 from shardwright.execution.layout import layouts_of
 from shardwright.execution.placed import placed_model
-from shardwright.execution.results import Response, let_go, origins_of
+from shardwright.execution.results import Response, origins_of, release_unused
 from shardwright.execution.sparse import Composites, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
@@ -62,10 +62,10 @@ class CallWatch:
     """Who sees every call to another rank.
 
     Attributes:
-        told: Is given the module, its positional arguments, and which children of a sequential; None for nobody.
+        on_call: Is given the module, its positional arguments, and which children of a sequential; None for nobody.
     """
 
-    told: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
+    on_call: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
 
 
 #: A module, and the children to run of an ``nn.Sequential``.
@@ -102,7 +102,7 @@ def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
         The result of the last part that ran, and how many ran.
     """
     task = running_task()
-    if task is not None and (task.runtime[CallWatch].told is not None or collector.outgoing() is not None):
+    if task is not None and (task.runtime[CallWatch].on_call is not None or collector.outgoing() is not None):
         links = links[:1]  # someone wants to see every call's arguments, or what it collects
     return _call(links, (value,), {})
 
@@ -116,11 +116,11 @@ def _call(
     assert task is not None
     assert frame is not None
     runtime = task.runtime
-    let_go(task)
+    release_unused(task)
     if (kept := placed_model(runtime, target.model_id).kept) is not None:
         kept.check_call(task, target.name)
     number = frame.next_call_number()
-    if (watcher := runtime[CallWatch].told) is not None:
+    if (watcher := runtime[CallWatch].on_call) is not None:
         watcher(target, args, children)
     spec, original = _arguments(target, args, kwargs)
     given, composites = take_apart(original, f"an argument of module {target.name!r}")

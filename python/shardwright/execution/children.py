@@ -65,7 +65,7 @@ CONTAINER_METHODS: tuple[tuple[type[nn.Module], str], ...] = (
 )
 
 
-def telling(note: Note) -> Callable[..., Any]:
+def notifying(note: Note) -> Callable[..., Any]:
     """What stands in the place of one of them, and tells `note` of each child that may be another one afterwards."""
 
     def change(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

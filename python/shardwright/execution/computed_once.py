@@ -15,7 +15,7 @@ from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import current_frame
 from shardwright.frames.guards import divided_modules
 
-_CURE = "or place it on one rank with smp.set_partition"
+_HINT = "or place it on one rank with smp.set_partition"
 
 
 class ComputedOnce:
@@ -61,7 +61,7 @@ class ComputedOnce:
                     f"module {self._watch.path_of(self._module)!r} has parts on other ranks, and changed "
                     f"{self._watch.name_of(*place)} inside a checkpoint around code of its own: one process would "
                     "compute that again in the backward, and change it once more. Change it outside the checkpoint, "
-                    f"{_CURE}"
+                    f"{_HINT}"
                 )
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -83,7 +83,7 @@ def run_inside_checkpoint(
         raise FrameError(
             f"module {path!r} keeps something, has parts on other ranks, and is called inside a checkpoint: one "
             "process would compute it again in the backward, and change what it keeps once more. Checkpoint modules "
-            f"that lie whole on a rank instead, {_CURE}"
+            f"that lie whole on a rank instead, {_HINT}"
         )
     task = running_task()
     once = None if task is None else task.computed_once

@@ -14,7 +14,7 @@ from torch import nn
 from shardwright.contents import INTERNAL, Cell, kind_of, put_values, reached, restore_cells
 from shardwright.execution.children import Children, set_value, value_of
 from shardwright.frames.remote import is_remote
-from shardwright.opaque import MOST_BYTES, are_same, holds_the_very_same, is_same
+from shardwright.opaque import MAX_BYTES, are_same, holds_the_very_same, is_same
 
 if TYPE_CHECKING:
     from shardwright.execution.task import RunningTask
@@ -24,7 +24,7 @@ Attribute = tuple[Any, str]
 
 _UNNOTICED = INTERNAL - {"__class__"}
 #: Containers with more items are not looked through at every task.
-MOST_ITEMS = 256
+MAX_ITEMS = 256
 
 
 def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str] | None:
@@ -113,7 +113,7 @@ def no_copy_of(names: list[str]) -> str:
     """Why a step cannot be taken back that wrote to these tensors, and what becomes of it."""
     return (
         f"Tensor {', '.join(names)} was written to, though the trace of the first step saw no such write, and is too "
-        f"large ({MOST_BYTES >> 10} KiB are the limit) to be copied before every step in case it has to be put back: "
+        f"large ({MAX_BYTES >> 10} KiB are the limit) to be copied before every step in case it has to be put back: "
         "that write cannot be taken back. From the next step on it is copied, so that a step that writes to it can be."
     )
 
@@ -123,7 +123,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return _has_memory(tensor) and tensor.numel() * tensor.element_size() <= MOST_BYTES
+    return _has_memory(tensor) and tensor.numel() * tensor.element_size() <= MAX_BYTES
 
 
 _PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
@@ -235,7 +235,7 @@ class Watch:
             one = earlier.get(id(part)) or _Watched(module, name, part, is_copied=is_buffer or module in self._copied)
             one.begin()
             self._tensors.append(one)
-        elif (kind := kind_of(type(part))) is not None and kind.size(part) <= MOST_ITEMS:
+        elif (kind := kind_of(type(part))) is not None and kind.size(part) <= MAX_ITEMS:
             self._cells.append((module, name, Cell(part, kind)))
 
     def begin_step(self) -> None:

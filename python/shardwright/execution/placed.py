@@ -12,7 +12,7 @@ from shardwright.job.runtime import Runtime
 from shardwright.job.wrapped import WrappedModels
 
 if TYPE_CHECKING:
-    from shardwright.execution.stays import KeptHere
+    from shardwright.execution.stateful import StatefulModules
     from shardwright.execution.task import RunningTask
 
 
@@ -63,7 +63,7 @@ class Placed(Protocol):
         """The model's id, the same on all ranks."""
 
     @property
-    def kept(self) -> KeptHere | None:
+    def kept(self) -> StatefulModules | None:
         """What modules keep here; None before they are placed, and where all are on one rank."""
 
     @property

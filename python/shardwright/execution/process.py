@@ -180,7 +180,7 @@ def set_thread(wanted: Settings) -> None:
 def difference(before: Settings, thread: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
     """The settings that are not as they were ``before``, those of threads not as in ``thread``; less objects."""
     found = [*_different(_SENT, before, settings()), *_different(_OF_THREADS, thread, thread_settings())]
-    return [(setting, _told(new)) for setting, new in found]
+    return [(setting, _summary(new)) for setting, new in found]
 
 
 def _different(sent: Sequence[_Sent], before: Settings, after: Settings) -> Iterator[tuple[_core.TorchSetting, Any]]:
@@ -191,7 +191,7 @@ def _different(sent: Sequence[_Sent], before: Settings, after: Settings) -> Iter
             yield setting, new
 
 
-def _told(value: Any) -> bool | str:
+def _summary(value: Any) -> bool | str:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 #: Modules of torch that draw no random numbers live here, but for those below.
-_QUIET_HOMES = frozenset(
+_DETERMINISTIC_PACKAGES = frozenset(
     f"torch.nn.modules.{name}"
     for name in (
         *("activation", "batchnorm", "conv", "distance", "flatten", "fold", "linear", "loss", "normalization"),
@@ -83,7 +83,7 @@ def may_draw(module: nn.Module) -> bool:
         return True
     if type(module) is nn.Sequential:
         return any(may_draw(child) for child in module if child is not None)
-    return type(module).__module__ not in _QUIET_HOMES
+    return type(module).__module__ not in _DETERMINISTIC_PACKAGES
 
 
 def install(runtime: Runtime, modules: Iterable[nn.Module]) -> None:

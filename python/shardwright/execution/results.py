@@ -63,7 +63,7 @@ class Response:
             task.responses.append(self)
 
     def answered(self, call: Call, last: int, answer: _core.Answer | _core.Description) -> None:
-        """Set which call gave the result, the how manieth of the requests that was, and what came of it."""
+        """Set the call that gave the result, its index among the requests, and its answer."""
         self.holder, self.module, self.last = call.rank, call.module, last
         if isinstance(answer, _core.Answer):
             self._parts = answer.parts
@@ -172,8 +172,8 @@ def origins_of(tensors: list[torch.Tensor]) -> dict[int, Origin]:
     return origins
 
 
-def let_go(task: RunningTask) -> None:
-    """Have ranks forget results which nothing here refers to any more."""
+def release_unused(task: RunningTask) -> None:
+    """Let other ranks free the results that nothing here refers to any more."""
     if not task.responses:
         return
     kept = []
@@ -196,14 +196,14 @@ def finish(task: RunningTask) -> None:
     """At the end of a task: wait for its answers, and bring here what something else than the task still refers to."""
     for response in task.responses:
         response.verify()
-    let_go(task)
+    release_unused(task)
     for response in task.responses:
         bring(response.tensors)
-    let_go(task)
+    release_unused(task)
 
 
 def _references() -> int:
-    """How many references there are to a tensor of a list that nothing else refers to, as :func:`let_go` counts."""
+    """The reference count of a tensor that only a list refers to, as :func:`release_unused` reads it."""
     tensors = [torch.empty(0)]
     (count,) = (sys.getrefcount(tensor) for tensor in tensors)
     return count

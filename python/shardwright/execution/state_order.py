@@ -14,7 +14,7 @@ from shardwright.execution.turn import Turn
 from shardwright.scheduling import Scheduling
 
 if TYPE_CHECKING:
-    from shardwright.execution.stays import KeptHere
+    from shardwright.execution.stateful import StatefulModules
     from shardwright.job.runtime import Runtime
 
 
@@ -43,7 +43,7 @@ class StateOrder:
         self._by_forwards = True
         self._learns = not self._has_learnt
         for kept in all_kept(placed_models(runtime)):
-            kept.count_on(None)
+            kept.expect_counts(None)
 
     def end_step(self, runtime: Runtime) -> None:
         """A step has succeeded: how often its microbatches came is what will be expected of the next ones."""
@@ -52,10 +52,10 @@ class StateOrder:
         self._learns, self._has_learnt, self._by_forwards = False, True, False
         counts = {(model, state): count for model, state, count in runtime.server.stays()}
         for kept in all_kept(placed_models(runtime)):
-            kept.count_on(counts)
+            kept.expect_counts(counts)
 
 
-def all_kept(placements: Iterable[Placed]) -> list[KeptHere]:
+def all_kept(placements: Iterable[Placed]) -> list[StatefulModules]:
     """What modules of these models keep here."""
     return [placement.kept for placement in placements if placement.kept is not None]
 

@@ -22,7 +22,7 @@ Defer = Callable[[WeightGradients], None]
 #: Nodes that give up what they have saved when they run: those of compiled modules refuse to keep it.
 _RUN_ONCE = ("CompiledFunctionBackward",)
 #: Gradients go straight on over at most so many calls: each is told of all behind it, a quadratic number in all.
-_MOST_ONWARD = 32
+_MAX_ONWARD = 32
 
 
 class RemoteBackward(Protocol):
@@ -186,7 +186,7 @@ class _LevelBackward:
             asked.append((call, [(index, gradient) for index, gradient in gradients if gradient is not None]))
             del gradients
             last = call
-            for _ in range(_MOST_ONWARD):
+            for _ in range(_MAX_ONWARD):
                 onward = self.levels.onward(last)
                 if onward is None:
                     break

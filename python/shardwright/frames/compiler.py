@@ -15,14 +15,14 @@ R = TypeVar("R")
 
 _set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 #: Functions whose own code is not compiled, and that the compiler has not been told of.
-_untold: list[Callable[..., Any]] = []
+_unregistered: list[Callable[..., Any]] = []
 
 
 def untraced(function: Callable[P, R]) -> Callable[P, R]:
     """Have the compiler not trace a function into what it compiles, nor compile the function's own code."""
     assert isinstance(function, FunctionType), "it has code"
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _untold.append(function)
+    _unregistered.append(function)
     return function
 
 
@@ -40,10 +40,10 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     return untraced(run)
 
 
-def tell_compiler() -> None:
+def register_with_compiler() -> None:
     """Tell the compiler of these functions, once the script has loaded it: that takes long, so it is not done here."""
-    if _untold:
+    if _unregistered:
         decorators = sys.modules.get("torch._dynamo.decorators")
         if decorators is not None and hasattr(decorators, "skip"):  # and not half loaded
-            while _untold:
-                decorators.skip(_untold.pop())
+            while _unregistered:
+                decorators.skip(_unregistered.pop())

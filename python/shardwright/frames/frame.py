@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from shardwright.errors import FrameError
 from shardwright.frames.cut import Slot, hook_on
 from shardwright.frames.leaves import Leaves
-from shardwright.frames.watch import MemoryElsewhere, Watched
+from shardwright.frames.watch import RemoteMemory, Watched
 
 Hook = Callable[[torch.Tensor], Any]
 TensorHooks = dict[tuple[Node, int], list[Hook]]
@@ -161,7 +161,7 @@ class Frame:
     answers: bool = False
     guarded: set[Node] = field(default_factory=set)
     in_backward: bool = False
-    elsewhere: MemoryElsewhere = field(default_factory=MemoryElsewhere)
+    elsewhere: RemoteMemory = field(default_factory=RemoteMemory)
     checkpointed: bool = False
     leaves: Leaves = field(default_factory=Leaves)
     place: int = 0
@@ -172,7 +172,7 @@ class Frame:
         """Whether its backward may run in two parts, which runs some nodes twice and keeps what they have saved."""
         return not (self.hooked or self.retain_graph or self.checkpointed)
 
-    def rehearsal(self) -> Frame:
+    def trial(self) -> Frame:
         """Another frame of the same code, which refuses what this one does; what it keeps of graphs goes with it."""
         return Frame(
             self.microbatch,

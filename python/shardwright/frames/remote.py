@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardwright.errors import FrameError
-from shardwright.frames.compiler import tell_compiler, uncompiled, untraced
+from shardwright.frames.compiler import register_with_compiler, uncompiled, untraced
 from shardwright.frames.grad_mode import GradMode
 
 _quiet: Any = torch._C.DisableTorchFunctionSubclass
@@ -117,7 +117,7 @@ def made_by(node: Node) -> Node:
 
 def remote_tensor(shape: list[int], strides: list[int], dtype: torch.dtype, device: str, source: Source) -> Any:
     """Make a tensor of such a description, without a graph, whose values are elsewhere."""
-    tell_compiler()
+    register_with_compiler()
     with GradMode(False):
         tensor: Any = torch.Tensor._make_wrapper_subclass(
             RemoteTensor, shape, strides=strides, dtype=dtype, device=torch.device(device)

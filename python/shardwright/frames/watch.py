@@ -44,7 +44,7 @@ class TensorMemory:
         return not _expired(self.id)
 
 
-class MemoryElsewhere:
+class RemoteMemory:
     """What a frame knows of its tensors' memory on other ranks: what is one there, and what is kept there."""
 
     def __init__(self) -> None:

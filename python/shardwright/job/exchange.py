@@ -29,7 +29,7 @@ class Gathers:
         self._begun[channel] += 1
         return self.epoch, self._begun[channel]
 
-    def begin_anew(self, epoch: int) -> None:
+    def reset(self, epoch: int) -> None:
         """Count anew: some ranks had begun gathers that others will not call."""
         self._begun.clear()
         self.epoch = epoch
@@ -67,7 +67,7 @@ def receive_object(
     if (received := _received(runtime, rank, channel, 0.1 if deadline is None else 0.0)) is not None:
         return received
     what = f"an object from rank {rank} on channel {channel!r}" if what is None else what
-    with Wait(runtime, what, [rank], is_for_ever=deadline is None) as wait:
+    with Wait(runtime, what, [rank], ends_by_message=deadline is None) as wait:
         while True:
             if (received := _received(runtime, rank, channel, 0.1)) is not None:
                 return received

@@ -1,4 +1,4 @@
-"""Python objects between ranks: send, receive, broadcast, all-gather and barriers (the spec's 2.3)."""
+"""Sending Python objects between ranks: send, receive, broadcast, all-gather and barriers (spec, 2.3)."""
 
 from __future__ import annotations
 
@@ -15,43 +15,72 @@ _CHANNEL = "objects"
 
 
 def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
-    """Send to a global rank on a channel of the library's own, apart from the script's objects."""
+    """Send a value to a global rank on an internal channel, separate from the script's objects."""
     send_object(runtime, rank, channel, *encode(value))
 
 
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
-    """Wait for what a global rank sent by :func:`send_on`; raises ``TimeoutError`` at a deadline (monotonic time)."""
+    """Receive a value sent by :func:`send_on`; raises ``TimeoutError`` after ``deadline`` (monotonic time)."""
     return decode_from(runtime, rank, *receive_object(runtime, rank, channel, deadline))
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
-    """Send an object to a rank, which takes it by :func:`recv_from`; does not wait for it.
+    """Send an object to a rank, which receives it with :func:`recv_from` (spec, 2.3).
+
+    Returns without waiting for the receiver.
 
     Args:
-        obj: Any value of the types that cross ranks, tensors included (they arrive on the receiver's device).
-        dest_rank: The receiver.
-        rank_type: How ``dest_rank`` is meant.
+        obj: The object. Tensors in it arrive on the receiver's device.
+        dest_rank: The receiving rank.
+        rank_type: How ``dest_rank`` is interpreted.
 
     Raises:
-        ConfigError: There is no such rank, or type of ranks.
-        UnsupportedValueError: The object holds a value of a type that cannot cross ranks.
+        ConfigError: ``dest_rank`` does not exist, or ``rank_type`` is not a :class:`RankType`.
+        UnsupportedValueError: The object contains a value of a type that cannot be sent.
         PeerLostError: The receiver is gone.
+        ShardwrightError: ``smp.init`` has not been called.
     """
     send_on(current_runtime(), global_rank(dest_rank, rank_type, "dest_rank"), _CHANNEL, obj)
 
 
 def recv_from(src_rank: int, rank_type: RankType) -> Any:
-    """Wait for the next object that a rank sent or broadcast to this one.
+    """Receive the next object that a rank sent or broadcast to this rank (spec, 2.3).
+
+    Blocks until the object has arrived.
+
+    Args:
+        src_rank: The sending rank.
+        rank_type: How ``src_rank`` is interpreted.
+
+    Returns:
+        The object.
 
     Raises:
-        ConfigError: There is no such rank, or type of ranks.
+        ConfigError: ``src_rank`` does not exist, or ``rank_type`` is not a :class:`RankType`.
+        UnsupportedValueError: The object is of a class that is not registered on this rank.
         PeerLostError: The sender is gone.
+        RemoteError: The step in which this is called has failed on another rank.
+        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
+        ShardwrightError: ``smp.init`` has not been called.
     """
     return receive_on(current_runtime(), global_rank(src_rank, rank_type, "src_rank"), _CHANNEL)
 
 
 def broadcast(obj: Any, group: CommGroup) -> None:
-    """Send an object to all others in a group, which take it by :func:`recv_from`."""
+    """Send an object to all other ranks of a group, which receive it with :func:`recv_from` (spec, 2.3).
+
+    Returns without waiting for the receivers.
+
+    Args:
+        obj: The object. Tensors in it arrive on each receiver's device.
+        group: The group.
+
+    Raises:
+        ConfigError: ``group`` is not a :class:`CommGroup`.
+        UnsupportedValueError: The object contains a value of a type that cannot be sent.
+        PeerLostError: A receiver is gone.
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     runtime = current_runtime()
     for rank in group_ranks(group):
         if rank != runtime.place.rank:
@@ -59,28 +88,45 @@ def broadcast(obj: Any, group: CommGroup) -> None:
 
 
 def allgather(obj: Any, group: CommGroup) -> list[Any]:
-    """Every rank's object, in the order of the group's ranks; called by all of them.
+    """Gather an object from every rank of a group (spec, 2.3). All ranks of the group must call this.
+
+    Args:
+        obj: The object of this rank.
+        group: The group.
+
+    Returns:
+        The objects of all ranks, in the order of their ranks.
 
     Raises:
-        ShardwrightError: Another rank calls something else, or has called it more often.
+        ConfigError: ``group`` is not a :class:`CommGroup`.
+        UnsupportedValueError: The object contains a value of a type that cannot be sent.
+        PeerLostError: A rank of the group is gone.
+        RemoteError: The step in which this is called has failed on another rank.
+        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
+        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
+            has not been called.
     """
     return gathered("smp.allgather", obj, group)
 
 
 def gathered(operation: str, obj: Any, group: CommGroup, *, to_first: bool = False) -> list[Any]:
-    """Every rank's object, in the order of the group's ranks; called by all of them.
+    """Gather an object from every rank of a group. All ranks of the group must call this.
 
-    Calls are numbered, and say what they are for: one that was interrupted leaves objects behind, which must not be
-    taken for those of the next, and where one rank saves another one may have come to a barrier.
+    Messages carry the number of the call and its operation: an interrupted call leaves objects behind that the next
+    call must not receive, and another rank may have called something else.
 
     Args:
-        operation: What the ranks have to call together, for errors.
-        obj: This rank's.
-        group: The ranks.
-        to_first: Whether only the group's first rank needs the objects; the others get an empty list and do not wait.
+        operation: The name of the calling function, for error messages.
+        obj: The object of this rank.
+        group: The group.
+        to_first: Gather to the first rank of the group only; the others return an empty list without waiting.
+
+    Returns:
+        The objects of all ranks, in the order of their ranks.
 
     Raises:
-        ShardwrightError: Another rank calls something else, or has called more.
+        ConfigError: ``group`` is not a :class:`CommGroup`.
+        ShardwrightError: Another rank calls a different function, or has called this one more often.
     """
     runtime = current_runtime()
     ranks = group_ranks(group)
@@ -112,15 +158,43 @@ def _object_of(runtime: Runtime, rank: int, channel: str, call: tuple[int, int],
 
 
 def barrier(group: CommGroup = WORLD) -> None:
-    """Wait until every rank of the group has called this."""
+    """Wait until every rank of a group has called this (spec, 2.3).
+
+    Args:
+        group: The group; by default all ranks.
+
+    Raises:
+        ConfigError: ``group`` is not a :class:`CommGroup`.
+        PeerLostError: A rank of the group is gone.
+        RemoteError: The step in which this is called has failed on another rank.
+        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
+        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
+            has not been called.
+    """
     gathered("smp.barrier", None, group)
 
 
 def dp_barrier() -> None:
-    """Wait for the data-parallel group."""
+    """Wait until every rank of DP_GROUP has called this (spec, 2.3).
+
+    Raises:
+        PeerLostError: A rank of the group is gone.
+        RemoteError: The step in which this is called has failed on another rank.
+        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
+        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
+            has not been called.
+    """
     barrier(DP_GROUP)
 
 
 def mp_barrier() -> None:
-    """Wait for the model replica."""
+    """Wait until every rank of MP_GROUP has called this (spec, 2.3).
+
+    Raises:
+        PeerLostError: A rank of the group is gone.
+        RemoteError: The step in which this is called has failed on another rank.
+        StallError: All ranks wait for one another, or the job has made no progress for ``stall_timeout_seconds``.
+        ShardwrightError: Another rank calls a different function or has called this one more often, or ``smp.init``
+            has not been called.
+    """
     barrier(MP_GROUP)

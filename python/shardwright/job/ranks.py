@@ -1,4 +1,4 @@
-"""Ranks, sizes and groups of the job (the spec's 2.2)."""
+"""Ranks, sizes and groups of the job (spec, 2.2)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Any
 
 from shardwright.errors import ConfigError
 from shardwright.job.runtime import current_runtime
-from shardwright.shown import shown
+from shardwright.safe_repr import safe_repr
 
 
 class CommGroup(Enum):
-    """A set of ranks to communicate with, always the one that the calling rank belongs to."""
+    """A communication group (spec, 2.2). Each member stands for the group of that kind that contains the calling rank.
+
+    Attributes:
+        WORLD: All ranks of the job.
+        MP_GROUP: The ranks of one model replica.
+        DP_GROUP: The ranks that run the same pipeline stage.
+        PP_GROUP: The ranks of one pipeline, one for each stage.
+        TP_GROUP: The ranks that divide the same modules, a subset of DP_GROUP.
+        RDP_GROUP: The ranks that hold the same parameters, a subset of DP_GROUP.
+    """
 
     WORLD = "WORLD"
     MP_GROUP = "MP_GROUP"
@@ -23,7 +32,16 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """How an integer rank is meant: globally, or as a place in one of the calling rank's groups."""
+    """How an integer rank is interpreted (spec, 2.2).
+
+    Attributes:
+        WORLD_RANK: The global rank.
+        MP_RANK: The index in the calling rank's MP_GROUP.
+        DP_RANK: The index in its DP_GROUP.
+        PP_RANK: The index in its PP_GROUP.
+        TP_RANK: The index in its TP_GROUP.
+        RDP_RANK: The index in its RDP_GROUP.
+    """
 
     WORLD_RANK = "WORLD"
     MP_RANK = "MP_GROUP"
@@ -42,26 +60,44 @@ RDP_GROUP = CommGroup.RDP_GROUP
 
 
 def group_ranks(group: CommGroup) -> list[int]:
-    """The global ranks of the calling rank's group, ascending.
+    """Return the global ranks of one of the calling rank's groups.
+
+    Args:
+        group: The group.
+
+    Returns:
+        The global ranks, in ascending order.
 
     Raises:
-        ConfigError: It is no group.
+        ConfigError: ``group`` is not a :class:`CommGroup`.
+        ShardwrightError: ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     if not isinstance(group, CommGroup):
-        raise ConfigError(f"group is {shown(group)}; allowed: {', '.join(f'smp.{each.name}' for each in CommGroup)}")
+        raise ConfigError(
+            f"group is {safe_repr(group)}; allowed: {', '.join(f'smp.{each.name}' for each in CommGroup)}"
+        )
     return list(runtime.place.topology.group(group.value, runtime.place.rank))
 
 
 def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
-    """The global rank that ``rank`` means, which errors call ``argument``.
+    """Return the global rank for a rank of some type.
+
+    Args:
+        rank: The rank.
+        rank_type: How ``rank`` is interpreted.
+        argument: The name of the argument in error messages.
+
+    Returns:
+        The global rank.
 
     Raises:
-        ConfigError: There is no such rank in the group, or no such type of ranks.
+        ConfigError: ``rank`` is not an integer or not in the group, or ``rank_type`` is not a :class:`RankType`.
+        ShardwrightError: ``smp.init`` has not been called.
     """
     if not isinstance(rank_type, RankType):
         allowed = ", ".join(f"smp.RankType.{each.name}" for each in RankType)
-        raise ConfigError(f"rank_type is {shown(rank_type)}; allowed: {allowed}")
+        raise ConfigError(f"rank_type is {safe_repr(rank_type)}; allowed: {allowed}")
     if type(rank) is not int:
         rank = _as_integer(rank, argument)
     if rank_type is RankType.WORLD_RANK and 0 <= rank < current_runtime().place.launch.world_size:
@@ -73,146 +109,242 @@ def global_rank(rank: int, rank_type: RankType, argument: str = "rank") -> int:
 
 
 def _as_integer(rank: Any, argument: str) -> int:
-    """A rank of another type of whole numbers, such as NumPy's."""
+    """Convert a rank of another integer type, such as NumPy's."""
     try:
         if isinstance(rank, bool):
             raise TypeError
         return operator.index(rank)
     except TypeError:
-        raise ConfigError(f"{argument} is {shown(rank)}, a {type(rank).__name__}; allowed: an integer") from None
+        raise ConfigError(f"{argument} is {safe_repr(rank)}, a {type(rank).__name__}; allowed: an integer") from None
 
 
-def _place(group: CommGroup) -> int:
+def _index(group: CommGroup) -> int:
     return group_ranks(group).index(current_runtime().place.rank)
 
 
 def rank() -> int:
-    """The global rank."""
+    """Return the global rank of the calling process (spec, 2.2).
+
+    Returns:
+        The rank, from 0 to ``size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return current_runtime().place.rank
 
 
 def size() -> int:
-    """The number of ranks of the job."""
+    """Return the number of ranks in the job (spec, 2.2).
+
+    Returns:
+        The number of ranks.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return len(group_ranks(WORLD))
 
 
 def local_rank() -> int:
-    """The rank among the job's processes on this host."""
+    """Return the rank among the processes of the job on this host (spec, 2.2).
+
+    Returns:
+        The rank, from 0 to ``local_size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return current_runtime().place.launch.local_rank
 
 
 def local_size() -> int:
-    """The number of the job's processes on this host."""
+    """Return the number of processes of the job on this host (spec, 2.2).
+
+    Returns:
+        The number of processes.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return current_runtime().place.launch.local_size
 
 
 def mp_rank() -> int:
-    """The place in MP_GROUP: one model replica."""
-    return _place(MP_GROUP)
+    """Return the index of this rank in MP_GROUP, the ranks of one model replica (spec, 2.2).
+
+    Returns:
+        The index, from 0 to ``mp_size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
+    return _index(MP_GROUP)
 
 
 def mp_size() -> int:
-    """The number of ranks of one model replica."""
+    """Return the size of MP_GROUP: the size of one model replica (spec, 2.2).
+
+    Returns:
+        The number of ranks.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return len(group_ranks(MP_GROUP))
 
 
 def dp_rank() -> int:
-    """The place in DP_GROUP: ranks of one stage."""
-    return _place(DP_GROUP)
+    """Return the index of this rank in DP_GROUP, the ranks of one pipeline stage (spec, 2.2).
+
+    Returns:
+        The index, from 0 to ``dp_size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
+    return _index(DP_GROUP)
 
 
 def dp_size() -> int:
-    """The data-parallel degree, tensor-parallel ranks included."""
+    """Return the size of DP_GROUP: the data-parallel degree, tensor-parallel ranks included (spec, 2.2).
+
+    Returns:
+        The number of ranks.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return len(group_ranks(DP_GROUP))
 
 
 def pp_rank() -> int:
-    """The place in PP_GROUP: the stages of one pipeline."""
-    return _place(PP_GROUP)
+    """Return the index of this rank in PP_GROUP: the pipeline stage (spec, 2.2).
+
+    Returns:
+        The index, from 0 to ``pp_size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
+    return _index(PP_GROUP)
 
 
 def pp_size() -> int:
-    """The pipeline-parallel degree."""
+    """Return the size of PP_GROUP: the pipeline-parallel degree (spec, 2.2).
+
+    Returns:
+        The number of ranks.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return len(group_ranks(PP_GROUP))
 
 
 def tp_rank() -> int:
-    """The place in TP_GROUP: ranks that split the same modules."""
-    return _place(TP_GROUP)
+    """Return the index of this rank in TP_GROUP, the ranks that divide the same modules (spec, 2.2).
+
+    Returns:
+        The index, from 0 to ``tp_size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
+    return _index(TP_GROUP)
 
 
 def tp_size() -> int:
-    """The tensor-parallel degree."""
+    """Return the size of TP_GROUP: the tensor-parallel degree (spec, 2.2).
+
+    Returns:
+        The number of ranks.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return len(group_ranks(TP_GROUP))
 
 
 def rdp_rank() -> int:
-    """The place in RDP_GROUP: ranks that hold the same parameters."""
-    return _place(RDP_GROUP)
+    """Return the index of this rank in RDP_GROUP, the ranks that hold the same parameters (spec, 2.2).
+
+    Returns:
+        The index, from 0 to ``rdp_size() - 1``.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
+    return _index(RDP_GROUP)
 
 
 def rdp_size() -> int:
-    """The reduced data-parallel degree."""
+    """Return the size of RDP_GROUP: the reduced data-parallel degree (spec, 2.2).
+
+    Returns:
+        The number of ranks.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return len(group_ranks(RDP_GROUP))
 
 
 def get_mp_group() -> list[int]:
-    """The global ranks of MP_GROUP."""
+    """Return the ranks of MP_GROUP (spec, 2.2).
+
+    Returns:
+        The global ranks, in ascending order.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return group_ranks(MP_GROUP)
 
 
 def get_dp_group() -> list[int]:
-    """The global ranks of DP_GROUP."""
+    """Return the ranks of DP_GROUP (spec, 2.2).
+
+    Returns:
+        The global ranks, in ascending order.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return group_ranks(DP_GROUP)
 
 
 def get_pp_group() -> list[int]:
-    """The global ranks of PP_GROUP."""
+    """Return the ranks of PP_GROUP (spec, 2.2).
+
+    Returns:
+        The global ranks, in ascending order.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return group_ranks(PP_GROUP)
 
 
 def get_tp_group() -> list[int]:
-    """The global ranks of TP_GROUP."""
+    """Return the ranks of TP_GROUP (spec, 2.2).
+
+    Returns:
+        The global ranks, in ascending order.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return group_ranks(TP_GROUP)
 
 
 def get_rdp_group() -> list[int]:
-    """The global ranks of RDP_GROUP."""
+    """Return the ranks of RDP_GROUP (spec, 2.2).
+
+    Returns:
+        The global ranks, in ascending order.
+
+    Raises:
+        ShardwrightError: ``smp.init`` has not been called.
+    """
     return group_ranks(RDP_GROUP)
-
-
-def _process_group(group: CommGroup) -> Any:
-    groups = current_runtime().process_groups
-    if group.value not in groups:
-        raise ConfigError("process groups of torch.distributed exist only with the configuration key ddp=True")
-    return groups[group.value]
-
-
-def get_world_process_group() -> Any:
-    """The ``torch.distributed`` group of the whole job; needs ``ddp``."""
-    return _process_group(WORLD)
-
-
-def get_mp_process_group() -> Any:
-    """The ``torch.distributed`` group of MP_GROUP; needs ``ddp``."""
-    return _process_group(MP_GROUP)
-
-
-def get_dp_process_group() -> Any:
-    """The ``torch.distributed`` group of DP_GROUP; needs ``ddp``."""
-    return _process_group(DP_GROUP)
-
-
-def get_pp_process_group() -> Any:
-    """The ``torch.distributed`` group of PP_GROUP; needs ``ddp``."""
-    return _process_group(PP_GROUP)
-
-
-def get_tp_process_group() -> Any:
-    """The ``torch.distributed`` group of TP_GROUP; needs ``ddp``."""
-    return _process_group(TP_GROUP)
-
-
-def get_rdp_process_group() -> Any:
-    """The ``torch.distributed`` group of RDP_GROUP; needs ``ddp``."""
-    return _process_group(RDP_GROUP)

@@ -36,7 +36,7 @@ class Runtime:
         owns_process_group: Whether the default group was made here.
         waits: What the main thread waits for outside the execution server, the innermost last.
         observer: Looks at long waits; None in a job of one rank.
-        farewell: Why this rank leaves the job, when an exception ended its script.
+        script_error: Why this rank leaves the job, when an exception ended its script.
     """
 
     logger = logs.logger
@@ -53,7 +53,7 @@ class Runtime:
         self.owns_process_group = False
         self.waits: list[Wait] = []
         self.observer: StallObserver | None = None
-        self.farewell: dict[str, str] | None = None
+        self.script_error: dict[str, str] | None = None
         self.pid = os.getpid()
         self._parts: dict[type[Any], Any] = {}
 

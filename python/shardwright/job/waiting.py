@@ -17,27 +17,27 @@ from shardwright.job.threads import thread
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: Shorter waits are nobody's business.
+#: Shorter waits are not reported.
 _UNNOTICED_SECONDS = 0.5
 #: How long a collective is waited for before the next look whether the wait still makes sense.
 _CHECK_INTERVAL = timedelta(milliseconds=20)
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1e-5, 1e-3
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1e-5, 1e-3
 
 
 _numbers = itertools.count(1)
 
 
 class StallObserver(Protocol):
-    """Looks at waits that are long, and at whether the ranks wait for one another."""
+    """Watches long waits, and detects deadlocks."""
 
-    def want(self) -> None:
-        """Something here has waited for ``stall_report_seconds``, or for twice that, and so on."""
+    def request_report(self) -> None:
+        """Request a stall report: a wait has lasted ``stall_report_seconds``, or twice that, and so on."""
 
     def check(self, wait: int, failed: BaseException | None = None) -> None:
-        """Raise if the wait with this number can never end; with the error that ended it, find out whether it could."""
+        """Raise if the wait with this number can never end; ``failed`` is the error that ended it, if one did."""
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
 
 
 class Wait:
@@ -53,24 +53,24 @@ class Wait:
         what: str,
         needed: list[int],
         *,
-        is_for_ever: bool = False,
+        ends_by_message: bool = False,
         collective: int | None = None,
     ) -> None:
         """Begin.
 
         Args:
             runtime: The rank that waits.
-            what: Names what is waited for.
-            needed: The ranks that it needs.
-            is_for_ever: Whether only another rank's script, by an object for this one, can end it.
-            collective: Which one of the needed ranks' collectives it is for, where they are counted.
+            what: What is waited for, as text.
+            needed: The ranks that are waited for.
+            ends_by_message: Whether only an object sent by another rank's script can end the wait.
+            collective: The index of the collective among those of the needed ranks, where they are counted.
         """
         self.number = next(_numbers)
-        self.is_for_ever = is_for_ever
+        self.ends_by_message = ends_by_message
         self.collective = None if collective is None else (needed, collective)
-        #: When the last look that found nothing began.
-        self.looked = -float("inf")
-        self._look_began = self.looked
+        #: When the last check that found nothing began.
+        self.last_checked = -float("inf")
+        self._check_began = self.last_checked
         self._runtime = runtime
         self._what = what
         self._needed = needed
@@ -98,11 +98,11 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """For how long it has waited."""
+        """The seconds waited so far."""
         return time.monotonic() - self._began
 
     def describe(self) -> str:
-        """For how long it has waited, and for what."""
+        """Describe the wait in one line."""
         return f"rank {self._runtime.place.rank} has waited {self.seconds:.1f} s for {self._what}"
 
     def until_completed(self, work: Any, device: torch.device) -> None:
@@ -113,7 +113,7 @@ class Wait:
             PeerLostError: See there.
             StallError: See there.
         """
-        pause = _SHORTEST_PAUSE_SECONDS
+        pause = _MIN_PAUSE_SECONDS
         while not work.is_completed():
             self.check()
             if device.type == "cpu":  # Gloo wakes up whoever waits, and to it a timeout means nothing
@@ -121,10 +121,10 @@ class Wait:
                     work.wait(_CHECK_INTERVAL)
             else:
                 time.sleep(pause)
-                pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+                pause = min(pause * 1.5, _MAX_PAUSE_SECONDS)
 
     def check(self) -> None:
-        """Look whether the wait still makes sense; called again and again.
+        """Check whether the wait can still end; called periodically.
 
         Raises:
             RemoteError: The step has failed elsewhere.
@@ -136,7 +136,7 @@ class Wait:
         runtime.check_abort(self._needed)
         if runtime.observer is not None:
             runtime.observer.check(self.number)
-        self.looked, self._look_began = self._look_began, time.monotonic()
+        self.last_checked, self._check_began = self._check_began, time.monotonic()
         waited = self.seconds
         if waited < _UNNOTICED_SECONDS or not self._on_main:
             return
@@ -145,7 +145,7 @@ class Wait:
         if waited >= self._next_report:
             self._next_report *= 2
             if runtime.observer is not None:
-                runtime.observer.want()
+                runtime.observer.request_report()
         if quiet >= runtime.place.cfg.stall_timeout_seconds:
             raise StallError(
                 f"nothing in the job has made progress for {quiet:.1f} s; "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OPERATION = "smp.DistributedModel"
 
 
-class _Said(NamedTuple):
+class _TensorInfo(NamedTuple):
     """What a rank tells of a tensor of its model.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Said(NamedTuple):
     divided: bool
 
 
-def check_alike(module: nn.Module, runtime: Runtime) -> None:
+def check_same_model(module: nn.Module, runtime: Runtime) -> None:
     """Refuse models that differ between ranks, before their tensors meet in collectives; all ranks of the job call it.
 
     Parameters that not all tensor-parallel ranks have, such as those of distributed modules that only one of them
@@ -49,14 +49,14 @@ def check_alike(module: nn.Module, runtime: Runtime) -> None:
     if world == 1:
         return
     divided = named_shardings(module)
-    said = {name: _told(tensor, name in divided) for name, tensor in _named_tensors(module)}
-    # What all ranks have in common is compared by a few bytes; what they have is told only where that differs.
-    common = repr(sorted((name, *each) for name, each in said.items() if not each.divided))
+    own = {name: _tensor_info(tensor, name in divided) for name, tensor in _named_tensors(module)}
+    # What all ranks have in common is compared by a few bytes; details are sent only where that differs.
+    common = repr(sorted((name, *each) for name, each in own.items() if not each.divided))
     digest = hashlib.sha256(common.encode()).hexdigest()
     if len({*gathered(_OPERATION, (digest, bool(divided)), WORLD)}) == 1 and not divided:
         return
-    told = gathered(_OPERATION, {name: tuple(each) for name, each in said.items()}, WORLD)
-    models = [{name: _Said(*each) for name, each in of_rank.items()} for of_rank in told]
+    every = gathered(_OPERATION, {name: tuple(each) for name, each in own.items()}, WORLD)
+    models = [{name: _TensorInfo(*each) for name, each in of_rank.items()} for of_rank in every]
     for rank in range(1, world):
         # What is divided differs between the tensor-parallel ranks of one replica.
         same_place = runtime.place.topology.coordinates(rank)[1] == runtime.place.topology.coordinates(0)[1]
@@ -71,14 +71,14 @@ def _named_tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
-def _told(tensor: torch.Tensor, divided: bool) -> _Said:
+def _tensor_info(tensor: torch.Tensor, divided: bool) -> _TensorInfo:
     trained = tensor.requires_grad if isinstance(tensor, nn.Parameter) else None
     if is_lazy(tensor):
-        return _Said(trained, "not made yet", divided)
-    return _Said(trained, f"{tuple(tensor.shape)} {tensor.dtype}", divided)
+        return _TensorInfo(trained, "not made yet", divided)
+    return _TensorInfo(trained, f"{tuple(tensor.shape)} {tensor.dtype}", divided)
 
 
-def _compare_models(models: list[dict[str, _Said]], rank: int, same_place: bool) -> None:
+def _compare_models(models: list[dict[str, _TensorInfo]], rank: int, same_place: bool) -> None:
     """Hold a rank's model against that of rank 0."""
     for name in dict.fromkeys(name for model in (models[0], models[rank]) for name in model):
         one, other = models[0].get(name), models[rank].get(name)
@@ -94,7 +94,7 @@ def _compare_models(models: list[dict[str, _Said]], rank: int, same_place: bool)
         )
 
 
-def _compare_flags(kind: str, models: list[dict[str, _Said]]) -> None:
+def _compare_flags(kind: str, models: list[dict[str, _TensorInfo]]) -> None:
     for name in dict.fromkeys(name for each in models for name in each):
         flags = [each[name].trained if name in each else None for each in models]
         trained = [rank for rank, flag in enumerate(flags) if flag is True]

@@ -13,7 +13,7 @@ from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.context import Suspended
-from shardwright.execution.results import let_go
+from shardwright.execution.results import release_unused
 from shardwright.execution.serve import deferring
 from shardwright.execution.task import running_task
 from shardwright.frames import Leaves, current_frame, in_frame, owning_edge, run_backward
@@ -57,7 +57,7 @@ def backward(
             "model.backward can be called only in the step function itself when pipeline_parallel_degree > 1"
         )
     number = runtime[StepWeights].give(task.microbatch, weight, tensors)
-    let_go(task)
+    release_unused(task)
     frame.settle()
     grad_tensors = weighted(tensors, grad_tensors, number)
     roots = _roots(tensors, grad_tensors)

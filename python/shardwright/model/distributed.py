@@ -15,7 +15,7 @@ from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
 from shardwright.job.runtime import current_runtime
-from shardwright.model.alike import check_alike
+from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
 from shardwright.model.forwarding import ForwardsAttributes
@@ -23,7 +23,7 @@ from shardwright.model.join import joined
 from shardwright.model.models import Models
 from shardwright.model.placement import Placement
 from shardwright.model.saving import Saving
-from shardwright.model.whole import CURES, MERGES
+from shardwright.model.whole import HINTS, MERGES
 from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_wrapped
 from shardwright.nn.entries import built_in
 from shardwright.tensor_parallel.replacement import replace
@@ -93,7 +93,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             raise ConfigError("the module is a DistributedModel already")
         refuse_wrapped(module)
         runtime = current_runtime()
-        check_alike(module, runtime)
+        check_same_model(module, runtime)
         divided = replace(module, runtime, built_in)
         if any(each.substitute for each in divided.replacements):
             prepare(divided.module, announce=runtime.place.rank == 0)
@@ -199,7 +199,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """Refuse: what is pickled, or copied, could not be a model of this job."""
         raise ShardwrightError(
             "pickling of a smp.DistributedModel (torch.save(model) does it) cannot work: it belongs to a job of "
-            f"running ranks; {CURES['pickling']}"
+            f"running ranks; {HINTS['pickling']}"
         )
 
     def _enter(self, call: Callable[[], Any]) -> None:
@@ -212,7 +212,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         if not self.placement.partitioned:
             self.placement.partition(call)
         else:
-            self.placement.deliver_again()
+            self.placement.resend_decision()
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the wrapped module; its own methods (``generate``, say) divide the model first if need be."""
@@ -221,7 +221,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         except AttributeError:
             value = getattr(super().__getattr__("module"), name)
         if name in MERGES and self.placement.ownership is not None:
-            raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {CURES[name]}")
+            raise NotOwnedError(f"{name} of a model that is divided over pipeline ranks: {HINTS[name]}")
         if self._runtime.place.pp_size == 1 or not callable(value) or getattr(nn.Module, name, None) is not None:
             return value
         if running_task() is None or not hasattr(type(self.module), name):

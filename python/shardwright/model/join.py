@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardwright.data_parallel.uneven import LEFT, TRAINS, Attendance
+from shardwright.data_parallel.uneven import EXHAUSTED, TRAINING, JoinState
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
@@ -22,30 +22,30 @@ def joined(
     runtime: Runtime, replicas: Replicas, divide_by_initial_world_size: bool, throw_on_early_termination: bool
 ) -> Iterator[None]:
     """The body of ``DistributedModel.join``."""
-    attendance = Attendance(runtime, throw_on_early_termination)
-    replicas.attendance = attendance
+    join_state = JoinState(runtime, throw_on_early_termination)
+    replicas.join_state = join_state
     replicas.divides_by_group = divide_by_initial_world_size
     try:
         yield
-        last_present = attendance.present
+        last_active = join_state.active_ranks
         while True:
             begin_step(runtime)
-            attendance.begin_step(runtime[Models].placements, runtime[Models].count)
+            join_state.begin_step(runtime[Models].placements, runtime[Models].count)
             runtime.begin_step_alone("join")
-            says = attendance.announce(LEFT)
-            if says == LEFT:
+            status = join_state.exchange(EXHAUSTED)
+            if status == EXHAUSTED:
                 break
-            last_present = attendance.present
-            if says == TRAINS:
-                replicas.shadow_step()
-            runtime[Updates].stands_aside()
+            last_active = join_state.active_ranks
+            if status == TRAINING:
+                replicas.step_without_batch()
+            runtime[Updates].skip_updates()
             vote(runtime)
-            if says == TRAINS:
+            if status == TRAINING:
                 replicas.end_step()
             runtime.server.leave_step()
         runtime.server.leave_step()
-        replicas.take_over_from(last_present[-1])
+        replicas.take_over_from(last_active[-1])
         runtime[Updates].forget()
     finally:
-        replicas.attendance = None
+        replicas.join_state = None
         replicas.divides_by_group = True

@@ -17,10 +17,10 @@ from shardwright.delayed.materialise import materialise
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible
 from shardwright.execution.call import RemoteModule
-from shardwright.execution.elsewhere import elsewhere
 from shardwright.execution.encoder import pad_with_zeros
 from shardwright.execution.intercept import group_sequential, make_remote, refuse_compiled
-from shardwright.execution.stays import KeptHere
+from shardwright.execution.locations import module_locations
+from shardwright.execution.stateful import StatefulModules
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames import current_frame, in_frame
@@ -29,7 +29,7 @@ from shardwright.huggingface import prepare
 from shardwright.job.objects import receive_on, send_on
 from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
-from shardwright.model.sentinel import STAND_INS, is_sentinel
+from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
 from shardwright.partition.report import announce
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
 
-_said = False
+_warned = False
 
 
-def _say_what_no_trace_finds() -> None:
-    global _said
-    if not _said:
-        _said = True
+def _warn_of_untraced() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
         logs.logger.warning(
             "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
             "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
@@ -106,11 +106,11 @@ class Placement:
         #: A root's decision until all peers have taken it over, and the step in which it was sent last.
         self._undelivered: tuple[str, int] | None = None
         #: What modules keep that run here; None before the model is placed over ranks.
-        self.kept: KeptHere | None = None
+        self.kept: StatefulModules | None = None
         if runtime.place.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
             for name, part in module.named_modules():
-                elsewhere.add(part, name)
+                module_locations.add(part, name)
 
     @property
     def model(self) -> DistributedModel:
@@ -165,7 +165,7 @@ class Placement:
                 # Before the trace, which then sees what training will run.
                 prepare(self.module, announce=runtime.place.rank == 0)
             frame = current_frame()
-            with in_frame(None if frame is None else frame.rehearsal()):
+            with in_frame(None if frame is None else frame.trial()):
                 decision = decide(
                     self.module,
                     call,
@@ -186,14 +186,14 @@ class Placement:
             if runtime.place.rank == 0:  # while the others take it over
                 announce(decision)
                 if runtime.place.cfg.skip_tracing:
-                    _say_what_no_trace_finds()
+                    _warn_of_untraced()
             with in_frame(None):  # the library's own doing, not the step function's
                 self.apply(text)
 
     def _channel(self) -> str:
         return f"partition of model {self.model_id}"
 
-    def deliver_again(self) -> None:
+    def resend_decision(self) -> None:
         """Send the decision once more if the step in which it was sent failed before all peers had taken it over."""
         if self._undelivered is not None and self._undelivered[1] != self.runtime.step.number:
             self._send_to_peers(self._undelivered[0])
@@ -286,7 +286,7 @@ class Placement:
         for name, module in zip(self._names, self._modules, strict=True):
             remote = targets.get(id(module))
             ranks = tuple(runtime.place.pp_ranks[r] for r in decision.follows.get(name, (decision.modules[name],)))
-            elsewhere.add(module, name, ranks, here=remote is None, traced=not runtime.place.cfg.skip_tracing)
+            module_locations.add(module, name, ranks, here=remote is None, traced=not runtime.place.cfg.skip_tracing)
             if remote is not None:
                 make_remote(module, remote, ownership.check)
                 continue
@@ -308,11 +308,11 @@ class Placement:
     def _keep(self, decision: Decision) -> None:
         """Let microbatches come in their order to what modules keep here."""
         modules = dict(zip(self._names, self._modules, strict=True))
-        self.kept = KeptHere(self.runtime, self.model_id, modules, decision)
+        self.kept = StatefulModules(self.runtime, self.model_id, modules, decision)
         self._spans_state = any(decision.is_divided(path) for state in decision.kept for path in state.users)
         for name, module in modules.items():
             if decision.modules[name] == self.runtime.place.pp_rank or name in decision.follows:
-                elsewhere.watch(module, self.kept)
+                module_locations.watch(module, self.kept)
 
     def _seed_calls(self, modules: Iterable[nn.Module]) -> None:
         if self.runtime.place.cfg.reproducible_rng:
@@ -364,7 +364,7 @@ class Placement:
 
     def owned_tensors(self) -> tuple[list[nn.Parameter], list[tuple[nn.Module, str]]]:
         """What a step may change here: parameters, each once, and the module and name of each buffer."""
-        return _core.owned_tensors(self.module, STAND_INS)
+        return _core.owned_tensors(self.module, PLACEHOLDERS)
 
     def owned_parameters(self) -> list[nn.Parameter]:
         """The parameters whose gradients this rank accumulates, each once, in the model's order."""

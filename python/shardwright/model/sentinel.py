@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 from shardwright.delayed.materialise import forget
 from shardwright.errors import NotOwnedError
 from shardwright.frames import current_frame
-from shardwright.model.whole import CURES, whole_call
+from shardwright.model.whole import HINTS, whole_call
 from shardwright.patches import original_of
 
 _Function = Callable[..., Any]
@@ -235,12 +235,12 @@ class ReleasedParameter(nn.Parameter):
 
 
 #: The types of what stands for another rank's tensors.
-STAND_INS = frozenset((Sentinel, ReleasedParameter))
+PLACEHOLDERS = frozenset((Sentinel, ReleasedParameter))
 
 
 def is_sentinel(value: object) -> bool:
     """Whether `value` stands for a tensor that another rank owns."""
-    return type(value) in STAND_INS  # exact types: an instance check of parameters costs a Python call
+    return type(value) in PLACEHOLDERS  # exact types: an instance check of parameters costs a Python call
 
 
 def release(original: torch.Tensor, sentinel: Sentinel) -> None:
@@ -333,7 +333,7 @@ def _message(sentinel: Sentinel, operation: str) -> str:
     if whole is not None:
         return (
             f"{whole} needs the values of all parameters, but those of {sentinel.sentinel_kind} "
-            f"{sentinel.sentinel_name!r} live on pp_rank {sentinel.sentinel_owner}: {CURES[whole]}"
+            f"{sentinel.sentinel_name!r} live on pp_rank {sentinel.sentinel_owner}: {HINTS[whole]}"
         )
     module = sentinel.sentinel_name.rpartition(".")[0]
     holder = f"module {module!r}" if module else "the model itself"

@@ -35,8 +35,8 @@ def whole_state_dict(
     part = on_cpu(local_state_dict(module, ownership))
     part.pop(PARTIAL_KEY)
     divided = {name for name, sharding in shardings.items() if sharding.is_divided}
-    told = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
-    every = (to_first_tensor_rank if to_first else over_tensor_ranks)(told, "state_dict")
+    own = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
+    every = (to_first_tensor_rank if to_first else over_tensor_ranks)(own, "state_dict")
     if not every:
         return OrderedDict()
     # What is on one tp rank alone, such as a bias, is missing from the names of others.

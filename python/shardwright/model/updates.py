@@ -17,14 +17,14 @@ from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-_CURE = (
+_HINT = (
     "the weights of ranks may differ, and no step runs. Load weights on every rank (model.load_state_dict), with the "
     "optimizer's state that belongs to them (optimizer.load_state_dict); or call smp.resume_after_failure(error) on "
     "every rank to go on as they are"
 )
 
 
-class Said(NamedTuple):
+class UpdateStatus(NamedTuple):
     """What ranks tell each other at the end of a step, of the time since the last one.
 
     Attributes:
@@ -75,7 +75,7 @@ class Updates:
         if self._calls is not None:
             self._calls += 1
 
-    def stands_aside(self) -> None:
+    def skip_updates(self) -> None:
         """This rank has no batches left, and only takes part in the others' reductions."""
         self._calls = None
 
@@ -107,26 +107,26 @@ class Updates:
         if self.refusal is not None:
             raise PartialUpdateError(self.refusal)
 
-    def refuse(self, why: str, cure: str = _CURE) -> None:
+    def refuse(self, why: str, hint: str = _HINT) -> None:
         """Let no step run, and say what lets it run again."""
         if self.refusal is None:
-            self.refusal = f"{why}: {cure}"
+            self.refusal = f"{why}: {hint}"
 
-    def said(self) -> Said:
+    def status(self) -> UpdateStatus:
         """What this rank tells the others."""
         owns = any(placement.owned_parameters() for placement in self._runtime[Models].placements)
-        return Said(self._updated if owns else None, self._interrupted, self._calls)
+        return UpdateStatus(self._updated if owns else None, self._interrupted, self._calls)
 
-    def compare(self, said: Mapping[int, Said]) -> None:
-        """Compare what all ranks of the job have said, at the end of a step that is well so far.
+    def compare(self, statuses: Mapping[int, UpdateStatus]) -> None:
+        """Compare what all ranks of the job have sent, at the end of a step that is well so far.
 
         Raises:
             PartialUpdateError: A signal was caught between the steps, and only some ranks have updated their weights
                 since; or ranks have called ``step()`` of distributed optimizers unequally often. All ranks raise it.
         """
-        interrupted = [rank for rank, each in said.items() if each.interrupted]
-        with_update = [rank for rank, each in said.items() if each.updated is True]
-        without = [rank for rank, each in said.items() if each.updated is False]
+        interrupted = [rank for rank, each in statuses.items() if each.interrupted]
+        with_update = [rank for rank, each in statuses.items() if each.updated is True]
+        without = [rank for rank, each in statuses.items() if each.updated is False]
         if interrupted and with_update and without:
             self.refuse(
                 f"a signal interrupted ranks {interrupted}, and since the last step ranks {with_update} "
@@ -134,12 +134,12 @@ class Updates:
             )
             raise PartialUpdateError(self.refusal or "")
         by_calls: dict[int, list[int]] = {}
-        for rank, each in said.items():
+        for rank, each in statuses.items():
             if each.calls is not None:
                 by_calls.setdefault(each.calls, []).append(rank)
         if len(by_calls) > 1:
-            told = " and ".join(f"ranks {ranks} {_times(calls)}" for calls, ranks in sorted(by_calls.items()))
-            self.refuse(f"since the last step, step() of distributed optimizers was called by {told}")
+            counts = " and ".join(f"ranks {ranks} {_times(calls)}" for calls, ranks in sorted(by_calls.items()))
+            self.refuse(f"since the last step, step() of distributed optimizers was called by {counts}")
             raise PartialUpdateError(self.refusal or "")
         self._updated = self._interrupted = False
         self._calls = 0

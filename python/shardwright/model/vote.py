@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.job.objects import receive_on, send_on
-from shardwright.model.updates import Said, Updates
+from shardwright.model.updates import Updates, UpdateStatus
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -26,16 +26,16 @@ def vote(runtime: Runtime) -> None:
         PartialUpdateError: The weights of ranks may differ.
     """
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
-    own = runtime[Updates].said()
+    own = runtime[Updates].status()
     runtime.step.voted = True
     for rank in others:
         send_on(runtime, rank, _CHANNEL, (runtime.step.number, *own))
-    said = {rank: _said_by(runtime, rank) for rank in others}
-    runtime[Updates].compare({runtime.place.rank: own, **said})
+    statuses = {rank: _receive_status(runtime, rank) for rank in others}
+    runtime[Updates].compare({runtime.place.rank: own, **statuses})
 
 
-def _said_by(runtime: Runtime, rank: int) -> Said:
+def _receive_status(runtime: Runtime, rank: int) -> UpdateStatus:
     while True:
-        step, *said = receive_on(runtime, rank, _CHANNEL)
+        step, *status = receive_on(runtime, rank, _CHANNEL)
         if step == runtime.step.number:  # and not of one that failed
-            return Said(*said)
+            return UpdateStatus(*status)

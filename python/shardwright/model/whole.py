@@ -19,7 +19,7 @@ _COPY = (
 )
 
 #: What a script writes instead, by the name of the function.
-CURES = {
+HINTS = {
     "save_pretrained": _SAVE,
     "push_to_hub": _SAVE,
     "merge_and_unload": _MERGE,
@@ -28,7 +28,7 @@ CURES = {
     "pickling": _COPY,
 }
 #: Of these, which write to one weight after another, so that they must not begin.
-MERGES = tuple(name for name, cure in CURES.items() if cure is _MERGE)
+MERGES = tuple(name for name, hint in HINTS.items() if hint is _MERGE)
 
 
 def whole_call(operation: str) -> str | None:
@@ -37,11 +37,11 @@ def whole_call(operation: str) -> str | None:
     Args:
         operation: What is done to a weight of another rank.
     """
-    if operation in CURES:
+    if operation in HINTS:
         return operation
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in CURES:
+        if frame.f_code.co_name in HINTS:
             return frame.f_code.co_name
         frame = frame.f_back
     return None

@@ -16,41 +16,50 @@ from shardwright.model.gather import Gather, over_model
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 
-_GATHER = partial(over_model, operation="clip_grad_norm_")
 
-
-@torch.no_grad()
 def clip_grad_norm_(
     parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
-    *,
-    gather: Gather = _GATHER,
 ) -> torch.Tensor:
-    """Clip gradients by their norm over the whole model; every rank of MP_GROUP calls this, outside the step.
+    """Clip gradients by their norm over the whole model.
 
-    As ``torch.nn.utils.clip_grad_norm_``, with the norm taken over the gradients of all pipeline and tensor-parallel
-    ranks, each parameter counted once: what is divided over tensor-parallel ranks on each of them, everything else on
-    the first. Every rank gets the same norm and scales its gradients alike.
+    All ranks of MP_GROUP must call this, outside the step function. The counterpart of
+    ``torch.nn.utils.clip_grad_norm_``: the norm is taken over the gradients of all pipeline- and tensor-parallel ranks,
+    and each parameter counts once. All ranks scale their gradients by the same factor.
 
     Args:
-        parameters: The model (an ``smp.DistributedModel``, say), its parameters, or some of them; those of other ranks
-            may be among them and are counted there.
-        max_norm: The largest norm allowed.
-        norm_type: The order of the norm; may be ``inf``. With distributed modules it has to be positive.
-        error_if_nonfinite: Raise if the norm is infinite or not a number.
-        foreach: Use torch's fused operations; None lets it choose.
-        gather: How ranks exchange their norms.
+        parameters: The model, its parameters, or some of them. Parameters of other ranks may be among them; they are
+            counted where they live.
+        max_norm: The maximum norm.
+        norm_type: The order of the norm; can be ``inf``. With distributed modules it must be positive.
+        error_if_nonfinite: Raise an error if the norm is NaN or infinite.
+        foreach: Use the foreach implementation; with None, torch chooses.
 
     Returns:
         The norm before clipping.
 
     Raises:
-        RuntimeError: On every rank, if the norm is not finite and `error_if_nonfinite` is set.
-        ConfigError: On every rank, if `norm_type` is not positive and modules are divided over tensor-parallel ranks.
+        RuntimeError: On every rank, if the norm is not finite and ``error_if_nonfinite`` is set.
+        ConfigError: On every rank, if ``norm_type`` is not positive and modules are divided over tensor-parallel ranks.
     """
+    gather = partial(over_model, operation="clip_grad_norm_")
+    return clip(parameters, max_norm, norm_type, error_if_nonfinite, foreach, gather=gather)
+
+
+@torch.no_grad()
+def clip(
+    parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    *,
+    gather: Gather,
+) -> torch.Tensor:
+    """Clip gradients as :func:`clip_grad_norm_` does; ``gather`` collects the norms of all ranks."""
     local = _local_parameters(parameters)
     gradients = _gradients(local)
     norms = gradient_norms(_gradients(_counted_here(local, norm_type)), norm_type, foreach)
@@ -102,7 +111,7 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
     is_generator = isinstance(parameters, types.GeneratorType)
     found = list(parameters)
     if is_generator and not found:
-        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
+        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=5)
     distinct = {id(parameter): parameter for parameter in found if not is_sentinel(parameter)}
     return list(distinct.values())
 

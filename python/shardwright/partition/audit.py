@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
-from shardwright.execution.children import CONTAINER_METHODS, telling
+from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
@@ -228,7 +228,7 @@ class Audit:
         }
         with replaced(nn.Module, functions), self._shared.watching(self._object_used), contextlib.ExitStack() as stack:
             for owner, name in ((nn.Module, "add_module"), *CONTAINER_METHODS):
-                stack.enter_context(replaced(owner, {name: telling(child_changes)}))
+                stack.enter_context(replaced(owner, {name: notifying(child_changes)}))
             yield
 
     def _buffer_looked_up(self, module: nn.Module, name: str) -> None:

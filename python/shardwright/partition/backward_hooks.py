@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardwright.partition.audit import Audit
 
 #: Code that reaches more objects is not looked through any further.
-_MOST_OBJECTS = 2000
+_MAX_OBJECTS = 2000
 _STORES_ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
 _STORES_VARIABLES = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
 _SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__dict__", "vars"})
@@ -114,7 +114,7 @@ class _Reach:
         for function in functions:
             self._add(function)
         known = -1
-        while known != (known := len(self.names) + len(self.objects)) and known < _MOST_OBJECTS:
+        while known != (known := len(self.names) + len(self.objects)) and known < _MAX_OBJECTS:
             for value in list(self.objects.values()):
                 self._follow(value)
 

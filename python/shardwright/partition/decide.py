@@ -13,7 +13,7 @@ from shardwright import _core
 from shardwright.errors import PartitionError
 from shardwright.partition.decision import Decision, JoinReason
 from shardwright.partition.kept import without_trace
-from shardwright.partition.manual import PlacedByHand, places_by_hand
+from shardwright.partition.manual import ManualPlacement, manual_placements
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
 from shardwright.partition.structure import is_compiled, structural_joins
@@ -132,7 +132,7 @@ def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_d
         *(trace.joins if trace is not None else ()),
         *_buffer_joins(tree, trace, follows),
     )
-    placed = places_by_hand(tree, auto=cfg.auto_partition)
+    placed = manual_placements(tree, auto=cfg.auto_partition)
     for place in placed:
         if place.pp_rank >= num_devices:
             raise PartitionError(
@@ -148,7 +148,7 @@ def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_d
     return _decision(tree, trace, result, joins, follows - fixed, num_devices)
 
 
-def _why_together(joins: Iterable[JoinReason], placed: Iterable[PlacedByHand]) -> str:
+def _why_together(joins: Iterable[JoinReason], placed: Iterable[ManualPlacement]) -> str:
     """What was seen of modules that were placed apart by hand and must be on one rank."""
     places = {place.path: place.pp_rank for place in placed}
 
@@ -173,7 +173,7 @@ def partition_request(
     tree: ModelTree,
     trace: Trace | None,
     joins: Iterable[JoinReason],
-    placed: Iterable[PlacedByHand],
+    placed: Iterable[ManualPlacement],
     cfg: PartitionSettings,
     num_devices: int,
 ) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _OPEN: ContextVar[tuple[int, ...]] = ContextVar("shardwright_partition", default
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedByHand:
+class ManualPlacement:
     """A module with a place of its own.
 
     Attributes:
@@ -90,7 +90,7 @@ def set_partition(module: nn.Module, i: int) -> None:
     module.__dict__[_SET_TO] = i
 
 
-def places_by_hand(tree: ModelTree, *, auto: bool) -> list[PlacedByHand]:
+def manual_placements(tree: ModelTree, *, auto: bool) -> list[ManualPlacement]:
     """The modules of a model that were placed by hand.
 
     Args:
@@ -103,7 +103,7 @@ def places_by_hand(tree: ModelTree, *, auto: bool) -> list[PlacedByHand]:
         if place is None and not auto:
             place = entry.module.__dict__.get(_CREATED_IN)
         if place is not None:
-            placed.append(PlacedByHand(path=entry.path, pp_rank=place))
+            placed.append(ManualPlacement(path=entry.path, pp_rank=place))
     return placed
 
 

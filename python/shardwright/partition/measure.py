@@ -12,10 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shardwright.partition.observe import Clock, Execution, Stack, tensors_in
 
 #: Forwards are measured until these have passed, and at most so many; one is in any case. What is short is noisy.
-ENOUGH_SECONDS = 0.04
-MOST_RUNS = 3
+TARGET_SECONDS = 0.04
+MAX_RUNS = 3
 #: A smaller forward is not measured unless that is asked for: calls to another rank cost more than it computes.
-LEAST_OPERATIONS = 100_000_000
+MIN_OPERATIONS = 100_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = 
     """
     runs = [run()]
     spent = runs[0].seconds()
-    while len(runs) < MOST_RUNS and together(spent + spent / len(runs) <= ENOUGH_SECONDS):
+    while len(runs) < MAX_RUNS and together(spent + spent / len(runs) <= TARGET_SECONDS):
         runs.append(run())
         spent += runs[-1].seconds()
     last = runs[-1]

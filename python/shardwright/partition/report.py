@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LOGGER = logging.getLogger("shardwright")
-_MOST_JOINS = 12
+_MAX_JOINS = 12
 _LOG_WIDTH = 120
 _COMPUTATION = {"measured_time": "measured time", "number_of_modules": "number of modules"}
 
@@ -116,17 +116,17 @@ def _notes(decision: Decision) -> list[str]:
     if decision.one_at_a_time:
         notes.append(
             "microbatches run one after another, since another one could overwrite what modules keep meanwhile: "
-            + "; ".join(decision.one_at_a_time[:_MOST_JOINS])
+            + "; ".join(decision.one_at_a_time[:_MAX_JOINS])
         )
     unused = report.get("unused_devices") or []
     if unused:
         notes.append(f"without a module, since the model has too few parts: pp_rank {', '.join(map(str, unused))}")
     notes += [
         f"kept together: {_shown(join.modules[0])} and {_shown(join.modules[1])}: the first {join.reason}"
-        for join in decision.joins[:_MOST_JOINS]
+        for join in decision.joins[:_MAX_JOINS]
     ]
-    if len(decision.joins) > _MOST_JOINS:
-        notes.append(f"kept together: {len(decision.joins) - _MOST_JOINS} more pairs of modules")
+    if len(decision.joins) > _MAX_JOINS:
+        notes.append(f"kept together: {len(decision.joins) - _MAX_JOINS} more pairs of modules")
     return notes
 
 

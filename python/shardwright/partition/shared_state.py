@@ -25,9 +25,9 @@ from shardwright.partition.variables import Variable, is_own, variables_of
 from shardwright.patches import replaced
 
 #: Of containers with more items, only the number of items is compared in the middle of a forward.
-_MOST_LOOKED_AT = 1024
+_MAX_LOOKED_AT = 1024
 #: Behind a module's attributes, or a global variable, no more containers are compared there, the nearest first.
-_MOST_OF_MODULE, _MOST_OF_VARIABLE = 64, 16
+_MAX_OF_MODULE, _MAX_OF_VARIABLE = 64, 16
 #: The flag of classes whose attributes cannot be set, such as those of C code.
 _IMMUTABLE = 1 << 8
 _MISSING = object()
@@ -68,7 +68,7 @@ class _Cell(Cell):
 
     def _is_as_before(self) -> bool:
         size = self.kind.size(self.value)
-        if size != self.size or size > _MOST_LOOKED_AT:
+        if size != self.size or size > _MAX_LOOKED_AT:
             return size == self.size
         if type(self.value) is set:
             return bool(self.value.issuperset(self.before))
@@ -274,9 +274,9 @@ class SharedState:
         cells: dict[int, _Cell] = {}
         for path in paths:
             own = self._cells_of.get(id(self._tree.by_path[path].module), [])
-            cells |= {id(cell.value): cell for cell in own[:_MOST_OF_MODULE]}
+            cells |= {id(cell.value): cell for cell in own[:_MAX_OF_MODULE]}
         for name in variables:
-            cells |= {id(cell.value): cell for cell in self._cells_of.get(name, [])[:_MOST_OF_VARIABLE]}
+            cells |= {id(cell.value): cell for cell in self._cells_of.get(name, [])[:_MAX_OF_VARIABLE]}
         reached = _Reached([], [], {}, variables)
         for number, cell in cells.items():
             if cell.kind.has_names and not type(cell.value).__flags__ & _IMMUTABLE:

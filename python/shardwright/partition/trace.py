@@ -19,7 +19,7 @@ from shardwright.partition.backward_hooks import join_hooks
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.foreign import ForeignTensors
 from shardwright.partition.gpu_fallback import runner_for
-from shardwright.partition.measure import LEAST_OPERATIONS, DistinctStorages, Measurement, Pieces, evened, repeated
+from shardwright.partition.measure import MIN_OPERATIONS, DistinctStorages, Measurement, Pieces, evened, repeated
 from shardwright.partition.observe import Execution, OperationMode, Runner, Stack, intercepted, tensors_in
 from shardwright.partition.operations import count as operation_count
 from shardwright.partition.preserve import Preserved, Writes, copied_arguments, moved_to, uncollected
@@ -358,7 +358,7 @@ class _Recording:
 
     def is_large(self) -> bool:
         """Whether the forward computes enough to be measured."""
-        return self._operations.get("", 0) >= LEAST_OPERATIONS
+        return self._operations.get("", 0) >= MIN_OPERATIONS
 
     def trace(self, device: torch.device, measurement: Measurement | None, measured_memory: bool) -> Trace:
         num_calls: dict[str, int] = {}

@@ -17,9 +17,9 @@ from torch import nn
 
 from shardwright.contents import FOREIGN, kind_of
 
-_DEEPEST = 4
+_MAX_DEPTH = 4
 #: Functions in containers with more items, or deeper in them, are not looked for.
-_MOST_ITEMS, _MOST_LEVELS = 1024, 2
+_MAX_ITEMS, _MAX_LEVELS = 1024, 2
 _NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
 _STORES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _INSTALLED = ("site-packages", "dist-packages")
@@ -109,7 +109,7 @@ def codes_of(function: types.FunctionType) -> list[types.CodeType]:
 
 def _variables_in(function: types.FunctionType, seen: set[types.CodeType], depth: int) -> Found:
     module = function.__module__ or ""
-    if function.__code__ in seen or depth > _DEEPEST or module.partition(".")[0] in FOREIGN:
+    if function.__code__ in seen or depth > _MAX_DEPTH or module.partition(".")[0] in FOREIGN:
         return
     yield from _own_of(function)
     for wrapped in (getattr(function, "__wrapped__", None), *(content_of(cell) for cell in function.__closure__ or ())):
@@ -184,7 +184,7 @@ def _functions_in(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
     elif isinstance(value, type):
         if hasattr(value, "__enter__") and not issubclass(value, nn.Module):
             yield from (item for item in vars(value).values() if isinstance(item, types.FunctionType))
-    elif depth < _MOST_LEVELS and type(value) in (dict, list, tuple) and len(value) <= _MOST_ITEMS:
+    elif depth < _MAX_LEVELS and type(value) in (dict, list, tuple) and len(value) <= _MAX_ITEMS:
         for item in list(value.values()) if type(value) is dict else value:
             yield from _functions_in(item, depth + 1)
 

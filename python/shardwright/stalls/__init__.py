@@ -1,1 +1,1 @@
-"""Waits that are long: what every rank does then, and the proof that ranks wait for one another."""
+"""Reports of long waits, and the detection of deadlocks between ranks."""

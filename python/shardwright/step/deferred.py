@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 #: Returned tensors of more bytes than this are sent only to ranks that use them.
-LARGEST_SENT_BYTES = 1 << 16
+MAX_SENT_BYTES = 1 << 16
 
 
 class DeferredTensor:
@@ -110,6 +110,6 @@ def deferring_large(runtime: Runtime, tensor: torch.Tensor) -> Any:
     """The tensor itself, or for a large one what stands for it on the other ranks."""
     if has_parts(tensor):
         return ResultOfParts(tensor)
-    if tensor.numel() * tensor.element_size() <= LARGEST_SENT_BYTES:
+    if tensor.numel() * tensor.element_size() <= MAX_SENT_BYTES:
         return tensor
     return DeferredTensor.publish(runtime, tensor)

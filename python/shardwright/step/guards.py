@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import FrameError, NotOwnedError
-from shardwright.execution.children import CONTAINER_METHODS, telling
-from shardwright.execution.elsewhere import elsewhere
+from shardwright.execution.children import CONTAINER_METHODS, notifying
+from shardwright.execution.locations import module_locations
 from shardwright.frames import Leaves, current_frame
 from shardwright.job.runtime import find_runtime
 from shardwright.model.models import Models
@@ -24,7 +24,7 @@ from shardwright.optimizer import DistributedOptimizer
 from shardwright.patches import original_of
 
 
-def refuse_in_step(what: str, cure: str) -> None:
+def refuse_in_step(what: str, hint: str) -> None:
     """Raise :class:`FrameError` in the code of a step; a hook of a parameter, which runs at its end, is not meant."""
     frame = current_frame()
     runtime = find_runtime()
@@ -33,7 +33,7 @@ def refuse_in_step(what: str, cure: str) -> None:
         name = "the step function" if frame is None else frame.name
         raise FrameError(
             f"{what} was called in the code of {name}, which runs once per microbatch, before the step's gradients are "
-            f"complete: {cure} outside the step function, once per step"
+            f"complete: {hint} outside the step function, once per step"
         )
 
 
@@ -52,42 +52,42 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def set_attribute(module: nn.Module, name: str, value: Any) -> None:
     """``Module.__setattr__``, which copies of the module on other ranks would not see."""
-    elsewhere.refuse_change(module, name, value)
+    module_locations.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
-        elsewhere.refuse_making(module, name, value)
-    elsewhere.is_set(module, name, value)
+        module_locations.refuse_making(module, name, value)
+    module_locations.is_set(module, name, value)
     original_of(set_attribute)(module, name, value)
 
 
 def delete_attribute(module: nn.Module, name: str) -> None:
     """``Module.__delattr__``, refused as a change is."""
-    elsewhere.refuse_change(module, name, None)
-    elsewhere.is_set(module, name, None)
+    module_locations.refuse_change(module, name, None)
+    module_locations.is_set(module, name, None)
     original_of(delete_attribute)(module, name)
 
 
 def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
     """``Module.add_module``, refused as a change is, and for parameters that no optimizer would train."""
-    elsewhere.refuse_change(module, name, child)
+    module_locations.refuse_change(module, name, child)
     if isinstance(child, nn.Module):
-        elsewhere.refuse_making(module, name, child)
-    elsewhere.is_set(module, name, child)
+        module_locations.refuse_making(module, name, child)
+    module_locations.is_set(module, name, child)
     original_of(add_module)(module, name, child)
 
 
 def _child_changes(module: nn.Module, name: str) -> None:
-    elsewhere.refuse_change(module, name, None)
-    elsewhere.is_set(module, name, None)
+    module_locations.refuse_change(module, name, None)
+    module_locations.is_set(module, name, None)
 
 
 #: By class and name, the containers' methods that change children past these.
-container_methods = {place: telling(_child_changes) for place in CONTAINER_METHODS}
+container_methods = {place: notifying(_child_changes) for place in CONTAINER_METHODS}
 
 
 def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
     """``Module.register_parameter``, likewise."""
     if isinstance(parameter, nn.Parameter):
-        elsewhere.refuse_making(module, name, parameter)
+        module_locations.refuse_making(module, name, parameter)
     original_of(register_parameter)(module, name, parameter)
 
 
@@ -95,7 +95,7 @@ def _registering() -> Callable[..., Any]:
     """One of ``Module.register_*hook``, refused in a step for a module elsewhere, where the hook would not be."""
 
     def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        elsewhere.refuse_hook(module, hook)
+        module_locations.refuse_hook(module, hook)
         return original_of(register)(module, hook, *args, **kwargs)
 
     return register

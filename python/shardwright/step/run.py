@@ -50,7 +50,7 @@ from shardwright.timeline.trace import begin_step
 from shardwright.values import encode
 
 #: A step departs once, and gets stricter three times; ranks that noticed different things first may need one more.
-_MOST_RUNS = 6
+_MAX_RUNS = 6
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
     predicts = not runtime[StateOrder].one_at_a_time
     with interrupts.InterruptibleStep():
-        for _ in range(_MOST_RUNS - 1):
+        for _ in range(_MAX_RUNS - 1):
             try:
                 return _run_once(runtime, step, args, kwargs, predicts=predicts)
             except DepartureError as error:
@@ -125,14 +125,14 @@ def _run_once(
             checks=runtime.place.launch.world_size * runtime.step.num_microbatches > 1,
         )
         runtime[Updates].check()
-        with interrupts.LetThrough():
+        with interrupts.DeliverSignals():
             taking_part = _begin_reductions(runtime, transaction, placements)
             results = _run_tasks(runtime, step, transaction, args, kwargs)
             _prepare(runtime, step, transaction, taking_part)
             check_left_out(runtime, placements, taking_part)
         _commit(runtime, transaction, taking_part)
     except BaseException as error:
-        with interrupts.HeldBack():
+        with interrupts.DeferSignals():
             fail_step(runtime, error, transaction)
         if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
             runtime.check_abort([])
@@ -145,7 +145,7 @@ def _run_once(
         kept.end_step()
     runtime[Scheduling].end_step(runtime)
     if any(placement.post_step_hooks for placement in placements):
-        with interrupts.LetThrough():
+        with interrupts.DeliverSignals():
             for placement in placements:
                 placement.after_step()
     return merge_microbatches(results, runtime[StepWeights].of_outputs())
@@ -338,7 +338,7 @@ class _Pipeline:
                 runtime[Models].placement_of(event.request.model).serve_control(event.request)
             elif event.kind == "stall_report":
                 if runtime.observer is not None:
-                    runtime.observer.want()
+                    runtime.observer.request_report()
             elif event.kind == "root_done":
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
                 weights = runtime[StepWeights]

@@ -15,7 +15,7 @@ MicrobatchArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Splitter:
-    """Splits the arguments of one step function (the spec's split rule).
+    """Splits the arguments of one step function (the split rule of the spec).
 
     Every tensor found in an argument, directly or nested in lists, tuples, dicts and sets, is narrowed along axis 0
     (or its argument's axis) into equal slices. 0-dim tensors and everything else pass whole. An object with a method

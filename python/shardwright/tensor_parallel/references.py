@@ -13,7 +13,7 @@ from torch import nn
 #: What every module has for itself; parts of ``nn.Module``, not of a model.
 _OF_TORCH = frozenset(nn.Module().__dict__)
 #: How deep containers in attributes are looked into.
-_MOST_LEVELS = 3
+_MAX_LEVELS = 3
 
 
 class References:
@@ -61,15 +61,15 @@ class References:
             what = f"its part {name!r}" if name else "it"
             for parent, _ in self.uses.get(id(part), ()) if name else ():
                 if id(parent) not in inside:
-                    return f"{what} is used by {self.shown(parent)} as well"
+                    return f"{what} is used by {self.safe_repr(parent)} as well"
             for owner, attribute in self._attributes.get(id(part), ()):
                 if id(owner) not in inside:
-                    return f"attribute {attribute!r} of {self.shown(owner)} refers to {what}"
+                    return f"attribute {attribute!r} of {self.safe_repr(owner)} refers to {what}"
             for parameter_name, parameter in part.named_parameters(name, recurse=False, remove_duplicate=False):
                 for key in _identities(parameter):
                     for holder in self._holders[key]:
                         if id(holder) not in inside:
-                            return f"its parameter {parameter_name!r} is one of {self.shown(holder)} as well"
+                            return f"its parameter {parameter_name!r} is one of {self.safe_repr(holder)} as well"
         return None
 
     def shared_inside(self, module: nn.Module) -> str | None:
@@ -79,10 +79,12 @@ class References:
                 for key in _identities(parameter) if parameter is not None else ():
                     holders = self._holders[key]
                     if len(holders) > 1:
-                        return f"its parts {self.shown(holders[0])} and {self.shown(holders[1])} share a parameter"
+                        return (
+                            f"its parts {self.safe_repr(holders[0])} and {self.safe_repr(holders[1])} share a parameter"
+                        )
         return None
 
-    def shown(self, module: nn.Module) -> str:
+    def safe_repr(self, module: nn.Module) -> str:
         """A module's name for people."""
         name = self.names[id(module)]
         return repr(name) if name else "the model itself"
@@ -98,7 +100,7 @@ def _identities(parameter: torch.Tensor) -> Iterator[Hashable]:
             yield parameter.device, address
 
 
-def _modules_in(value: Any, levels: int = _MOST_LEVELS) -> Iterator[nn.Module]:
+def _modules_in(value: Any, levels: int = _MAX_LEVELS) -> Iterator[nn.Module]:
     """Modules that an attribute leads to past the model's tree: in containers, as methods, or bound to functions."""
     if isinstance(value, nn.Module):
         yield value

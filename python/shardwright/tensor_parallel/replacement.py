@@ -138,7 +138,7 @@ class _Plan:
                 inside = mark_of(part)
                 if inside is not None and inside.enabled:
                     self.unused_options.update(inside.options)
-                    reason = f"{self.references.shown(module)} was replaced, which it is a part of"
+                    reason = f"{self.references.safe_repr(module)} was replaced, which it is a part of"
                     part_name = self.references.names[id(part)]
                     self.replacements.append(
                         Replacement(part_name, type(part).__qualname__, reason=reason, part_of=name)

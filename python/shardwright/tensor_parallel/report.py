@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LOG_WIDTH = 120
-_MOST_FRESH = 4
+_MAX_FRESH = 4
 #: A number between dots, as children of lists have.
 _NUMBER = re.compile(r"(?<![^.'])\d+(?![^.'])")
 
@@ -42,7 +42,7 @@ def outcome(replacement: Replacement) -> str:
         return f"skipped: {replacement.reason}"
     text = f"replaced by {replacement.substitute}"
     if replacement.fresh:
-        names = ", ".join(replacement.fresh[:_MOST_FRESH]) + (", ..." if len(replacement.fresh) > _MOST_FRESH else "")
+        names = ", ".join(replacement.fresh[:_MAX_FRESH]) + (", ..." if len(replacement.fresh) > _MAX_FRESH else "")
         text += f", with fresh weights: {names}"
     return text
 

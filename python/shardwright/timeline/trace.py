@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CHANNEL = "timeline"
 
 
-class Traced:
+class TraceRecorder:
     """What :func:`trace` records.
 
     Attributes:
@@ -54,7 +54,7 @@ class Traced:
 
 
 @contextmanager
-def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = None) -> Iterator[Traced]:
+def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = None) -> Iterator[TraceRecorder]:
     """Record what every rank does in the steps run inside the block; called by all ranks, between steps.
 
     When the block ends, rank 0 writes ``trace.json``, which Perfetto and ``shardwright trace`` read, and
@@ -74,27 +74,27 @@ def trace(folder: str | Path | None = None, *, steps: Collection[int] | None = N
     runtime = current_runtime()
     if runtime.step.running:
         raise ShardwrightError("smp.trace was called in a step function; put it around the call of the step function")
-    if runtime.find(Traced) is not None:
+    if runtime.find(TraceRecorder) is not None:
         raise ShardwrightError("smp.trace was called inside another smp.trace; traces do not nest")
-    traced = runtime.add(Traced(runtime, steps))
+    traced = runtime.add(TraceRecorder(runtime, steps))
     try:
         yield traced
     except BaseException:
         traced.end()
         raise
     finally:
-        runtime.remove(Traced)
+        runtime.remove(TraceRecorder)
     _gather(runtime, traced, traced.end(), folder)
 
 
 def begin_step(runtime: Runtime) -> None:
     """Count a step; ranks stay in lockstep because all of them call every step function."""
     runtime.step.number += 1
-    if (traced := runtime.find(Traced)) is not None:
+    if (traced := runtime.find(TraceRecorder)) is not None:
         traced.begin_step()
 
 
-def _gather(runtime: Runtime, traced: Traced, own: _core.Timeline, folder: str | Path | None) -> None:
+def _gather(runtime: Runtime, traced: TraceRecorder, own: _core.Timeline, folder: str | Path | None) -> None:
     if own.lost:
         runtime.logger.warning(
             "rank %d has lost %d records of the oldest steps that were traced: trace fewer steps",

@@ -14,7 +14,7 @@ from shardwright.errors import ConfigError
 from shardwright.execution import process
 from shardwright.execution.reproducible import microbatch_seed
 from shardwright.partition.preserve import copied_arguments
-from shardwright.verify.evidence import Bench, Overview, with_inputs
+from shardwright.verify.evidence import EvidenceReader, Overview, with_inputs
 from shardwright.verify.locate import Side, comparable_calls, first_backward, first_forward
 from shardwright.verify.measure import error_of, error_of_leaf, floor_of, tolerance_for
 from shardwright.verify.record import ModuleRecord
@@ -57,20 +57,20 @@ class Comparison:
         replicas: All pipelines.
     """
 
-    def __init__(self, verified: Verification, modules: list[nn.Module], bench: Bench) -> None:
+    def __init__(self, verified: Verification, modules: list[nn.Module], reader: EvidenceReader) -> None:
         """Ask every rank for an overview.
 
         Args:
             verified: The step that was run on all ranks.
             modules: Whole modules of the same models.
-            bench: Asks the ranks.
+            reader: Asks the ranks.
         """
         runtime = verified.runtime
         self.verified = verified
-        self.bench = bench
+        self.reader = reader
         self.runtime = runtime
         self.num_microbatches = verified.step.num_microbatches(runtime)
-        self.ranks: list[Overview] = [bench.ask(rank, "overview") for rank in range(runtime.place.launch.world_size)]
+        self.ranks: list[Overview] = [reader.read(rank, "overview") for rank in range(runtime.place.launch.world_size)]
         self.reference = Reference(verified.models, modules, verified.prefixes, runtime.place.device)
         self.reference.draw_as_the_ranks()
         self.replicas = [self._replica(index, root) for index, root in enumerate(runtime.place.dp_ranks)]
@@ -80,8 +80,8 @@ class Comparison:
     def _replica(self, index: int, root: int) -> Replica:
         arguments = self.verified.arguments
         if root != self.runtime.place.rank:
-            arguments = with_inputs(*arguments, self.bench.ask(root, "inputs"), root)
-        seed, state, devices = self.bench.ask(root, "random")
+            arguments = with_inputs(*arguments, self.reader.read(root, "inputs"), root)
+        seed, state, devices = self.reader.read(root, "random")
         generator = torch.Generator()
         generator.set_state(state)
         if devices:  # that root's device is another one than this rank's
@@ -102,7 +102,7 @@ class Comparison:
                 for name, tensor in tensors.items():
                     value = None
                     if id(tensor) not in loaded and name in holders:
-                        value = self.bench.ask(holders[name], kind, name)
+                        value = self.reader.read(holders[name], kind, name)
                     if value is not None:
                         tensor.copy_(value)
                         loaded.add(id(tensor))
@@ -154,7 +154,7 @@ class Comparison:
         if replica.index == 0 or shared:
             return self._first_buffers
         holders = self._holders_of_buffers(replica.index)
-        own = {name: self.bench.ask(rank, "start_buffers", name) for name, rank in holders.items()}
+        own = {name: self.reader.read(rank, "start_buffers", name) for name, rank in holders.items()}
         return {name: own.get(name, buffer) for name, buffer in self._first_buffers.items()}
 
     # --- comparing
@@ -163,12 +163,12 @@ class Comparison:
         root = replica.root
         for microbatch, wanted in enumerate(expected.results):
             for number, loss in enumerate(expected.losses.get(microbatch, [])):
-                given = self.bench.ask(root, "losses", microbatch)
+                given = self.reader.read(root, "losses", microbatch)
                 error, detail = error_of(given[number] if number < len(given) else None, loss)
                 self.rows.append(
                     Row(kind="loss", name=f"microbatch {microbatch}", rank=root, error=error, detail=detail)
                 )
-            found = self.bench.ask(root, "results", microbatch)
+            found = self.reader.read(root, "results", microbatch)
             paths = [path for path, _ in found], [path for path, _ in wanted]
             if paths[0] != paths[1]:
                 detail = f"the ranks return {len(paths[0])} values, one process {len(paths[1])}"
@@ -183,7 +183,7 @@ class Comparison:
     def _compare_buffers(self, replica: Replica, expected: Expected) -> None:
         for rank in replica.ranks:
             for name in self.ranks[rank].buffers:
-                error, detail = error_of(self.bench.ask(rank, "buffers", name), expected.buffers.get(name))
+                error, detail = error_of(self.reader.read(rank, "buffers", name), expected.buffers.get(name))
                 self.rows.append(Row(kind="buffer", name=name, rank=rank, error=error, detail=detail))
 
     def _compare_gradients(self, wanted: NamedGradients) -> dict[str, tuple[float, str]]:
@@ -192,7 +192,7 @@ class Comparison:
         worst: dict[str, tuple[float, str]] = {}
         for rank, said in enumerate(self.ranks):
             for group in said.groups:
-                found = self.bench.ask(rank, "gradients", group[0])
+                found = self.reader.read(rank, "gradients", group[0])
                 for name in group:
                     error, detail = error_of(found, wanted.get(name), floor)
                     if name == group[0] and not (found is None and wanted.get(name) is None):

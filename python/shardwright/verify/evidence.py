@@ -103,7 +103,7 @@ def serve(runtime: Runtime, evidence: Evidence) -> str:
         send_on(runtime, 0, _ANSWERS, evidence.answer(what, which))
 
 
-class Bench:
+class EvidenceReader:
     """On rank 0: asks ranks, itself too."""
 
     def __init__(self, runtime: Runtime, own: Evidence) -> None:
@@ -111,14 +111,14 @@ class Bench:
         self._runtime = runtime
         self._own = own
 
-    def ask(self, rank: int, what: str, which: Any = None) -> Any:
+    def read(self, rank: int, what: str, which: Any = None) -> Any:
         """One piece of a rank's evidence; see :class:`Evidence`."""
         if rank == self._runtime.place.rank:
             return self._own.answer(what, which)
         send_on(self._runtime, rank, _QUESTIONS, (what, which))
         return receive_on(self._runtime, rank, _ANSWERS)
 
-    def tell(self, what: str, text: str) -> None:
+    def finish(self, what: str, text: str) -> None:
         """End the others' part, by a report or a failure."""
         for rank in range(self._runtime.place.launch.world_size):
             if rank != self._runtime.place.rank:

@@ -95,13 +95,13 @@ class _Gradients:
 def _reducing(replicas: Replicas) -> Iterator[None]:
     """A step that reduces gradients whatever accumulation asks for, and of which nothing is remembered."""
     passes, replicas._passes = replicas._passes, int(replicas._options["backward_passes_per_step"]) - 1
-    habits = None if replicas._reducer is None else replicas._reducer.habits()
+    gradient_counts = None if replicas._reducer is None else replicas._reducer.gradient_counts()
     try:
         yield
     finally:
         replicas._passes = passes
         if replicas._reducer is not None:
-            replicas._reducer.resume(habits or Counter())
+            replicas._reducer.expect(gradient_counts or Counter())
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from shardwright.partition.tree import join_path
 from shardwright.step.decorator import StepFunction
 from shardwright.step.run import run_step
 from shardwright.verify.compare import Comparison
-from shardwright.verify.evidence import Bench, Evidence, inputs_of, serve
+from shardwright.verify.evidence import Evidence, EvidenceReader, inputs_of, serve
 from shardwright.verify.keep import kept
 from shardwright.verify.measure import leaves, plain, tensors_in
 from shardwright.verify.record import Recorder
@@ -162,16 +162,16 @@ class Verification:
                     evidence.start_buffers |= {prefix + name: value for name, value in start.buffers.items()}
         if self.runtime.place.rank > 0:
             return Report.from_json(serve(self.runtime, evidence))
-        bench = Bench(self.runtime, evidence)
+        reader = EvidenceReader(self.runtime, evidence)
         try:
             if problem is not None:
                 raise problem
             with preserved_random_numbers(p for model in self.models for p in model.local_parameters()):
-                report = Comparison(self, modules, bench).report(tolerance, whole_batch)
+                report = Comparison(self, modules, reader).report(tolerance, whole_batch)
         except BaseException as error:
-            bench.tell("failed", f"{type(error).__name__}: {error}")
+            reader.finish("failed", f"{type(error).__name__}: {error}")
             raise
-        bench.tell("report", report.to_json())
+        reader.finish("report", report.to_json())
         return report
 
     def _whole_modules(self, reference: Build | None) -> list[nn.Module]:
@@ -253,11 +253,11 @@ class Verification:
                 path = join_path(path, list(placement.module_of(target.module_id)._modules)[children[0]])
             recorder.entered(prefixes[target.model_id] + path, args)
 
-        self.runtime[CallWatch].told = called
+        self.runtime[CallWatch].on_call = called
         try:
             yield
         finally:
-            self.runtime[CallWatch].told = None
+            self.runtime[CallWatch].on_call = None
 
     @contextlib.contextmanager
     def _watched_backward(self, evidence: Evidence) -> Iterator[None]:

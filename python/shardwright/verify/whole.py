@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.execution import encoder, intercept, reproducible, stays
+from shardwright.execution import encoder, intercept, reproducible, stateful
 from shardwright.huggingface import prepare
 from shardwright.model.sentinel import is_sentinel
 
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
-_OUR_FILES = frozenset(str(module.__file__) for module in (encoder, intercept, reproducible, stays))
+_OUR_FILES = frozenset(str(module.__file__) for module in (encoder, intercept, reproducible, stateful))
 
 Build = Callable[[], nn.Module | Sequence[nn.Module]]
 

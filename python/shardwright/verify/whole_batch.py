@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardwright.verify.compare import Comparison, NamedGradients
 
 #: Another batch size means other kernels and other sums, so a little more than between the ranks and one process.
-_LENIENCE = 10.0
+_TOLERANCE_FACTOR = 10.0
 
 _DROPOUTS = frozenset(
     (
@@ -83,7 +83,7 @@ def whole_batch_note(
     # A step function that counts labels itself may multiply its loss by the number of microbatches, another one here.
     counted = {key: None if gradient is None else gradient / count for key, gradient in whole.items()}
     error = min(error, _worst(by_parts, counted)[1])
-    if error <= tolerance * _LENIENCE:
+    if error <= tolerance * _TOLERANCE_FACTOR:
         return []
     norms = [
         path

@@ -34,7 +34,7 @@ LATEST_KILL_SECONDS = 1.0
 #: A quarter of the shortest run that tells whether memory grows; there is a sample each second.
 QUARTER_SECONDS = 30
 #: What the allocators of Python and of the C library may add once caches are filled.
-MOST_GROWTH_MB = 32.0
+MAX_GROWTH_MB = 32.0
 
 
 def resident_mb() -> tuple[float, float]:
@@ -188,7 +188,7 @@ def main() -> int:
         print(violation, file=sys.stderr)
     print(json.dumps({**report, "rss_growth_mb": round(stress.growth_mb, 1)}))
     wrong = any(result[name] for name in ("lost", "damaged", "reordered", "left_over"))
-    return int(bool(wrong or stress.violations or not in_time or stress.growth_mb > MOST_GROWTH_MB))
+    return int(bool(wrong or stress.violations or not in_time or stress.growth_mb > MAX_GROWTH_MB))
 
 
 if __name__ == "__main__":

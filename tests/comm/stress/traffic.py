@@ -27,9 +27,9 @@ WINDOW = 128
 ACKNOWLEDGED = 32
 #: Sizes in bytes, with the share of messages that are at most so large.
 SIZES = ((1 << 10, 0.7), (32 << 10, 0.25), (256 << 10, 0.0495), (4 << 20, 0.0005))
-MOST = 4 << 20
+MAX = 4 << 20
 #: How long a sender waits for an acknowledgement, and a receiver for a message, before it gives the test up.
-PATIENCE_SECONDS = 60.0
+DEADLINE_SECONDS = 60.0
 
 
 class Window:
@@ -41,7 +41,7 @@ class Window:
 
     def take(self, goes_on: Callable[[], bool]) -> bool:
         """Wait for a place; false when there is none any more."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         with self._changed:
             while self._open == 0:
                 if not goes_on() or time.monotonic() > deadline:
@@ -64,7 +64,7 @@ class Traffic:
         self._seed = seed
         self._quota = math.ceil(messages / (smp.size() * THREADS))
         self._until = until
-        self._material = random.Random(7).randbytes(2 * MOST)
+        self._material = random.Random(7).randbytes(2 * MAX)
         self._windows = {rank: Window() for rank in self._others}
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class Traffic:
                 thread.join(1.0 / len(self._threads))
             sample()
             if progress != (progress := sum(self.counts.values())):
-                deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+                deadline = time.monotonic() + 2 * DEADLINE_SECONDS
             elif time.monotonic() > deadline:
                 return False
         return not self._failed.is_set()
@@ -138,8 +138,8 @@ class Traffic:
 
     def _payload(self, draw: random.Random) -> dict[str, Any]:
         (largest,) = draw.choices([size for size, _ in SIZES], [share for _, share in SIZES])
-        size = largest if largest == MOST else draw.randint(0, largest)
-        begin = draw.randint(0, MOST)
+        size = largest if largest == MAX else draw.randint(0, largest)
+        begin = draw.randint(0, MAX)
         content = self._material[begin : begin + size]
         checksum = zlib.crc32(content)
         if draw.random() < 0.5:

@@ -6,13 +6,13 @@ import os
 import sys
 import time
 
-import rig
+import common
 import shardwright as smp
-from rig import say
+from common import say
 
 
 def main() -> None:
-    job = rig.start()
+    job = common.start()
     say("exact", error=job.exact_step())
     child = os.fork()
     if child == 0:

@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 
-import rig
+import common
 import shardwright as smp
 import torch
-from rig import say
+from common import say
 from torch.utils.data import DataLoader, Dataset
 
 ANSWER_BYTES = 10_000
@@ -22,7 +22,7 @@ class Numbers(Dataset[torch.Tensor]):
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((rig.WIDTH,), float(index + 100 * smp.rank()))
+        return torch.full((common.WIDTH,), float(index + 100 * smp.rank()))
 
 
 def in_child() -> str:
@@ -53,7 +53,7 @@ def endless(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def main() -> None:
-    job = rig.start()
+    job = common.start()
     job.exact_step()
     in_child()
     loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True)

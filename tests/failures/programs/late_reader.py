@@ -7,7 +7,7 @@ import time
 
 import shardwright as smp
 import torch
-from rig import say
+from common import say
 from torch import nn
 
 

@@ -9,7 +9,7 @@ import weakref
 
 import shardwright as smp
 import torch
-from rig import say
+from common import say
 from shardwright.job.runtime import current_runtime
 
 

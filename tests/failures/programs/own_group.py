@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 
-import rig
+import common
 import torch
 import torch.distributed as dist
-from rig import say
+from common import say
 
 
 def main() -> None:
     if sys.argv[1] == "before":
         dist.init_process_group("gloo")
-    job = rig.start()
+    job = common.start()
     if sys.argv[1] == "after":
         dist.init_process_group("gloo")
     total = torch.ones(3)

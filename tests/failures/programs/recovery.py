@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import rig
+import common
 import shardwright as smp
 import torch
-from rig import Trouble, fault, raise_trouble, say
+from common import ScriptError, fault, raise_script_error, say
 
 
 class Unknown:
@@ -29,11 +29,11 @@ def other_function(model: Any, inputs: Any) -> Any:
 class Scenarios:
     """Each returns the step that fails."""
 
-    def __init__(self, job: rig.Rig) -> None:
+    def __init__(self, job: common.TrainingJob) -> None:
         self.job = job
 
     def at(self, name: str, phase: str, visit: int = 2) -> Callable[[], Any]:
-        fault.arm(name, phase, raise_trouble, visit)
+        fault.arm(name, phase, raise_script_error, visit)
         return self.job.step
 
     def only_on(self, rank: int, step: Callable[[], Any]) -> Callable[[], Any]:
@@ -42,7 +42,7 @@ class Scenarios:
         return step
 
     def indivisible(self) -> Any:
-        return self.job.train(self.job.model, torch.zeros(rig.BATCH + 1, rig.WIDTH, dtype=torch.float64))
+        return self.job.train(self.job.model, torch.zeros(common.BATCH + 1, common.WIDTH, dtype=torch.float64))
 
     def unknown_argument(self) -> Callable[[], Any]:
         fault.arm("net", "argument", Unknown)
@@ -62,7 +62,7 @@ class Scenarios:
         parameters = list(self.job.model.local_parameters())
 
         def hook(gradient: torch.Tensor) -> None:
-            raise_trouble()
+            raise_script_error()
 
         handle = parameters[0].register_hook(hook) if smp.rank() == 1 else None
         try:
@@ -97,7 +97,7 @@ class Scenarios:
             "backward on rank 1": lambda: self.at("second", "backward")(),
             "backward on rank 0": lambda: self.at("first", "backward")(),
             "backward of a child called back": lambda: self.at("inner", "backward")(),
-            "last backward on rank 0": lambda: self.at("first", "backward", rig.MICROBATCHES)(),
+            "last backward on rank 0": lambda: self.at("first", "backward", common.MICROBATCHES)(),
             "step function": lambda: self.at("step function", "forward")(),
             "step function after its backward": lambda: self.at("step function", "after backward")(),
         }
@@ -127,7 +127,7 @@ class Scenarios:
 
 
 def main() -> None:
-    job = rig.start(ddp=int(os.environ["WORLD_SIZE"]) > 2, model_options={"bucket_cap_mb": 0.0004})
+    job = common.start(ddp=int(os.environ["WORLD_SIZE"]) > 2, model_options={"bucket_cap_mb": 0.0004})
     say("exact", name="first step", error=job.exact_step())
     scenarios = Scenarios(job)
     for name, step in scenarios.all().items():
@@ -136,7 +136,7 @@ def main() -> None:
         try:
             step()
         except Exception as error:
-            failure = rig.describe(error)
+            failure = common.describe(error)
         else:
             failure = None
         seconds = time.monotonic() - began
@@ -145,7 +145,7 @@ def main() -> None:
         live = smp.stats()["live_frames"]
         say("failed", name=name, failure=failure, seconds=seconds, restored=same, live_frames=live)
         say("exact", name=f"after {name}", error=job.exact_step())
-    say("end", host=socket.gethostname(), own=Trouble.__name__)
+    say("end", host=socket.gethostname(), own=ScriptError.__name__)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
-import rig
+import common
 import shardwright as smp
-from rig import await_word, say
+from common import await_word, say
 from shardwright import _core
-from shardwright.stalls.picture import Photographer
+from shardwright.stalls.reporter import StallReporter
 
 VERSION = _core.__version__
 
@@ -22,7 +22,7 @@ def threads(may_start: bool) -> AbstractContextManager[Any]:
     """Whether the system lets this rank start the thread that it has of its own."""
     if may_start:
         return nullcontext()
-    return patch.object(Photographer, "start", side_effect=RuntimeError("can't start new thread"))
+    return patch.object(StallReporter, "start", side_effect=RuntimeError("can't start new thread"))
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
             with threads(attempt.get("threads", True)):
                 smp.init({"pipeline_parallel_degree": int(os.environ["WORLD_SIZE"]), **attempt.get("keys", {})})
         except Exception as error:
-            failure = rig.describe(error)
+            failure = common.describe(error)
         say("tried", name=attempt["name"], failure=failure, seconds=time.monotonic() - began)
         smp.shutdown()
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import rig
+import common
 import shardwright as smp
-from rig import await_word, fault, say
+from common import await_word, fault, say
 
 #: Whoever does something special: rank 1 of a job of two, rank 3 of four.
 SPECIAL = -1
@@ -51,7 +51,7 @@ class Loop:
     def __init__(self, name: str) -> None:
         self.action, self.place = SCENARIOS[name]
 
-    def run(self, job: rig.Rig) -> None:
+    def run(self, job: common.TrainingJob) -> None:
         special = smp.rank() == smp.size() - 1
         for step in itertools.count() if self.action is go_on else range(self.steps):
             error = job.exact_step()
@@ -91,8 +91,8 @@ def main() -> None:
     name, *configuration = sys.argv[1:]
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if name == "another model":
-        rig.WIDTH += int(os.environ["RANK"])
-    job = rig.start(**(json.loads(configuration[0]) if configuration else {}))
+        common.WIDTH += int(os.environ["RANK"])
+    job = common.start(**(json.loads(configuration[0]) if configuration else {}))
     Loop(name).run(job)
 
 

@@ -8,53 +8,53 @@ import threading
 import time
 from collections.abc import Callable
 
-import rig
+import common
 import shardwright as smp
 import torch
-from rig import say
+from common import say
 
 LARGE_BYTES = 400_000_000
 
 
-def state_dict_of_one_rank(job: rig.Rig) -> None:
+def state_dict_of_one_rank(job: common.TrainingJob) -> None:
     if smp.rank() == 0:
         job.model.state_dict()
     job.exact_step()
 
 
-def step_of_one_rank(job: rig.Rig) -> None:
+def step_of_one_rank(job: common.TrainingJob) -> None:
     if smp.rank() == smp.size() - 1:
         job.exact_step()
     smp.barrier()
 
 
-def different_groups(job: rig.Rig) -> None:
+def different_groups(job: common.TrainingJob) -> None:
     smp.barrier(smp.WORLD if smp.rank() else smp.MP_GROUP)
     smp.barrier()
 
 
-def receive_in_a_circle(job: rig.Rig) -> None:
+def receive_in_a_circle(job: common.TrainingJob) -> None:
     smp.recv_from((smp.rank() + 1) % smp.size(), smp.RankType.WORLD_RANK)
 
 
-def receive_in_forward(job: rig.Rig) -> None:
-    rig.fault.arm("second", "forward", lambda: smp.recv_from(0, smp.RankType.WORLD_RANK), 1)
+def receive_in_forward(job: common.TrainingJob) -> None:
+    common.fault.arm("second", "forward", lambda: smp.recv_from(0, smp.RankType.WORLD_RANK), 1)
     job.exact_step()
 
 
-def slow_script(job: rig.Rig) -> None:
+def slow_script(job: common.TrainingJob) -> None:
     if smp.rank() == 0:
         time.sleep(4)
     smp.barrier()
     job.exact_step()
 
 
-def slow_module(job: rig.Rig) -> None:
-    rig.fault.arm("second", "forward", lambda: time.sleep(4), 1)
+def slow_module(job: common.TrainingJob) -> None:
+    common.fault.arm("second", "forward", lambda: time.sleep(4), 1)
     job.exact_step()
 
 
-def large_objects(job: rig.Rig) -> None:
+def large_objects(job: common.TrainingJob) -> None:
     for turn in range(2):
         if smp.rank() == turn:
             smp.broadcast(torch.zeros(LARGE_BYTES, dtype=torch.uint8), smp.WORLD)
@@ -62,7 +62,7 @@ def large_objects(job: rig.Rig) -> None:
             smp.recv_from(turn, smp.RankType.WORLD_RANK)
 
 
-def late_thread(job: rig.Rig) -> None:
+def late_thread(job: common.TrainingJob) -> None:
     def send() -> None:
         time.sleep(4)
         smp.broadcast("late", smp.WORLD)
@@ -76,7 +76,7 @@ def late_thread(job: rig.Rig) -> None:
             smp.send("answer", 0, smp.RankType.WORLD_RANK)
 
 
-def busy(job: rig.Rig) -> None:
+def busy(job: common.TrainingJob) -> None:
     """Every wait is short, but the ranks wait nearly all of the time."""
     for turn in range(10):
         if turn % smp.size() == smp.rank():
@@ -86,21 +86,21 @@ def busy(job: rig.Rig) -> None:
             smp.recv_from(turn % smp.size(), smp.RankType.WORLD_RANK)
 
 
-def state_dict_meets_a_receive(job: rig.Rig) -> None:
+def state_dict_meets_a_receive(job: common.TrainingJob) -> None:
     if smp.rank() == 0:
         job.model.state_dict()
     else:
         smp.recv_from(0, smp.RankType.WORLD_RANK)
 
 
-def state_dict_meets_a_step(job: rig.Rig) -> None:
+def state_dict_meets_a_step(job: common.TrainingJob) -> None:
     if smp.rank() == 0:
         job.model.state_dict()
     else:
-        job.train(job.model, torch.ones(rig.BATCH, rig.WIDTH, dtype=torch.float64))
+        job.train(job.model, torch.ones(common.BATCH, common.WIDTH, dtype=torch.float64))
 
 
-def on_after_a_stall(job: rig.Rig) -> None:
+def on_after_a_stall(job: common.TrainingJob) -> None:
     """All ranks catch the error: what they do then is exact, however slow, and nothing of that which failed is left."""
     for stall in (state_dict_meets_a_receive, state_dict_meets_a_step):
         try:
@@ -111,13 +111,13 @@ def on_after_a_stall(job: rig.Rig) -> None:
             raise AssertionError("no stall was found")
         if stall is state_dict_meets_a_step and smp.rank() == 0:
             try:  # the step that failed elsewhere, while this rank waited before it, fails here as well
-                job.train(job.model, torch.ones(rig.BATCH, rig.WIDTH, dtype=torch.float64))
+                job.train(job.model, torch.ones(common.BATCH, common.WIDTH, dtype=torch.float64))
             except smp.ShardwrightError as error:
                 say("raised again", kind=type(error).__name__)
         say("worst", errors=[job.exact_step() for _ in range(2)])
-        rig.fault.arm("second", "forward", lambda: time.sleep(1.2), 1)
+        common.fault.arm("second", "forward", lambda: time.sleep(1.2), 1)
         say("worst", errors=[job.exact_step()])
-        rig.fault.disarm()
+        common.fault.disarm()
         time.sleep(1.2 * (smp.rank() > 0))
         assert smp.allgather(smp.rank(), smp.WORLD) == list(range(smp.size()))
         saved = job.model.state_dict()
@@ -125,14 +125,14 @@ def on_after_a_stall(job: rig.Rig) -> None:
             assert torch.allclose(saved[name], parameter, rtol=1e-9), name
 
 
-def barrier_meets_a_gather(job: rig.Rig) -> None:
+def barrier_meets_a_gather(job: common.TrainingJob) -> None:
     if smp.rank() == 0:
         smp.allgather({"loss": 1.0}, smp.WORLD)
     else:
         smp.barrier()
 
 
-SCENARIOS: dict[str, Callable[[rig.Rig], None]] = {
+SCENARIOS: dict[str, Callable[[common.TrainingJob], None]] = {
     each.__name__.replace("_", " "): each
     for each in (
         state_dict_of_one_rank,
@@ -152,7 +152,7 @@ SCENARIOS: dict[str, Callable[[rig.Rig], None]] = {
 
 
 def main() -> None:
-    job = rig.start(ddp=int(os.environ["WORLD_SIZE"]) > 2)
+    job = common.start(ddp=int(os.environ["WORLD_SIZE"]) > 2)
     job.exact_step()
     say("begins")
     try:

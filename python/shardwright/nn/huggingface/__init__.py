@@ -1,4 +1,4 @@
-"""Modules of ``transformers`` that are divided, and their state dicts with distributed layers (the spec's 2.7.7).
+"""Modules of ``transformers`` that are divided, and their state dicts with distributed layers (spec, 2.7.7).
 
 ``transformers`` is not imported: a class is recognised by its name once a script has imported it.
 """

@@ -59,11 +59,11 @@ def translate_state_dict_to_hf_gptneox(
     state_dict: Mapping[str, torch.Tensor], max_seq_len: int | None = None, num_attention_heads: int | None = None
 ) -> dict[str, torch.Tensor]:
     """A state dict with distributed layers as one of ``transformers``; the number of heads is needed."""
-    return _TABLE.to_theirs(state_dict, max_seq_len, num_attention_heads)
+    return _TABLE.to_transformers(state_dict, max_seq_len, num_attention_heads)
 
 
 def translate_hf_state_dict_to_smdistributed_gptneox(
     state_dict: Mapping[str, torch.Tensor], num_attention_heads: int | None = None
 ) -> dict[str, torch.Tensor]:
     """A state dict of ``transformers`` as one with distributed layers; the number of heads is needed."""
-    return _TABLE.to_ours(state_dict, num_attention_heads)
+    return _TABLE.to_distributed(state_dict, num_attention_heads)

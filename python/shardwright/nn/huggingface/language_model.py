@@ -32,7 +32,7 @@ class LanguageModel:
     cls: str
     table: Table
 
-    def to_ours(self, state_dict: State) -> dict[str, torch.Tensor]:
+    def to_distributed(self, state_dict: State) -> dict[str, torch.Tensor]:
         """A state dict of the whole model as one of ``smp.nn.DistributedTransformerLMHead``.
 
         Args:
@@ -50,9 +50,9 @@ class LanguageModel:
             )
         places = {theirs: ours for ours, theirs in _PLACES.items()}
         renamed = {_moved(name, places, f"a {self.cls}"): tensor for name, tensor in state_dict.items()}
-        return self.table.to_ours(renamed)
+        return self.table.to_distributed(renamed)
 
-    def to_theirs(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
+    def to_transformers(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
         """The way back.
 
         Args:
@@ -62,7 +62,7 @@ class LanguageModel:
         Raises:
             ConfigError: The model of ``transformers`` has no place for a weight, such as that of token types.
         """
-        translated = self.table.to_theirs(state_dict, max_seq_len)
+        translated = self.table.to_transformers(state_dict, max_seq_len)
         where = f"a DistributedTransformerLMHead that is a {self.cls}"
         return {_moved(name, _PLACES, where): tensor for name, tensor in translated.items()}
 

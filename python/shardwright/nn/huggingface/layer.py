@@ -258,13 +258,13 @@ class Replaced:
         table = self.table if isinstance(self.table, Table) else self.table(module)
         return table.weights_of(module, self.heads(module))
 
-    def to_ours(self, state_dict: State) -> dict[str, torch.Tensor]:
-        """See :meth:`Table.to_ours`."""
-        return self._only_table.to_ours(state_dict)
+    def to_distributed(self, state_dict: State) -> dict[str, torch.Tensor]:
+        """See :meth:`Table.to_distributed`."""
+        return self._only_table.to_distributed(state_dict)
 
-    def to_theirs(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
-        """See :meth:`Table.to_theirs`."""
-        return self._only_table.to_theirs(state_dict, max_seq_len)
+    def to_transformers(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
+        """See :meth:`Table.to_transformers`."""
+        return self._only_table.to_transformers(state_dict, max_seq_len)
 
     @property
     def _only_table(self) -> Table:

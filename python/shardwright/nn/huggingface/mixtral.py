@@ -166,5 +166,5 @@ EXPERTS = Replaced(
     returns_all=True,
 )
 
-translate_state_dict_to_hf_mixtral = BLOCK.to_theirs
-translate_hf_state_dict_to_smdistributed_mixtral = BLOCK.to_ours
+translate_state_dict_to_hf_mixtral = BLOCK.to_transformers
+translate_hf_state_dict_to_smdistributed_mixtral = BLOCK.to_distributed

@@ -102,7 +102,7 @@ class Table:
             raise ConfigError(f"it has a {unknown[0]!r}, which has no place in a distributed module")
         return found
 
-    def to_ours(self, state: State, heads: int | None = None) -> dict[str, torch.Tensor]:
+    def to_distributed(self, state: State, heads: int | None = None) -> dict[str, torch.Tensor]:
         """A state dict of a whole model, with the weights of all layers as the distributed ones have them.
 
         Args:
@@ -128,7 +128,7 @@ class Table:
                 translated[name] = tensor
         return translated
 
-    def to_theirs(
+    def to_transformers(
         self, state: State, max_seq_len: int | None = None, heads: int | None = None
     ) -> dict[str, torch.Tensor]:
         """The way back.

@@ -40,7 +40,7 @@ def test_a_breakpoint_trips_nothing(where: str) -> None:
     """The rank waits for its standard input, as a debugger does, until the other has reported its wait twice."""
     with job(f"block {where}") as pair:
         pair[1].event("blocked")
-        picture_of(pair[0], number=1)
+        report_of(pair[0], number=1)
         pair[1].tell()
         check_exact(pair)
 
@@ -52,26 +52,26 @@ def seconds_after(words: str, text: str) -> float:
     return float(found[1])
 
 
-def picture_of(process: Process, number: int = 0) -> str:
-    """The ``number``-th picture of the job that a rank has logged; whole once the rank has ended."""
+def report_of(process: Process, number: int = 0) -> str:
+    """The ``number``-th report of the job that a rank has logged; whole once the rank has ended."""
 
     def found() -> list[str]:
         return process.err.split("shardwright: a rank has waited for long; what every rank of the job does:\n")[1:]
 
-    process.wait_for("picture", lambda: len(found()) > number and "rank 1" in found()[number], 30)
+    process.wait_for("report", lambda: len(found()) > number and "rank 1" in found()[number], 30)
     return found()[number]
 
 
 def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_stands() -> None:
     with job("block in forward") as pair:
         pair[1].event("blocked")
-        picture_of(pair[0])
+        report_of(pair[0])
         pair[1].tell()
         pair.all_end_with([0, 0], COMPUTING_SECONDS)
-        picture = picture_of(pair[0])
+        report = report_of(pair[0])
         assert "what every rank of the job does" not in pair[1].err
-    waits, computes = picture.split("\nstep 3 (rig.train): rank 1 on host ")
-    assert waits.startswith("step 3 (rig.train): rank 0 on host ")
+    waits, computes = report.split("\nstep 3 (common.train): rank 1 on host ")
+    assert waits.startswith("step 3 (common.train): rank 0 on host ")
     # Microbatch 0 may have been through both ranks before the next one came.
     assert seconds_after(r"microbatch 1 \(worker \d\) has waited", waits) >= TIMEOUTS["stall_report_seconds"]
     assert "for rank 1 to answer request" in waits
@@ -89,9 +89,9 @@ def test_one_picture_shows_what_every_rank_does_waits_for_and_where_its_python_s
 def test_a_rank_whose_interpreter_is_locked_is_in_the_picture_as_silent() -> None:
     with job("hold") as pair:
         pair.all_end_with([0, 0], COMPUTING_SECONDS)
-        picture = picture_of(pair[0])
-    assert "rank 1 did not answer within 3 s" in picture
-    assert "[last heard: executing in step 3" in picture
+        report = report_of(pair[0])
+    assert "rank 1 did not answer within 3 s" in report
+    assert "[last heard: executing in step 3" in report
 
 
 def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
@@ -103,11 +103,11 @@ def test_ranks_that_wait_for_each_other_end_with_a_stall() -> None:
             assert "StallError" in process.err
             quiet = seconds_after("nothing in the job has made progress for", process.err)
             assert quiet >= TIMEOUTS["stall_timeout_seconds"]
-        picture = picture_of(pair[0])
+        report = report_of(pair[0])
         # Either rank may be the one that has waited for long.
-        waited = [float(seconds) for seconds in re.findall(r"has waited (\d+\.\d) s\b", picture)]
+        waited = [float(seconds) for seconds in re.findall(r"has waited (\d+\.\d) s\b", report)]
         assert max(waited) >= TIMEOUTS["stall_report_seconds"]
-        assert "rank 1 has waited" in picture
-        assert "for rank 0 to come to smp.barrier" in picture
-        assert "for rank 1 to answer request" in picture
-        assert "self.action()" in picture
+        assert "rank 1 has waited" in report
+        assert "for rank 0 to come to smp.barrier" in report
+        assert "for rank 1 to answer request" in report
+        assert "self.action()" in report

@@ -1,4 +1,4 @@
-"""One picture of the job, when a rank has waited for long: what every rank does, and where its Python stands."""
+"""Stall reports: after a long wait, one message shows what every rank does and the Python stacks of its threads."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
-from shardwright.stalls.deadlock import Deadlock, standing_of
+from shardwright.stalls.deadlock import DeadlockDetector, wait_state_of
 from shardwright.values import decode
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-_CHANNEL = "picture of the job"
-#: How often the thread looks for what other ranks want of it.
-_LOOK_SECONDS = 0.25
-#: How long the ranks may take to say what they do.
+_CHANNEL = "stall report"
+#: How often the thread polls for messages of other ranks.
+_POLL_SECONDS = 0.25
+#: How long ranks have to answer.
 _ANSWER_SECONDS = 3.0
-#: After how long another rank makes the picture in the place of one that does not; times its number.
+#: Rank r takes over from rank 0 if no report has begun after this long times r.
 _SUBSTITUTE_SECONDS = 5.0
-_MOST_CALLS = 12
+_MAX_CALLS = 12
 
 
-class _Deadlocked(NamedTuple):
-    """A wait of this rank's script that nothing will end.
+class _EndlessWait(NamedTuple):
+    """A wait of this rank's script that cannot end.
 
     Attributes:
-        wait: Its number.
+        wait: The number of the wait.
         text: What all ranks do.
-        since: Since when this rank knows it, in monotonic seconds.
+        since: When this rank learned of it, in monotonic seconds.
     """
 
     wait: int
@@ -45,10 +45,10 @@ class _Deadlocked(NamedTuple):
     since: float
 
 
-class Photographer:
-    """Makes the picture on rank 0, and says on every rank what that rank does.
+class StallReporter:
+    """Assembles the report on rank 0, and describes every other rank for it.
 
-    It has a thread of its own, so that a rank shows where it stands while its other threads wait or compute.
+    It runs on a thread of its own, so that a rank can answer while its other threads wait or compute.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -57,17 +57,17 @@ class Photographer:
         self._script = threading.get_ident()
         self._others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="shardwright-picture", daemon=True)
-        self._wanted = threading.Event()
-        #: When another rank was asked for a picture, and has not begun to make one.
-        self._asked: float | None = None
+        self._thread = threading.Thread(target=self._run, name="shardwright-stall-reporter", daemon=True)
+        self._requested = threading.Event()
+        #: When a report was requested that no rank has begun yet.
+        self._requested_at: float | None = None
         self._number = 0
         self._answers: dict[int, str] = {}
-        #: When the picture that is being made has to be finished.
+        #: When the report in progress must be finished.
         self._deadline: float | None = None
         self._last = -float("inf")
-        self._waits = Deadlock(runtime.place.rank, self._others, self._send_to_all, self.describe)
-        self._deadlock: _Deadlocked | None = None
+        self._detector = DeadlockDetector(runtime.place.rank, self._others, self._send_to_all, self.describe)
+        self._deadlock: _EndlessWait | None = None
         self._found_deadlock = threading.Event()
 
     def start(self) -> None:
@@ -77,65 +77,65 @@ class Photographer:
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
-        self._thread.join(2 * _LOOK_SECONDS)
+        self._thread.join(2 * _POLL_SECONDS)
         if self._deadline is not None:  # the wait ended this rank's script
-            self._finish()
+            self._finish_report()
 
-    def want(self) -> None:
-        """This rank has waited for long: somebody should make a picture."""
-        self._wanted.set()
+    def request_report(self) -> None:
+        """Request a report, because this rank has waited for long."""
+        self._requested.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
+        while not self._stopped.wait(_POLL_SECONDS):
             try:
                 self._runtime[WorkerPool].check()
-                self._look()
+                self._poll()
             except ShardwrightError:
                 return  # this rank has left the job
-            except Exception:  # it only looks on: what it cannot show or prove ends nobody's step
+            except Exception:  # a failure of the reporter must not fail a step
                 self._runtime.logger.warning(
-                    "rank %d could not look at the job", self._runtime.place.rank, exc_info=True
+                    "rank %d: the stall reporter failed", self._runtime.place.rank, exc_info=True
                 )
 
-    def _look(self) -> None:
-        if self._wanted.is_set():
-            self._wanted.clear()
-            self._ask()
+    def _poll(self) -> None:
+        if self._requested.is_set():
+            self._requested.clear()
+            self._request()
         for rank in self._others:
-            # One that is gone says nothing more, but others may have said why.
+            # A rank that is gone sends nothing more, but others may have said why.
             with contextlib.suppress(PeerLostError):
                 while (received := self._runtime.node.recv_object(rank, _CHANNEL, 0.0)) is not None:
-                    self._hear(rank, decode(*received))
+                    self._handle(rank, decode(*received))
         now = time.monotonic()
-        if self._asked is not None and now > self._asked + _SUBSTITUTE_SECONDS * self._runtime.place.rank:
-            self._begin()
+        if self._requested_at is not None and now > self._requested_at + _SUBSTITUTE_SECONDS * self._runtime.place.rank:
+            self._begin_report()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
-            self._finish()
-        self._waits.look(standing_of(self._runtime), now)
-        if self._waits.proof is not None:
-            number, proof = self._waits.round, self._waits.proof
-            self._send_to_all({"says": "deadlock", "round": number, "text": proof})
+            self._finish_report()
+        self._detector.update(wait_state_of(self._runtime), now)
+        if self._detector.proof is not None:
+            number, proof = self._detector.round, self._detector.proof
+            self._send_to_all({"kind": "deadlock", "round": number, "text": proof})
             self._end_deadlock(number, proof)
 
     def _end_deadlock(self, number: int, proof: str) -> None:
-        """Let this rank's script raise where it waits, unless what another one did when it raised has let it go on."""
+        """Make the waiting script raise, unless the wait has ended since."""
         runtime = self._runtime
         if number <= runtime[Gathers].epoch:  # proven here and elsewhere
             return
         # Another rank may have failed the step already, and this one may be in the next.
-        step, mark = runtime.step.number, standing_of(runtime).mark
-        if (self._waits.round, self._waits.mark) != (number, mark):
-            mark = None
-        self._waits.begin_anew(number)
-        runtime[Gathers].begin_anew(number)
+        step, wait_id = runtime.step.number, wait_state_of(runtime).wait_id
+        if (self._detector.round, self._detector.wait_id) != (number, wait_id):
+            wait_id = None
+        self._detector.reset(number)
+        runtime[Gathers].reset(number)
         text = (
             "every rank waits for another one, and none can go on (is a function that all ranks have to call, as "
             f"state_dict, save, barrier or a step function, called by some of them only?); what they do:\n{proof}"
         )
-        if mark is not None and mark[0] == "wait":
-            self._deadlock = _Deadlocked(mark[1], text, time.monotonic())
+        if wait_id is not None and wait_id[0] == "wait":
+            self._deadlock = _EndlessWait(wait_id[1], text, time.monotonic())
             self._found_deadlock.set()
-        elif mark is not None and runtime.step.running:
+        elif wait_id is not None and runtime.step.running:
             runtime[WorkerPool].error = runtime[WorkerPool].error or StallError(text)
             runtime.server.fail(
                 module=None,
@@ -148,66 +148,67 @@ class Photographer:
             )
 
     def check(self, wait: int, failed: BaseException | None = None) -> None:
-        """Look whether all ranks wait for one another, and none can go on.
+        """Check for a deadlock.
 
         Args:
-            wait: The number of the script's wait that asks.
-            failed: What has ended the wait, for that reason perhaps; otherwise the others get the time to hear of it.
+            wait: The number of the wait.
+            failed: The error that ended the wait, which may be due to the deadlock. Without one, other ranks are first
+                given time to learn of it.
 
         Raises:
-            StallError: They do.
+            StallError: All ranks wait for one another.
         """
-        if failed is not None and self._waits.mark == ("wait", wait):
+        if failed is not None and self._detector.wait_id == ("wait", wait):
             # What a rank said before it left, or failed in a step, may not have been read yet.
             self._found_deadlock.clear()
-            self._found_deadlock.wait(2 * _LOOK_SECONDS)
+            self._found_deadlock.wait(2 * _POLL_SECONDS)
         found = self._deadlock
         if found is None or found.wait != wait:
             return
-        if failed is not None or time.monotonic() > found.since + 2 * _LOOK_SECONDS:
+        if failed is not None or time.monotonic() > found.since + 2 * _POLL_SECONDS:
             raise StallError(found.text) from None
 
-    def _ask(self) -> None:
-        if self._runtime.place.rank != 0 and self._send(0, {"says": "wanted"}):
-            self._asked = time.monotonic()
+    def _request(self) -> None:
+        if self._runtime.place.rank != 0 and self._send(0, {"kind": "request"}):
+            self._requested_at = time.monotonic()
         else:
-            self._begin()
+            self._begin_report()
 
-    def _hear(self, rank: int, message: dict[str, Any]) -> None:
-        if message["says"] == "waits":
-            self._waits.hear(rank, message)
-        elif message["says"] == "deadlock":
+    def _handle(self, rank: int, message: dict[str, Any]) -> None:
+        if message["kind"] == "waits":
+            self._detector.receive(rank, message)
+        elif message["kind"] == "deadlock":
             self._end_deadlock(message["round"], message["text"])
-        elif message["says"] == "wanted":
-            self._begin()
-        elif message["says"] == "show":
-            self._asked = None
-            self._send(rank, {"says": "shown", "number": message["number"], "text": self.describe()})
+        elif message["kind"] == "request":
+            self._begin_report()
+        elif message["kind"] == "describe":
+            self._requested_at = None
+            self._send(rank, {"kind": "description", "number": message["number"], "text": self.describe()})
         elif message["number"] == self._number and self._deadline is not None:
             self._answers[rank] = message["text"]
 
-    def _begin(self) -> None:
-        self._asked = None
+    def _begin_report(self) -> None:
+        self._requested_at = None
         now = time.monotonic()
-        # Ranks that wait for one another ask at about the same time; that is one picture.
+        # Ranks that wait for one another request a report at about the same time; one is enough.
         if self._deadline is not None or now < self._last + self._runtime.place.cfg.stall_report_seconds / 2:
             return
         self._number += 1
         self._answers.clear()
         self._deadline = now + _ANSWER_SECONDS
         for rank in self._others:
-            if not self._send(rank, {"says": "show", "number": self._number}):
+            if not self._send(rank, {"kind": "describe", "number": self._number}):
                 self._answers[rank] = f"rank {rank} is gone"
 
-    def _finish(self) -> None:
+    def _finish_report(self) -> None:
         self._deadline = None
         self._last = time.monotonic()
-        texts = {rank: self._answers.get(rank) or self._silence_of(rank) for rank in self._others}
+        texts = {rank: self._answers.get(rank) or self._missing_answer(rank) for rank in self._others}
         texts[self._runtime.place.rank] = self.describe()
         listed = "\n".join(texts[rank] for rank in sorted(texts))
         self._runtime.logger.warning("a rank has waited for long; what every rank of the job does:\n%s", listed)
 
-    def _silence_of(self, rank: int) -> str:
+    def _missing_answer(self, rank: int) -> str:
         heard = self._runtime.server.describe(rank)
         return (
             f"rank {rank} did not answer within {_ANSWER_SECONDS:.0f} s: it runs C code that holds the interpreter's "
@@ -226,7 +227,7 @@ class Photographer:
         return True
 
     def describe(self) -> str:
-        """What this rank does, and the Python stacks of its script and of its tasks."""
+        """Describe what this rank does, with the Python stacks of its script and its tasks."""
         runtime = self._runtime
         lines = [runtime.describe()]
         frames = sys._current_frames()
@@ -243,8 +244,8 @@ class Photographer:
 
 def _stack(frame: FrameType) -> list[str]:
     calls = traceback.extract_stack(frame)
-    lines = [f"    ({len(calls) - _MOST_CALLS} outer calls)"] if len(calls) > _MOST_CALLS else []
-    for call in calls[-_MOST_CALLS:]:
+    lines = [f"    ({len(calls) - _MAX_CALLS} outer calls)"] if len(calls) > _MAX_CALLS else []
+    for call in calls[-_MAX_CALLS:]:
         lines.append(f'    File "{call.filename}", line {call.lineno}, in {call.name}')
         if call.line:
             lines.append(f"      {call.line}")

@@ -16,7 +16,6 @@ from shardwright.errors import FrameError
 from shardwright.execution.children import value_of
 from shardwright.execution.computed_once import ComputedOnce, run_inside_checkpoint
 from shardwright.execution.context import Suspended
-from shardwright.execution.elsewhere import in_backward
 from shardwright.execution.intercept import entered
 from shardwright.execution.kept import (
     Seen,
@@ -26,9 +25,10 @@ from shardwright.execution.kept import (
     seen_of,
     variable_of,
 )
+from shardwright.execution.locations import in_backward
 from shardwright.execution.placed import Decided, KeptState
 from shardwright.execution.returned import changed_since_returned, note_returned
-from shardwright.execution.shared import HeldElsewhere
+from shardwright.execution.shared_objects import RemoteHolders
 from shardwright.execution.snapshot import Snapshot
 from shardwright.execution.task import RunningTask, may_overlap, running_task, state_write
 from shardwright.execution.turn import Turn
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BATCH_NORMALISATION = nn.modules.batchnorm._NormBase
 
 
-class KeptHere:
+class StatefulModules:
     """What modules of a model keep that run on this rank."""
 
     def __init__(self, runtime: Runtime, model_id: int, modules: Mapping[str, nn.Module], decision: Decided) -> None:
@@ -77,7 +77,7 @@ class KeptHere:
                 listed = numbers.setdefault(module, [])
                 if number not in listed:
                     listed.append(number)
-        self.count_on(
+        self.expect_counts(
             {(model_id, n): sum(state.users.values()) for n, state in self._states.items() if n not in uncounted}
         )
         for module, listed in numbers.items():
@@ -103,7 +103,7 @@ class KeptHere:
         self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
         self._watch = Watch({path: modules[path] for path in here}, settled, nameless, self._kept_by)
-        self._held_elsewhere = HeldElsewhere(
+        self._remote_holders = RemoteHolders(
             {path: module for path, module in modules.items() if path not in here},
             {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
         )
@@ -115,7 +115,7 @@ class KeptHere:
         if self._states:
             engine_watchers.add(self)
 
-    def count_on(self, counts: Mapping[tuple[int, int], int | None] | None) -> None:
+    def expect_counts(self, counts: Mapping[tuple[int, int], int | None] | None) -> None:
         """Expect so many stays of each microbatch; None waits until its forwards are over."""
         for number, state in self._states.items():
             count = None if counts is None else counts.get((self._model_id, number))
@@ -124,7 +124,7 @@ class KeptHere:
     def begin_step(self) -> None:
         """Remember what the step may have to put back, and what modules hold that nobody is known to change."""
         self._watch.begin_step()
-        self._held_elsewhere.begin_step()
+        self._remote_holders.begin_step()
         self._snapshot = None
         if self._kept_by or self._variables:
             self._snapshot = Snapshot(self._kept_by, self._variables, self._parameters)
@@ -166,7 +166,7 @@ class KeptHere:
         """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
         written = self._watch.written_meanwhile(name)
         if written is not None:
-            self._held_elsewhere.refuse(self._watch.changed())
+            self._remote_holders.refuse(self._watch.changed())
             self._refuse(task, f"{written} was changed before module {name!r} was called, though no trace saw that")
 
     def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
@@ -178,7 +178,7 @@ class KeptHere:
         """
         written = self._watch.written(task, module)
         if written is not None:
-            self._held_elsewhere.refuse(self._watch.changed())
+            self._remote_holders.refuse(self._watch.changed())
             # Calls that are predicted may have come to it in another order within the microbatch too.
             when = "in a backward" if task.phase == "backward" else "though no trace saw that"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime[_core.Sites].predicts)
@@ -234,7 +234,7 @@ class KeptHere:
             raise FrameError(f"{no_copy_of(lost)} Register it as a buffer, or let the first step take that branch")
         raise state_write(task, f"{what}: only microbatches that run one after another find it as in one process")
 
-    def stay(
+    def run_in_order(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """Run a module once no other microbatch goes first."""
@@ -311,13 +311,13 @@ def _described(state: KeptState) -> str:
     return f"a tensor that module {min(state.users)!r} keeps"
 
 
-def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
+def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> None:
     """Make every way into a module a stay, hooks included."""
     compiled = module._compiled_call_impl
 
     def called(own: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call = own._call_impl if compiled is None else compiled
-        return kept.stay(states, own, call, args, kwargs)
+        return kept.run_in_order(states, own, call, args, kwargs)
 
     module._compiled_call_impl = MethodType(called, module)
     if isinstance(module, torch.jit.ScriptModule) or compiled is not None:
@@ -333,7 +333,7 @@ def _intercept(kept: KeptHere, module: nn.Module, states: list[int]) -> None:
         given = (own, *args) if bound else args
         if task is None or own in task.inside or in_backward():
             return forward(*given, **kwargs)
-        return kept.stay(states, own, forward, given, kwargs)
+        return kept.run_in_order(states, own, forward, given, kwargs)
 
     module.forward = MethodType(forwarded, module)
 

@@ -17,7 +17,7 @@ from shardwright.huggingface.collector import collects
 from shardwright.job.runtime import find_runtime
 
 if TYPE_CHECKING:
-    from shardwright.execution.stays import KeptHere
+    from shardwright.execution.stateful import StatefulModules
 
 _CALL = nn.Module._call_impl.__code__
 _OWN = __name__.partition(".")[0]
@@ -29,10 +29,10 @@ class _Place(NamedTuple):
     here: bool
     traced: bool
     #: It knows its modules, which would never go if this knew it strongly.
-    kept: weakref.ref[KeptHere] | None = None
+    kept: weakref.ref[StatefulModules] | None = None
 
 
-class Elsewhere:
+class ModuleLocations:
     """The modules of divided models in this process, with the ranks that run them."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Elsewhere:
         """
         self._modules[module] = _Place(name or type(module).__name__, ranks, here, traced)
 
-    def watch(self, module: nn.Module, kept: KeptHere) -> None:
+    def watch(self, module: nn.Module, kept: StatefulModules) -> None:
         """Have attributes of a module noticed as they are set."""
         self._modules[module] = self._modules[module]._replace(kept=weakref.ref(kept))
 
@@ -154,7 +154,7 @@ class Elsewhere:
                 self._modules.setdefault(part, known._replace(name=name))
 
 
-elsewhere = Elsewhere()
+module_locations = ModuleLocations()
 
 
 def in_backward() -> bool:
@@ -174,7 +174,7 @@ def _is_held(module: nn.Module, attribute: str, value: Any) -> bool:
     """Whether stand-ins on other ranks refuse to be read for the value, or it is what it was."""
     if attribute in module._parameters or attribute in module._buffers:
         return True
-    before = module._modules.get(attribute, module.__dict__.get(attribute, elsewhere))
+    before = module._modules.get(attribute, module.__dict__.get(attribute, module_locations))
     return before is value or (
         isinstance(value, bool | int | float | str) and type(before) is type(value) and before == value
     )

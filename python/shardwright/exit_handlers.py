@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 
-class ScriptEnd:
+class ExitHandlers:
     """Handlers that are in place while the process is a rank of a job.
 
     A script may put its own in front, which then call these for as long as the process lives: once the rank has left
@@ -47,7 +47,7 @@ class ScriptEnd:
             sys.stderr.write(f"shardwright: rank {runtime.place.rank} was interrupted\n")
             return
         if runtime is not None:
-            runtime.farewell = FailureText.of(error)._asdict()
+            runtime.script_error = FailureText.of(error)._asdict()
         self._previous(kind, error, trace)
 
     def _on_termination(self, number: int, _frame: FrameType | None) -> None:

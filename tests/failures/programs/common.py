@@ -19,7 +19,7 @@ BATCH = 16
 MICROBATCHES = 4
 
 
-class Trouble(Exception):
+class ScriptError(Exception):
     """The script's own exception."""
 
 
@@ -60,8 +60,8 @@ class Fault:
 fault = Fault()
 
 
-def raise_trouble() -> None:
-    raise Trouble("the wheels came off")
+def raise_script_error() -> None:
+    raise ScriptError("deliberate failure")
 
 
 class Trip(torch.autograd.Function):
@@ -123,7 +123,7 @@ class Net(nn.Module):
         return self.third(hidden) if extra is None else self.third(hidden, extra)
 
 
-class Rig:
+class TrainingJob:
     """The model on this rank, the same model whole, and steps of both."""
 
     def __init__(self, **options: Any) -> None:
@@ -212,10 +212,10 @@ def describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def start(**keys: Any) -> Rig:
+def start(**keys: Any) -> TrainingJob:
     """Join the job, and build the model."""
     options = keys.pop("model_options", {})
     torch.set_num_threads(1)
     keys = {"pipeline_parallel_degree": 2, "microbatches": MICROBATCHES, "skip_tracing": True, **keys}
     smp.init(keys)
-    return Rig(**options)
+    return TrainingJob(**options)

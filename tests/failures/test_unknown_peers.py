@@ -25,7 +25,7 @@ MANY = 500
 #: Before the second rank comes, and again while it does.
 IDLE = 120
 #: Sixty-four threads may serve strangers at once; each touches a few pages of its stack.
-MOST_GROWTH = 32 << 20
+MAX_GROWTH = 32 << 20
 GARBAGE = (
     b"\xff" * 64,
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -135,7 +135,7 @@ def test_many_slow_strangers_get_nothing_and_cost_little_memory(training: Job) -
             with suppress(ConnectionResetError):
                 assert stream.recv(1) == b""
     assert strangers(process) == MANY + 1
-    assert most - before < MOST_GROWTH
+    assert most - before < MAX_GROWTH
     number = len(process.events("step"))
     assert process.event("step", number=number + 5)["error"] < TOLERANCE
 

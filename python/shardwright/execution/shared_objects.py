@@ -11,7 +11,7 @@ from shardwright.contents import INTERNAL, reached
 from shardwright.errors import FrameError
 
 
-class HeldElsewhere:
+class RemoteHolders:
     """The modules of a model that do not run on this rank, which hold what they held when the script made them."""
 
     def __init__(self, modules: Mapping[str, nn.Module], ranks: Mapping[str, int]) -> None:
