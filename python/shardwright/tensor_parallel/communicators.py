@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.agreement import SUMMED, Agreement, Rule, Signature, check, check_sizes
+from shardwright.tensor_parallel.agreement import SUMMED, Agreement, Rule, check_sizes
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
 #: A tensor, or several that go in one collective: the result is of the same kind.
@@ -348,11 +348,7 @@ def _ask(
 ) -> tuple[list[torch.Tensor], Agreement]:
     """The tensors as a list, and what all ranks bring: told by them, or known to be like this rank's."""
     tensors = [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
-    if not known:
-        return tensors, group.agree(rule, tensors)
-    agreement = Agreement((Signature.of(rule, tensors),) * group.size)
-    check(rule, agreement, group.size)
-    return tensors, agreement
+    return tensors, group.agree(rule, tensors, known=known)
 
 
 def _apply(

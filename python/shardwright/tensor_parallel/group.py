@@ -137,7 +137,12 @@ class TensorGroup:
             self.agree(Rule(place), [torch.empty(0)])
 
     def agree(
-        self, rule: Rule, tensors: Sequence[torch.Tensor], parameters_need_grad: bool = False, seed: int = 0
+        self,
+        rule: Rule,
+        tensors: Sequence[torch.Tensor],
+        parameters_need_grad: bool = False,
+        seed: int = 0,
+        known: bool = False,
     ) -> Agreement:
         """Tell all ranks the shapes and dtypes of this rank's tensors, and hear theirs: one small all-gather.
 
@@ -146,6 +151,7 @@ class TensorGroup:
             tensors: What this rank brings to it.
             parameters_need_grad: Whether a parameter of this rank's part of the module needs a gradient.
             seed: A number that this rank drew, where the ranks need one in common.
+            known: Whether the caller knows that all ranks bring what this one does; then nothing is sent.
 
         Returns:
             What all ranks bring.
@@ -154,8 +160,8 @@ class TensorGroup:
             ConfigError: They do not fit together; all ranks raise it.
         """
         own = Signature.of(rule, tensors, parameters_need_grad, seed)
-        if self.size == 1:
-            agreement = Agreement((own,))
+        if known or self.size == 1:
+            agreement = Agreement((own,) * self.size)
         else:
             if self._enter is not None:
                 self._enter(rule.operation)
