@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.agreement import Rule
 from shardwright.tensor_parallel.communicators import (
     fused_allgather_for_tp,
     gather_replicated_for_tp,
@@ -123,8 +122,8 @@ class DistributedEmbedding(DistributedModule):
         scatters = not (self.skips_scatter_and_merge or group.prescaled_batch)
         if not gathers and self.skips_scatter_and_merge:
             return self._look_up(input)
-        rule = Rule(name, (0,), free_dim=0 if gathers else None, divided_dim=0 if scatters and not gathers else None)
-        agreement = group.agree(rule, [input], parameters_need_grad=self.weight.requires_grad)
+        divided_dim = 0 if scatters and not gathers else None
+        agreement = self.agree([input], free_dim=0 if gathers else None, divided_dim=divided_dim)
         check_id_dtype(name, input)
         batches = agreement.sizes(0)
         ids = fused_allgather_for_tp(input, 0, group=group, sizes=batches, needs_grad=False) if gathers else input

@@ -10,7 +10,7 @@ import torch
 
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import draw_seed
-from shardwright.tensor_parallel.agreement import Agreement, Rule
+from shardwright.tensor_parallel.agreement import Agreement
 from shardwright.tensor_parallel.communicators import (
     bwd_allreduce_for_tp,
     fused_allgather_for_tp,
@@ -109,13 +109,7 @@ def enter(
     given = {name: one for name, one in inputs._asdict().items() if isinstance(one, torch.Tensor)}
     trained = [name for name in _BESIDE if name in given and torch.is_grad_enabled() and given[name].requires_grad]
     words = [f"{name} with gradient" if name in trained else name for name in given]
-    free = None if group.prescaled_batch else 0
-    agreement = group.agree(
-        Rule(f"{module.operation}({', '.join(words)})", (0,), free_dim=free),
-        list(given.values()),
-        parameters_need_grad=any(p.requires_grad for p in module.parameters()),
-        seed=draw_seed() if drops else 0,
-    )
+    agreement = module.agree(list(given.values()), words, free_dim=group.samples_dim, seed=draw_seed() if drops else 0)
     for rank in range(group.size):
         shapes = dict(zip(given, agreement.signatures[rank].shapes, strict=True))
         _check_shapes(type(module).__name__, rank, shapes, hidden_size, heads)

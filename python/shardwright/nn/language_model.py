@@ -12,7 +12,7 @@ from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_o
 from shardwright.nn.gathered import GatheredCall, LayerInputs, check_shapes, gather_states, tensors_by_name
 from shardwright.nn.transformer import DistributedTransformer, TransformerOptions
 from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
-from shardwright.tensor_parallel.agreement import Agreement, Rule
+from shardwright.tensor_parallel.agreement import Agreement
 from shardwright.tensor_parallel.communicators import (
     bwd_allreduce_for_tp,
     fused_allgather_for_tp,
@@ -229,12 +229,8 @@ class DistributedTransformerLMHead(DistributedModule):
     def _agreed(self, given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Agreement]:
         """The ranks tell each other what they bring, and hold it against what the model takes."""
         given = {name: one.detach() if name in _MASKS else one for name, one in given.items()}
-        agreement = self.tp_group.agree(
-            Rule(f"{self.operation}({', '.join(given)})", (0,), free_dim=None if self.tp_group.prescaled_batch else 0),
-            list(given.values()),
-            parameters_need_grad=any(p.requires_grad for p in self.parameters()),
-            seed=draw_seed() if self._drops else 0,
-        )
+        seed = draw_seed() if self._drops else 0
+        agreement = self.agree(list(given.values()), given, free_dim=self.tp_group.samples_dim, seed=seed)
         for rank, signature in enumerate(agreement.signatures):
             self._check_shapes(rank, dict(zip(given, signature.shapes, strict=True)))
         for name, one in given.items():

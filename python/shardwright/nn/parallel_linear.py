@@ -13,7 +13,7 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.nn.overlapped_linear import Overlap, overlapped_products
-from shardwright.tensor_parallel.agreement import Rule, check_sizes
+from shardwright.tensor_parallel.agreement import check_sizes
 from shardwright.tensor_parallel.communicators import (
     bwd_allreduce_for_tp,
     fused_allgather_for_tp,
@@ -199,9 +199,14 @@ class ParallelLinear(DistributedModule):
         if not self._by_rows and self.input != FEATURES:
             divided = -1
         dims = [dim for dim in (taken if given is None else given, -1) if dim is not None]
-        rule = Rule(self.operation, tuple(dims), free_dim=taken, divided_dim=divided, sums=not self._by_rows)
-        parameters = any(one.requires_grad for one in self.parameters())
-        agreement = group.agree(rule, [input], parameters, known=sizes is not None or needs_grad is not None)
+        agreement = self.agree(
+            [input],
+            dims=tuple(dims),
+            free_dim=taken,
+            divided_dim=divided,
+            sums=not self._by_rows,
+            known=sizes is not None or needs_grad is not None,
+        )
         shape, sliced = tuple(input.shape), dims[0] if len(dims) > 1 else None
         features = self.in_features // (group.size if self.input == FEATURES else 1)
         if shape[-1] != features or (sliced == 0 and len(shape) < 2):
@@ -218,7 +223,8 @@ class ParallelLinear(DistributedModule):
         if sliced is not None:
             if known is None:
                 known = agreement.sizes(sliced) if taken is not None else [shape[sliced] // group.size] * group.size
-            check_sizes(rule.operation, known, group.size, sliced, None if taken is None else group.rank, shape[sliced])
+            rank = None if taken is None else group.rank
+            check_sizes(self.operation, known, group.size, sliced, rank, shape[sliced])
         return _Known(
             known,
             agreement.needs_grad if needs_grad is None else needs_grad,

@@ -101,9 +101,8 @@ class VocabularyParallelEmbedding(DistributedModule):
         if self.inside:
             return self.partial(input)
         group = self.tp_group
-        rule = Rule(self.operation, (0,), free_dim=None if group.prescaled_batch else 0)
-        agreement = group.agree(rule, [input], parameters_need_grad=self.weight.requires_grad)
-        check_id_dtype(rule.operation, input)
+        agreement = self.agree([input], free_dim=group.samples_dim)
+        check_id_dtype(self.operation, input)
         needs_grad = agreement.parameters_need_grad
         if group.prescaled_batch:
             return fwd_allreduce_for_tp(self.partial(input), group=group, needs_grad=needs_grad)

@@ -14,7 +14,6 @@ from shardwright.nn.huggingface import llama
 from shardwright.nn.huggingface.layer import Replaced, TransformersAttention, activation
 from shardwright.nn.huggingface.weights import Table, Weight
 from shardwright.nn.transformer_output import ACTIVATIONS
-from shardwright.tensor_parallel.agreement import Rule
 from shardwright.tensor_parallel.communicators import (
     bwd_allreduce_for_tp,
     fused_allgather_for_tp,
@@ -90,11 +89,7 @@ class DistributedExperts(DistributedModule):
             ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         group = self.tp_group
-        agreement = group.agree(
-            Rule(self.operation, (0,), free_dim=None if group.prescaled_batch else 0),
-            [hidden_states, top_k_index, top_k_weights],
-            parameters_need_grad=any(parameter.requires_grad for parameter in self.parameters()),
-        )
+        agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=group.samples_dim)
         for rank, signature in enumerate(agreement.signatures):
             shapes = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), signature.shapes, strict=True))
             tokens = shapes["hidden_states"][:1]
