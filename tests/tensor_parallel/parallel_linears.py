@@ -9,8 +9,9 @@ import pytest
 import torch
 from cases import close, random
 from shardwright.errors import ConfigError
+from shardwright.nn.layouts import FEATURES, PARTIAL, WHOLE, Layout, slices
 from shardwright.nn.linear import ColumnParallelLinear, RowParallelLinear
-from shardwright.nn.parallel_linear import FEATURES, PARTIAL, WHOLE, Layout, ParallelLinear, slices
+from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import Count, TensorGroup
 from torch import nn
 

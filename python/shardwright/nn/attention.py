@@ -10,9 +10,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
-from shardwright.nn.parallel_linear import FEATURES, PARTIAL, WHOLE
+from shardwright.nn.layouts import FEATURES, SHARED, WHOLE, relayout
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
-from shardwright.tensor_parallel.communicators import bwd_allreduce_for_tp
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
@@ -152,7 +151,7 @@ class DistributedAttentionLayer(Block):
         if cross_attention:
             self.query = self.make_linear(hidden_size, [of_query], query_key_value_bias, WHOLE, FEATURES)
             # The gradient of cross states, which all layers take, is summed once, where they were gathered.
-            self.key_value = self.make_linear(hidden_size, [of_key, of_key], query_key_value_bias, PARTIAL, FEATURES)
+            self.key_value = self.make_linear(hidden_size, [of_key, of_key], query_key_value_bias, SHARED, FEATURES)
         else:
             of_all = [of_query, of_key, of_key]
             self.query_key_value = self.make_linear(hidden_size, of_all, query_key_value_bias, WHOLE, FEATURES)
@@ -273,9 +272,8 @@ class HeadNorm(DistributedModule):
         Returns:
             Of the same shape.
         """
-        weight: torch.Tensor = self.weight
-        if self.tp_group.size > 1:
-            weight = bwd_allreduce_for_tp(weight, group=self.tp_group, needs_grad=weight.requires_grad)
+        own: torch.Tensor = self.weight
+        weight = relayout(own, WHOLE, SHARED, group=self.tp_group, needs_grad=own.requires_grad)
         return nn.functional.rms_norm(input, weight.shape, weight, self.eps)
 
 

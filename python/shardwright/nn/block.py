@@ -11,7 +11,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, dropout, seed_of
 from shardwright.nn.layer_norm import make_norm
-from shardwright.nn.parallel_linear import FEATURES, WHOLE, Layout, ParallelLinear
+from shardwright.nn.layouts import FEATURES, WHOLE, Layout
+from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 

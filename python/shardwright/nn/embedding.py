@@ -6,11 +6,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.communicators import (
-    fused_allgather_for_tp,
-    gather_replicated_for_tp,
-    scatter_and_merge_for_tp,
-)
+from shardwright.nn.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule, Initialize
 from shardwright.tensor_parallel.sharding import Sharding
@@ -126,20 +122,14 @@ class DistributedEmbedding(DistributedModule):
         agreement = self.agree([input], free_dim=0 if gathers else None, divided_dim=divided_dim)
         check_id_dtype(name, input)
         batches = agreement.sizes(0)
-        ids = fused_allgather_for_tp(input, 0, group=group, sizes=batches, needs_grad=False) if gathers else input
+        own = slices(0) if gathers else SHARED
+        ids = relayout(input, own, SHARED, group=group, sizes=batches, needs_grad=False)
         channels = self._look_up(ids)
         if self.skips_scatter_and_merge:
             return channels
-        if not scatters:
-            return gather_replicated_for_tp(channels, -1, group=group, needs_grad=agreement.parameters_need_grad)
-        return scatter_and_merge_for_tp(
-            channels,
-            0,
-            -1,
-            group=group,
-            split_sizes=batches if gathers else None,
-            needs_grad=agreement.parameters_need_grad,
-        )
+        back = samples(group) if gathers or not scatters else Layout("even slices", 0)
+        needs_grad = agreement.parameters_need_grad
+        return relayout(channels, FEATURES, back, group=group, sizes=batches, needs_grad=needs_grad)
 
     def extra_repr(self) -> str:
         """What ``print`` tells of it."""

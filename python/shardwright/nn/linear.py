@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.nn.parallel_linear import FEATURES, WHOLE, Layout, ParallelLinear, slices
+from shardwright.nn.layouts import FEATURES, WHOLE, Layout, samples, slices
+from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
 
@@ -50,9 +51,9 @@ class DistributedLinear(ParallelLinear):
             ConfigError: ``in_features`` does not divide by the tensor parallelism degree.
         """
         group = current_tensor_group() if group is None else group
-        samples = WHOLE if group.prescaled_batch else slices(0)
+        lies = samples(group)
         super().__init__(
-            in_features, [out_features], bias, input=samples, output=samples, group=group, device=device, dtype=dtype
+            in_features, [out_features], bias, input=lies, output=lies, group=group, device=device, dtype=dtype
         )
 
 

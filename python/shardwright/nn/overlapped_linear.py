@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from shardwright.nn.layouts import WHOLE
 from shardwright.tensor_parallel.communicators import (
     fused_allgather_for_tp,
     fwd_allreduce_for_tp,
@@ -19,32 +20,55 @@ from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.packing import resized
 from shardwright.tensor_parallel.pending import Pending
 
+if TYPE_CHECKING:
+    from shardwright.nn.parallel_linear import ParallelLinear
+
 
 @dataclass(frozen=True)
-class Overlap:
-    """What is sent for a layer, and what backward is for; the same on all ranks.
+class Known:
+    """What is known of one call of a parallel linear layer, on all ranks.
 
     Attributes:
-        group: The ranks.
-        gather_dim: Along which slices of the input are gathered, not negative; None where it is not sliced.
-        scatter_dim: Along which the sum of products is sliced, not negative; None where it is not.
-        sizes: Of every tp rank's slice.
-        sums_input_gradient: Whether the gradient of the input, the same on all ranks, is summed over them.
-        sums_output: Whether products are summed over ranks, each of which gets the whole sum.
-        bias_is_summand: Whether biases belong to the products, not to their sum.
+        sizes: Of every tp rank's slice; None where all are of one size.
         input_needs_grad: Whether the input needs a gradient on any rank.
         parameters_need_grad: Whether a parameter does on any rank.
     """
 
-    group: TensorGroup
-    gather_dim: int | None
-    scatter_dim: int | None
-    sizes: list[int]
-    sums_input_gradient: bool
-    sums_output: bool
-    bias_is_summand: bool
+    sizes: list[int] | None
     input_needs_grad: bool
     parameters_need_grad: bool
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether the output does."""
+        return self.input_needs_grad or self.parameters_need_grad
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What is sent in one call.
+
+    Attributes:
+        linear: One of the layers, which all have its layouts.
+        known: What is known of the call.
+        gather_dim: Along which slices of the input are gathered, not negative; None where it is not sliced.
+        scatter_dim: Along which the sum of products is sliced, not negative; None where it is not.
+    """
+
+    linear: ParallelLinear
+    known: Known
+    gather_dim: int | None
+    scatter_dim: int | None
+
+    @property
+    def group(self) -> TensorGroup:
+        """The ranks."""
+        return self.linear.tp_group
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of every tp rank's slice."""
+        return self.known.sizes or []
 
     def start_gather(self, own: torch.Tensor, dim: int) -> Pending[list[torch.Tensor]]:
         """Begin to gather the slices of all ranks; at once where that is differentiated itself."""
@@ -94,7 +118,7 @@ class OverlappedProducts(torch.autograd.Function):
         weights, biases = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
         ctx.overlap = overlap
         ctx.save_for_backward(input, *weights)
-        summands = biases if overlap.bias_is_summand else [None] * len(biases)
+        summands = biases if overlap.linear.bias_is_summand else [None] * len(biases)
         if overlap.gather_dim is None:
             outputs = [nn.functional.linear(input, *of) for of in zip(weights, summands, strict=True)]
         else:
@@ -102,10 +126,10 @@ class OverlappedProducts(torch.autograd.Function):
         number = len(outputs)
         if overlap.scatter_dim is not None:
             outputs = overlap.group.reduce_scatter(outputs, [overlap.scatter_dim] * number, [overlap.sizes] * number)
-        elif overlap.sums_output:
+        elif overlap.linear.output == WHOLE:
             sums = [overlap.group.start_all_reduce(one) for one in outputs]
             outputs = [one.result() for one in sums]
-        if not overlap.bias_is_summand:
+        if not overlap.linear.bias_is_summand:
             outputs = [one if bias is None else one.add_(bias) for one, bias in zip(outputs, biases, strict=True)]
         return tuple(outputs)
 
@@ -118,42 +142,55 @@ class OverlappedProducts(torch.autograd.Function):
         of_products = [*gradients]
         if overlap.scatter_dim is not None:
             (own,), (weight,) = gradients, weights
-            if overlap.input_needs_grad:
+            if overlap.known.input_needs_grad:
                 (of_input,), whole = _multiply_while_gathering(overlap, overlap.scatter_dim, own, [weight.t()], [None])
             else:
                 (whole,) = overlap.start_gather(own, overlap.scatter_dim).result()
             of_products = [whole]
-        gathers = overlap.gather_dim is not None and overlap.parameters_need_grad
+        gathers = overlap.gather_dim is not None and overlap.known.parameters_need_grad
         gathered = overlap.start_gather(input, overlap.gather_dim or 0) if gathers else None
-        if of_input is None and overlap.input_needs_grad:
+        if of_input is None and overlap.known.input_needs_grad:
             products = (one.matmul(weight) for one, weight in zip(of_products, weights, strict=True))
             of_input = functools.reduce(torch.add, products)
         summed = None
-        if of_input is not None and (overlap.gather_dim is not None or overlap.sums_input_gradient):
+        if of_input is not None and (overlap.gather_dim is not None or overlap.linear.input == WHOLE):
             summed = overlap.start_sum(of_input)
         if gathered is not None:
             (input,) = gathered.result()
         number, needed = len(weights), ctx.needs_input_grad[3:]
         of_weights = [_rows(one).t().mm(_rows(input)) if needed[i] else None for i, one in enumerate(of_products)]
-        summands = of_products if overlap.bias_is_summand else gradients
+        summands = of_products if overlap.linear.bias_is_summand else gradients
         of_biases = [_rows(one).sum(0) if needed[number + i] else None for i, one in enumerate(summands)]
         if summed is not None:
             (of_input,) = summed.result()
         return None, None, of_input, *of_weights, *of_biases
 
 
-def overlapped_products(
-    overlap: Overlap, input: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor]:
-    """Apply :class:`OverlappedProducts`, in the dtype that autocast says."""
+def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known) -> list[torch.Tensor]:
+    """Apply :class:`OverlappedProducts`, in the dtype that autocast says.
+
+    Args:
+        linears: Layers of the same layouts.
+        input: As they take it.
+        known: What is known of the call.
+
+    Returns:
+        The output of each.
+    """
+    dims = (linears[0].input.sizes_dim, linears[0].output.sizes_dim)
+    overlap = Overlap(linears[0], known, *(None if dim is None else dim % input.dim() for dim in dims))
+    weights, biases = [one.weight for one in linears], [one.bias for one in linears]
     tensors: list[torch.Tensor | None] = [input, *weights, *biases]
     kind = input.device.type
     if torch.is_autocast_enabled(kind):  # which does not reach into backward
         dtype = torch.get_autocast_dtype(kind)
         tensors = [one if one is None or one.dtype == torch.float64 else one.to(dtype) for one in tensors]
     anchor = None
-    needed = overlap.input_needs_grad or overlap.parameters_need_grad
-    if needed and torch.is_grad_enabled() and not any(one is not None and one.requires_grad for one in tensors):
+    if (
+        known.needs_grad
+        and torch.is_grad_enabled()
+        and not any(one is not None and one.requires_grad for one in tensors)
+    ):
         anchor = torch.empty(0, device=input.device, requires_grad=True)
     outputs: tuple[torch.Tensor, ...] = OverlappedProducts.apply(overlap, anchor, *tensors)  # type: ignore[no-untyped-call]
     return list(outputs)

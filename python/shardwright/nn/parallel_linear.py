@@ -5,72 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.overlapped_linear import Overlap, overlapped_products
+from shardwright.nn.layouts import FEATURES, PARTIAL, SHARED, Layout, relayout
+from shardwright.nn.overlapped_linear import Known, overlapped_products
 from shardwright.tensor_parallel.agreement import check_sizes
-from shardwright.tensor_parallel.communicators import (
-    bwd_allreduce_for_tp,
-    fused_allgather_for_tp,
-    fwd_allreduce_for_tp,
-    reduce_scatter_for_tp,
-    scatter_and_merge_for_tp,
-    slice_replicated_for_tp,
-)
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How activations lie over tp ranks.
-
-    Attributes:
-        kind: Its name.
-        dim: Along which each rank has its slice, for ``"slices"``.
-    """
-
-    kind: str
-    dim: int | None = None
-
-
-#: The same on all ranks, and so is the gradient; what is computed from it counts once.
-WHOLE = Layout("whole")
-#: Each rank has its slice of the last dim, of one size.
-FEATURES = Layout("features")
-#: A summand on each rank. Of an input that is the same on all ranks, the gradient is left so, to be summed elsewhere.
-PARTIAL = Layout("partial")
-
-
-def slices(dim: int) -> Layout:
-    """Each rank has its slice along a dim, such as samples of its own or a part of a sequence, of any size."""
-    return Layout("slices", dim)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What is known of one call on all ranks.
-
-    Attributes:
-        sizes: Of every tp rank's slice; None where all are of one size.
-        input_needs_grad: Whether the input needs a gradient on any rank.
-        parameters_need_grad: Whether a parameter does on any rank.
-    """
-
-    sizes: list[int] | None
-    input_needs_grad: bool
-    parameters_need_grad: bool
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether the output does."""
-        return self.input_needs_grad or self.parameters_need_grad
 
 
 class ParallelLinear(DistributedModule):
@@ -87,6 +33,7 @@ class ParallelLinear(DistributedModule):
         output: The layout of what it gives.
         overlap: Whether collectives run beside products.
         inside: Whether it is part of another distributed module, which knows what all ranks bring.
+        bias_is_summand: Whether the bias belongs to this rank's products, not to their sum over ranks.
         weight: This rank's part of [out features, in features].
         bias: This rank's part of [out features]; None where it has none.
     """
@@ -133,7 +80,7 @@ class ParallelLinear(DistributedModule):
         self.input, self.output = input, output
         self.overlap, self.inside = overlap and self.tp_group.size > 1, inside
         self._by_rows = output == FEATURES and input != FEATURES
-        self._bias_is_summand = self._by_rows or not inside or output == PARTIAL
+        self.bias_is_summand = self._by_rows or not inside or output == PARTIAL
         bound = 1 / math.sqrt(in_features) if in_features else 0.0
         place: dict[str, Any] = {"device": device, "dtype": dtype}
 
@@ -152,7 +99,7 @@ class ParallelLinear(DistributedModule):
         self.make_parameter("weight", shape, as_output if self._by_rows else Sharding(dim=1), draw, **place)
         self.register_parameter("bias", None)
         if bias:
-            sums_alone = self._bias_is_summand and not self._by_rows
+            sums_alone = self.bias_is_summand and not self._by_rows
             self.make_parameter("bias", shape[:1], Sharding(owner=0) if sums_alone else as_output, draw_bias, **place)
 
     @property
@@ -191,10 +138,10 @@ class ParallelLinear(DistributedModule):
         """This rank's sizes of the output's blocks."""
         return [size // (self.tp_group.size if self.output == FEATURES else 1) for size in self.blocks]
 
-    def _hear(self, input: torch.Tensor, sizes: Sequence[int] | None, needs_grad: bool | None) -> _Known:
+    def _hear(self, input: torch.Tensor, sizes: Sequence[int] | None, needs_grad: bool | None) -> Known:
         """What all ranks bring: told by them, or known by the caller to be like this rank's."""
         group, name = self.tp_group, type(self).__name__
-        taken, given = self.input.dim, self.output.dim
+        taken, given = self.input.sizes_dim, self.output.sizes_dim
         divided = given if taken is None and sizes is None else None
         if not self._by_rows and self.input != FEATURES:
             divided = -1
@@ -225,7 +172,7 @@ class ParallelLinear(DistributedModule):
                 known = agreement.sizes(sliced) if taken is not None else [shape[sliced] // group.size] * group.size
             rank = None if taken is None else group.rank
             check_sizes(self.operation, known, group.size, sliced, rank, shape[sliced])
-        return _Known(
+        return Known(
             known,
             agreement.needs_grad if needs_grad is None else needs_grad,
             agreement.parameters_need_grad if needs_grad is None else needs_grad,
@@ -233,7 +180,7 @@ class ParallelLinear(DistributedModule):
 
 
 def apply_together(
-    linears: Sequence[ParallelLinear], input: torch.Tensor, known: _Known | None = None
+    linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known | None = None
 ) -> list[torch.Tensor]:
     """Apply several layers of the same layouts to one input, with one collective for all of them.
 
@@ -245,23 +192,25 @@ def apply_together(
     Returns:
         The blocks of all of them, one after another.
     """
-    first = linears[0]
+    first, group = linears[0], linears[0].tp_group
     if known is None:
         enabled = torch.is_grad_enabled()
         trained = enabled and any(one.requires_grad for linear in linears for one in linear.parameters())
-        known = _Known(None, enabled and input.requires_grad, trained)
+        known = Known(None, enabled and input.requires_grad, trained)
     weights, biases = [one.weight for one in linears], [one.bias for one in linears]
     own = [one.own_blocks() for one in linears]
     if first.overlap:
-        outputs = overlapped_products(_overlap(first, input, known), input, weights, biases)
-        return _blocks(outputs, own)
-    input = _taken(first, input, known)
-    if first._bias_is_summand:
+        return _blocks(overlapped_products(linears, input, known), own)
+    needed = SHARED if first._by_rows else FEATURES
+    input = relayout(input, first.input, needed, group=group, needs_grad=known.input_needs_grad, sizes=known.sizes)
+    if first.bias_is_summand:
         outputs = [nn.functional.linear(input, *of) for of in zip(weights, biases, strict=True)]
     else:
         outputs = [nn.functional.linear(input, weight) for weight in weights]
-    blocks = _summed(first, _blocks(outputs, own if first._by_rows else [one.blocks for one in linears]), known)
-    if first._bias_is_summand:
+    blocks = _blocks(outputs, own if first._by_rows else [one.blocks for one in linears])
+    if not first._by_rows:
+        blocks = relayout(blocks, PARTIAL, first.output, group=group, needs_grad=known.needs_grad, sizes=known.sizes)
+    if first.bias_is_summand:
         return blocks
     added = [
         part
@@ -269,47 +218,6 @@ def apply_together(
         for part in ([None] * len(sizes) if bias is None else torch.split(bias, sizes))
     ]
     return [one if bias is None else one + bias for one, bias in zip(blocks, added, strict=True)]
-
-
-def _overlap(linear: ParallelLinear, input: torch.Tensor, known: _Known) -> Overlap:
-    """What is sent beside the products of layers like this one."""
-    taken, given = (None if one.dim is None else one.dim % input.dim() for one in (linear.input, linear.output))
-    return Overlap(
-        linear.tp_group,
-        taken,
-        given,
-        known.sizes or [],
-        linear.input == WHOLE,
-        linear.output == WHOLE,
-        linear._bias_is_summand,
-        known.input_needs_grad,
-        known.parameters_need_grad,
-    )
-
-
-def _taken(linear: ParallelLinear, input: torch.Tensor, known: _Known) -> torch.Tensor:
-    """What this rank's part of the weight is multiplied by: the whole input, or its features of it."""
-    group, dim, needs_grad = linear.tp_group, linear.input.dim, known.input_needs_grad
-    if group.size == 1 or linear.input in (FEATURES, PARTIAL):
-        return input
-    if dim is None:
-        if linear._by_rows:
-            return bwd_allreduce_for_tp(input, group=group, needs_grad=needs_grad)
-        return slice_replicated_for_tp(input, -1, group=group, needs_grad=needs_grad)
-    if linear._by_rows:
-        return fused_allgather_for_tp(input, dim, group=group, sizes=known.sizes, needs_grad=needs_grad)
-    return scatter_and_merge_for_tp(input, -1, dim, group=group, merge_sizes=known.sizes, needs_grad=needs_grad)
-
-
-def _summed(linear: ParallelLinear, products: list[torch.Tensor], known: _Known) -> list[torch.Tensor]:
-    """Products as the layout of the output has them."""
-    group, dim = linear.tp_group, linear.output.dim
-    if group.size == 1 or linear._by_rows or linear.output == PARTIAL:
-        return products
-    if linear.output == WHOLE:
-        return fwd_allreduce_for_tp(products, group=group, needs_grad=known.needs_grad)
-    dim, sizes = (-1, None) if dim is None else (dim, known.sizes)
-    return reduce_scatter_for_tp(products, dim, group=group, sizes=sizes, needs_grad=known.needs_grad)
 
 
 def _blocks(outputs: Sequence[torch.Tensor], sizes: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -12,7 +12,8 @@ from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.dropout import dropout
 from shardwright.nn.gathered import LayerInputs, enter
-from shardwright.nn.parallel_linear import FEATURES, WHOLE, apply_together
+from shardwright.nn.layouts import FEATURES, WHOLE
+from shardwright.nn.parallel_linear import apply_together
 
 _STREAM = 4
 
