@@ -70,25 +70,15 @@ class DistributedTransformerLMHead(DistributedModule):
         """Make a model with fresh weights. Sizes are those of the whole.
 
         Args:
-            num_layers: See :class:`DistributedTransformer`, as for what is not said here.
-            num_attention_heads: See there.
-            attention_head_size: See there.
-            hidden_size: See there.
-            intermediate_size: See there.
+            num_layers: See :class:`DistributedTransformer`, as for all that is not said here.
             vocab_size: The number of ids.
             num_positions: The longest sequence.
-            attention_dropout_prob: See there.
             hidden_dropout_prob: See there; of the sum of embeddings too.
-            activation: See there.
-            layernorm_epsilon: See there.
             num_token_types: The number of token types; 0 for a model that knows none.
             causal_mask_size: See there. With it the loss is that of predicting the next token.
-            add_cross_attention: See there.
             add_lm_head: Whether there is an output layer.
             initializer_range: The standard deviation of embeddings, and of normal weights.
             use_normal_initialization: See there; embeddings are normal always.
-            pre_layernorm: See there.
-            post_layernorm: See there.
             **options: Of :class:`TransformerOptions`.
 
         Raises:

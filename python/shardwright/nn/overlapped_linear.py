@@ -185,12 +185,8 @@ def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, 
     if torch.is_autocast_enabled(kind):  # which does not reach into backward
         dtype = torch.get_autocast_dtype(kind)
         tensors = [one if one is None or one.dtype == torch.float64 else one.to(dtype) for one in tensors]
-    anchor = None
-    if (
-        known.needs_grad
-        and torch.is_grad_enabled()
-        and not any(one is not None and one.requires_grad for one in tensors)
-    ):
+    anchor, recorded = None, any(one is not None and one.requires_grad for one in tensors)
+    if known.needs_grad and torch.is_grad_enabled() and not recorded:
         anchor = torch.empty(0, device=input.device, requires_grad=True)
     outputs: tuple[torch.Tensor, ...] = OverlappedProducts.apply(overlap, anchor, *tensors)  # type: ignore[no-untyped-call]
     return list(outputs)
