@@ -24,7 +24,6 @@ __all__ = [
     "MeetingPlace",
     "Node",
     "Place",
-    "ReceivedBuffer",
     "Recipe",
     "Request",
     "ResultNotes",
@@ -784,13 +783,6 @@ class Place:
         """
 
 @final
-class ReceivedBuffer:
-    """
-    Received bytes, writable through the buffer protocol, given back with their last tensor.
-    """
-    def __len__(self, /) -> int: ...
-
-@final
 class Recipe:
     """
     How the caller finds a result: it is an argument, or a view of an argument or of another tensor of the answer.
@@ -1496,6 +1488,10 @@ class TensorParts:
         """
         `(dtype, shape, strides, device, requires_grad)` of a tensor.
         """
+    def needs(self, /) -> list[bool]:
+        """
+        For each tensor whether it requires a gradient at its receiver.
+        """
     def take_into_device(
         self, /, index: SupportsIndex, address: SupportsIndex, *, ordinal: SupportsIndex, stream: SupportsIndex
     ) -> bool:
@@ -1505,10 +1501,10 @@ class TensorParts:
 
         The memory stays the tensor's, and unused, as the stream sees it.
         """
-    def take_tensor(self, /, index: SupportsIndex) -> tuple[ReceivedBuffer, str, list[int], list[int], str]:
+    def take_tensor(self, /, index: SupportsIndex) -> tuple[Any | None, str | None]:
         """
-        `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
-        can be taken once.
+        A tensor as a DLPack capsule, which owns its bytes: it can be taken once. None for one without bytes. DLPack has
+        not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
         """
 
 @final
@@ -1676,6 +1672,11 @@ class TorchContext:
     def inference_mode(self, /) -> bool:
         """
         Whether inference mode is on.
+        """
+    @property
+    def is_plain(self, /) -> bool:
+        """
+        Whether it says nothing but whether gradients are enabled.
         """
     @property
     def settings(self, /) -> list[tuple[TorchSetting, bool | str]]:

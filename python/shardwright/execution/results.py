@@ -178,11 +178,12 @@ def let_go(task: RunningTask) -> None:
         return
     kept = []
     released: dict[int, list[int]] = {}
-    answered = True  # answers come in about the order of the calls: the first one that is not there is enough
-    for response in task.responses:
-        answered = answered and response.look()
+    for place, response in enumerate(task.responses):
+        if not response.look():  # answers come in about the order of the calls
+            kept += task.responses[place:]
+            break
         response.tensors = [tensor for tensor in response.tensors if is_remote(tensor)]
-        if answered and all(sys.getrefcount(tensor) <= _UNUSED for tensor in response.tensors):
+        if all(sys.getrefcount(tensor) <= _UNUSED for tensor in response.tensors):
             response.tensors = []
             released.setdefault(response.holder, []).extend(response.requests)
         else:
