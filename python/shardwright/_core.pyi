@@ -125,9 +125,13 @@ class Answer:
         """
         Whether the forward's result went on to the next rank of a chain.
         """
-    def metas(self, /) -> list[tuple[str, list[int], list[int], str, bool]]:
+    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
-        `(dtype, shape, strides, device, requires_grad)` of each tensor.
+        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    def needs(self, /) -> list[bool]:
+        """
+        For each tensor whether it requires a gradient.
         """
     @property
     def notes(self, /) -> ResultNotes:
@@ -444,9 +448,13 @@ class Description:
         """
         Whether it is an answer whose result went on to the next rank of a chain.
         """
-    def metas(self, /) -> list[tuple[str, list[int], list[int], str, bool]]:
+    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
-        `(dtype, shape, strides, device, requires_grad)` of each tensor.
+        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    def needs(self, /) -> list[bool]:
+        """
+        For each tensor whether it requires a gradient.
         """
     @property
     def notes(self, /) -> ResultNotes:
@@ -1503,7 +1511,7 @@ class TensorParts:
         """
     def take_tensor(self, /, index: SupportsIndex) -> tuple[Any | None, str | None]:
         """
-        A tensor as a DLPack capsule, which owns its bytes: it can be taken once. None for one without bytes. DLPack has
+        A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
         not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
         """
 

@@ -23,10 +23,10 @@ pub(crate) fn copy_from(address: usize, nbytes: usize, into: &NodeMemory) -> Buf
     into.copy_of(bytes)
 }
 
-/// The name of a capsule that nobody has taken a tensor out of, as DLPack has it.
+/// The name of a capsule that nobody has taken a tensor out of, as `DLPack` has it.
 const UNUSED: &CStr = c"dltensor";
 
-/// `DLDevice` of DLPack 1.0's ABI; the host is type 1.
+/// `DLDevice` of `DLPack` 1.0's ABI; the host is type 1.
 #[repr(C)]
 struct Device {
     kind: i32,
@@ -61,7 +61,7 @@ struct Managed {
     deleter: Option<unsafe extern "C" fn(*mut Managed)>,
 }
 
-/// What a capsule owns: bytes, and what DLPack says of the tensor in them.
+/// What a capsule owns: bytes, and what `DLPack` says of the tensor in them.
 #[repr(C)]
 struct Exported {
     managed: Managed,
@@ -77,7 +77,7 @@ enum Memory {
     Lent(Arc<dyn Lent>),
 }
 
-/// A tensor's bytes as a DLPack capsule, which is their only owner; `kind` is DLPack's code and bits of an element.
+/// A tensor's bytes as a `DLPack` capsule, which is their only owner; `kind` is `DLPack`'s code and bits of an element.
 ///
 /// The caller has seen to it that shape and strides, in elements, stay within the bytes.
 pub(crate) fn capsule_of(

@@ -215,12 +215,12 @@ impl TensorParts {
     }
 
     /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
-    fn meta(&self, index: usize) -> PyResult<Meta> {
+    pub(crate) fn meta(&self, index: usize) -> PyResult<Meta> {
         self.with(index, |part| meta_of(&part.meta))
     }
 
     /// For each tensor whether it requires a gradient at its receiver.
-    fn needs(&self) -> Vec<bool> {
+    pub(crate) fn needs(&self) -> Vec<bool> {
         let parts = self.parts();
         parts.iter().map(|part| part.meta.requires_grad).collect()
     }
@@ -274,7 +274,7 @@ impl TensorParts {
         self.with(index, |part| part.is_here())
     }
 
-    /// A tensor as a DLPack capsule, which owns its bytes: it can be taken once. None for one without bytes. DLPack has
+    /// A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
     /// not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
     fn take_tensor(&self, py: Python<'_>, index: usize) -> PyResult<Taken> {
         let data = self.with(index, |part| part.data.clone())?;
@@ -308,10 +308,10 @@ impl TensorParts {
     }
 }
 
-/// DLPack's code and bits of unsigned bytes.
+/// `DLPack`'s code and bits of unsigned bytes.
 const BYTES: (u8, u8) = (1, 8);
 
-/// DLPack's code and bits of a dtype; `None` where torch may not read it.
+/// `DLPack`'s code and bits of a dtype; `None` where torch may not read it.
 fn dlpack_kind(dtype: &str) -> Option<(u8, u8)> {
     Some(match dtype {
         "int8" => (0, 8),

@@ -319,9 +319,8 @@ def _receive(
     notes: _core.ResultNotes,
     given: list[torch.Tensor],
 ) -> Any:
-    metas = answer.metas()
-    needs = [meta[4] for meta in metas]
-    received = response.tensors_of(metas, may_stay=notes.may_stay)
+    needs = answer.needs()
+    received = response.tensors_of(answer, len(needs), may_stay=notes.may_stay)
     frame = response.frame
     if notes.open:
         frame.calls.append(call)

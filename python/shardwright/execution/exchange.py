@@ -323,9 +323,8 @@ def rebuild_results(
     tensors = list(received)
     slots: list[tuple[Slot, int]] = []
     plain = notes.may_stay  # the ordinary case: tensors that share no memory with others
-    if not plain:
-        for place, strides in notes.strides:
-            tensors[place] = restride(tensors[place], strides)
+    for place, strides in () if plain else notes.strides:
+        tensors[place] = restride(tensors[place], strides)
     dropped = () if plain else notes.dropped
     for place, need in enumerate(needs):
         if need and place in dropped:
@@ -357,16 +356,13 @@ def rebuild_results(
             )
         for place in carrying:
             _no_hooks(frame, tensors[place], why)
-            node = tensors[place].grad_fn
-            if node is not None and hooked:
+            if hooked and (node := tensors[place].grad_fn) is not None:
                 frame.hooked_elsewhere.add(node)
-    if not plain:
-        shared = [tensors[place] for place in notes.watch]
-        shared += [given[index] for index in notes.watch_arguments]
-        for tensor in shared:
-            frame.watch(tensor, f"module {module!r} returned tensors that share memory; one of them lives on")
-        if shared:
-            frame.elsewhere.join(shared)
+    shared = [] if plain else [*(tensors[p] for p in notes.watch), *(given[i] for i in notes.watch_arguments)]
+    for tensor in shared:
+        frame.watch(tensor, f"module {module!r} returned tensors that share memory; one of them lives on")
+    if shared:
+        frame.elsewhere.join(shared)
     kept = [tensors[place] for place in notes.kept_results]
     kept += [given[index] for index in notes.kept_arguments]
     for tensor in kept:

@@ -124,7 +124,7 @@ _GETTERS = [get for get, _ in _SETTINGS]
 
 def cuda_in_use() -> bool:
     """Whether this process has begun to use CUDA."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return torch.cuda._initialized and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def keep_device_guard() -> None:

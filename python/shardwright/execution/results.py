@@ -73,13 +73,13 @@ class Response:
         self.runtime[_core.Sites].set_ordered(self.site)
         self._task().ordered = True
 
-    def tensors_of(self, metas: list[Meta], *, may_stay: bool) -> list[torch.Tensor]:
+    def tensors_of(self, answer: _core.Answer | _core.Description, count: int, *, may_stay: bool) -> list[torch.Tensor]:
         """The tensors of the answer: those that are not here come when something uses them, or now."""
         return [
             self.take(index)
             if not may_stay or (self._parts is not None and self._parts.is_here(index))
-            else self._remote(index, meta)
-            for index, meta in enumerate(metas)
+            else self._remote(index, answer.meta(index))
+            for index in range(count)
         ]
 
     def _remote(self, index: int, meta: Meta) -> torch.Tensor:

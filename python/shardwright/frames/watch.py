@@ -101,7 +101,8 @@ def _own_references() -> int:
     """How many references to the storage of a tensor :func:`kept_by_others` counts beside that in its list."""
     alias = torch.empty(0)
     storages = [alias.untyped_storage()]
-    return [sys.getrefcount(storage) - 1 for storage, _ in zip(storages, [0], strict=True)][0]
+    (count,) = [sys.getrefcount(storage) for storage, _ in zip(storages, [0], strict=True)]
+    return count - 1
 
 
 _OWN_REFERENCES = _own_references()

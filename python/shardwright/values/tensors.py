@@ -58,25 +58,27 @@ def pack(
     """
     parts = _core.TensorParts()
     here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
-    here = bring_all(here)
     # All are looked at before the first copy.
-    rest = iter([_dense(tensor) for tensor in here])
+    dense = [_dense(tensor) for tensor in bring_all(here)]
+    dense.reverse()
     for index, need in enumerate(requires_grad):
         if index in origins:
             (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
             held = {"holder": holder, "requester": requester, "request": request, "index": place}
             parts.append_held(dtype, shape, strides, device_type, need, **held)
-            continue
-        dense = next(rest)
-        device_type = dense.device.type
-        if device_type == "cuda":
-            if _append_device(parts, dense, need):
-                continue
-            dense = _on_host(dense)
-        parts.append(
-            dense.data_ptr(), dense.nbytes, _NAMES[dense.dtype], dense.shape, dense.stride(), device_type, need
-        )
+        else:
+            _append(parts, dense.pop(), need)
     return parts
+
+
+def _append(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> None:
+    device_type = tensor.device.type
+    if device_type == "cuda":
+        if _append_device(parts, tensor, requires_grad):
+            return
+        tensor = _on_host(tensor)
+    dtype = _NAMES[tensor.dtype]
+    parts.append(tensor.data_ptr(), tensor.nbytes, dtype, tensor.shape, tensor.stride(), device_type, requires_grad)
 
 
 def _append_device(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> bool:
