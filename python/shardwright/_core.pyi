@@ -24,7 +24,6 @@ __all__ = [
     "MeetingPlace",
     "Node",
     "Place",
-    "ReceivedBuffer",
     "Recipe",
     "Request",
     "ResultNotes",
@@ -126,9 +125,13 @@ class Answer:
         """
         Whether the forward's result went on to the next rank of a chain.
         """
-    def metas(self, /) -> list[tuple[str, list[int], list[int], str, bool]]:
+    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
-        `(dtype, shape, strides, device, requires_grad)` of each tensor.
+        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    def needs(self, /) -> list[bool]:
+        """
+        For each tensor whether it requires a gradient.
         """
     @property
     def notes(self, /) -> ResultNotes:
@@ -445,9 +448,13 @@ class Description:
         """
         Whether it is an answer whose result went on to the next rank of a chain.
         """
-    def metas(self, /) -> list[tuple[str, list[int], list[int], str, bool]]:
+    def meta(self, /, index: SupportsIndex) -> tuple[str, list[int], list[int], str, bool]:
         """
-        `(dtype, shape, strides, device, requires_grad)` of each tensor.
+        `(dtype, shape, strides, device, requires_grad)` of a tensor.
+        """
+    def needs(self, /) -> list[bool]:
+        """
+        For each tensor whether it requires a gradient.
         """
     @property
     def notes(self, /) -> ResultNotes:
@@ -784,13 +791,6 @@ class Place:
         """
 
 @final
-class ReceivedBuffer:
-    """
-    Received bytes, writable through the buffer protocol, given back with their last tensor.
-    """
-    def __len__(self, /) -> int: ...
-
-@final
 class Recipe:
     """
     How the caller finds a result: it is an argument, or a view of an argument or of another tensor of the answer.
@@ -1077,8 +1077,7 @@ class Server:
         """
         Enter a step with this rank's pipeline. The root tells its peers; they compare.
 
-        `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
-        and then have at most `active_microbatches` in flight.
+        `pipeline` is the text form of a schedule, or the name of one that has at most `active_microbatches` in flight.
 
         `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
         """
@@ -1496,6 +1495,10 @@ class TensorParts:
         """
         `(dtype, shape, strides, device, requires_grad)` of a tensor.
         """
+    def needs(self, /) -> list[bool]:
+        """
+        For each tensor whether it requires a gradient at its receiver.
+        """
     def take_into_device(
         self, /, index: SupportsIndex, address: SupportsIndex, *, ordinal: SupportsIndex, stream: SupportsIndex
     ) -> bool:
@@ -1505,10 +1508,10 @@ class TensorParts:
 
         The memory stays the tensor's, and unused, as the stream sees it.
         """
-    def take_tensor(self, /, index: SupportsIndex) -> tuple[ReceivedBuffer, str, list[int], list[int], str]:
+    def take_tensor(self, /, index: SupportsIndex) -> tuple[Any | None, str | None]:
         """
-        `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
-        can be taken once.
+        A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
+        not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
         """
 
 @final
@@ -1676,6 +1679,11 @@ class TorchContext:
     def inference_mode(self, /) -> bool:
         """
         Whether inference mode is on.
+        """
+    @property
+    def is_plain(self, /) -> bool:
+        """
+        Whether it says nothing but whether gradients are enabled.
         """
     @property
     def settings(self, /) -> list[tuple[TorchSetting, bool | str]]:

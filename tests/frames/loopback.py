@@ -176,7 +176,7 @@ class LoopbackServer:
     def respond(self, request: FakeRequest, answer: _core.Answer) -> None:
         """Keep an answer, and apart from it the tensors that are to be held."""
         if request.hold and len(answer.parts):
-            metas = answer.metas()
+            metas = [answer.meta(index) for index in range(len(answer.needs()))]
             self.held[request.requester, request.id] = unpack(answer.parts)
             parts = _core.TensorParts()
             for index, meta in enumerate(metas):

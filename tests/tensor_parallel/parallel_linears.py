@@ -9,7 +9,9 @@ import pytest
 import torch
 from cases import close, random
 from shardwright.errors import ConfigError
-from shardwright.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
+from shardwright.nn.layouts import FEATURES, PARTIAL, WHOLE, Layout, slices
+from shardwright.nn.linear import ColumnParallelLinear, RowParallelLinear
+from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import Count, TensorGroup
 from torch import nn
 
@@ -27,6 +29,8 @@ def check(group: TensorGroup) -> None:
                 for asynchronous in (False, True):
                     for known in (False, True):
                         sliced(group, sizes, dim, asynchronous, known, bias)
+    every_layout(group)
+    differentiated_twice(group)
     partly_frozen(group)
     starts_as_nn_linear(group)
     overlapped_in_half_precision(group)
@@ -104,6 +108,79 @@ def sliced(group: TensorGroup, sizes: list[int], dim: int, asynchronous: bool, k
     (weights[rank] * output.sin()).sum().backward()
     close(own.grad, xs[rank].grad, f"gradient of the input: {what}")
     compare_gradients(whole, divided, what)
+
+
+def part(whole: torch.Tensor, layout: Layout, sizes: list[int], group: TensorGroup) -> torch.Tensor:
+    """What a rank has of activations; of a sum the first rank has all."""
+    if layout == FEATURES:
+        return whole.chunk(group.size, -1)[group.rank].contiguous()
+    if layout == PARTIAL:
+        return whole if group.rank == 0 else torch.zeros_like(whole)
+    return whole if layout.dim is None else whole.split(sizes, layout.dim)[group.rank]
+
+
+def every_layout(group: TensorGroup) -> None:
+    """From any layout to any other, with and without overlap where something is sent beside products."""
+    sizes = SEQUENCES[group.size][-1]
+    for taken in (WHOLE, FEATURES, slices(0)):
+        for given in (WHOLE, FEATURES, PARTIAL, slices(0)):
+            column = taken != FEATURES and given == FEATURES
+            overlaps = column or (taken == FEATURES and given not in (FEATURES, PARTIAL))
+            for inside in (False, True) if slices(0) not in (taken, given) else (False,):
+                for overlap in (False, True)[: 1 + overlaps]:
+                    one_layout(group, taken, given, sizes, inside, overlap)
+
+
+def one_layout(group: TensorGroup, taken: Layout, given: Layout, sizes: list[int], inside: bool, overlap: bool) -> None:
+    """One layer of two blocks inside another module, or of one block alone."""
+    what, width = f"{taken} to {given}, inside {inside}, overlap {overlap}", 4 * group.size
+    whole = nn.Linear(width, 2 * INNER, dtype=torch.float64)
+    with torch.no_grad():
+        for seed, parameter in enumerate(whole.parameters()):
+            parameter.copy_(random(seed, parameter.shape))
+    blocks, place = [INNER] * 2 if inside else [2 * INNER], {"device": None, "dtype": torch.float64}
+    one = ParallelLinear(
+        width, blocks, True, input=taken, output=given, overlap=overlap, inside=inside, group=group, **place
+    )
+    one.load_whole_state_dict(whole.state_dict())
+    x, weights = random(5, (sum(sizes), width)).requires_grad_(), random(6, (sum(sizes), 2 * INNER))
+    expected = whole(x)
+    (expected * weights).sum().backward()
+    own = part(x.detach(), taken, sizes, group).clone().requires_grad_()
+    sliced = slices(0) in (taken, given)
+    found = one(own, **({"sizes": sizes, "needs_grad": True} if sliced else {}))
+    loss = torch.zeros((), dtype=torch.float64)
+    for output, of, weight in zip(
+        found if inside else [found], expected.detach().split(blocks, -1), weights.split(blocks, -1), strict=True
+    ):
+        if given == PARTIAL:
+            close(group.all_reduce([output.detach()])[0], of, what)
+            loss = loss + (output * weight).sum()
+        else:
+            close(output, part(of, given, sizes, group), what)
+            loss = loss + (output * part(weight, given, sizes, group)).sum()
+    loss.backward()
+    close(own.grad, part(x.grad, taken, sizes, group), f"gradient of the input: {what}")
+    for name, parameter in one.named_parameters():
+        gradient = whole.get_parameter(name).grad
+        close(parameter.grad, one.shardings[name].shard(gradient, group.rank, group.size), f"of {name}: {what}")
+
+
+def differentiated_twice(group: TensorGroup) -> None:
+    """The gradient of a gradient's norm, through collectives that run beside products."""
+    sizes = SEQUENCES[group.size][-1]
+    whole = whole_block()
+    for asynchronous in (False, True):
+        divided = divided_block(whole, group, sequence_dim=0, asynchronous=asynchronous)
+        x = random(1, (sum(sizes), WIDTH)).requires_grad_()
+        own = x.detach().split(sizes)[group.rank].clone().requires_grad_()
+        (first,) = torch.autograd.grad(whole[1](whole[0](x).tanh()).sin().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        output = divided[1](divided[0](own, sizes=sizes, needs_grad=True).tanh(), sizes=sizes, needs_grad=True)
+        (own_first,) = torch.autograd.grad(output.sin().sum(), own, create_graph=True)
+        close(own_first, first.split(sizes)[group.rank], f"once, asynchronous {asynchronous}")
+        (own_second,) = torch.autograd.grad(own_first.square().sum(), own)
+        close(own_second, second.split(sizes)[group.rank], f"twice, asynchronous {asynchronous}")
 
 
 def partly_frozen(group: TensorGroup) -> None:

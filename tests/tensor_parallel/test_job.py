@@ -1,5 +1,6 @@
 """Tensor parallelism with pipelines and data parallelism: exact, in one order, and with an error where ranks part."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,15 @@ def test_every_step_is_that_of_one_process(ranks: int, pipeline: int, scenarios:
         for line in refused:
             assert "DistributedLinear '1.divided'" in line
             assert own in line
+
+
+@pytest.mark.parametrize(("ranks", "pipeline"), [(2, 1), (4, 2)])
+def test_known_shapes_are_not_waited_for(ranks: int, pipeline: int) -> None:
+    """Nobody waits for what is known; a rank that brings or calls something else later is refused by name."""
+    for output in outputs_of_ranks(PROGRAM.with_name("known.py"), str(pipeline), ranks=ranks):
+        changed, skipped, last = output.splitlines()[-3:]
+        assert last == "exact"
+        assert re.match(
+            r"refused: .*DistributedLinear '\d.divided': shapes have to be the same on all tp ranks", changed
+        )
+        assert re.match(r"refused: .*DistributedLinear '1.divided'", skipped)

@@ -11,7 +11,7 @@ use shardwright_wire::{Buffer, Lent, SharedPlace};
 
 use super::layout::{self, DeviceOffer, mapped, slot};
 use super::pool::{NAME, Offer};
-use super::raw::{Mapping, Piece};
+use super::raw::{MappedRange, Mapping};
 use shardwright_system::Owner;
 
 /// Why another rank's memory cannot be used.
@@ -60,12 +60,12 @@ pub struct Import {
 
 /// A tensor's bytes in another rank's buffer, in this process's hands until dropped.
 struct Received {
-    piece: Piece,
-    _held: Held,
+    piece: MappedRange,
+    _held: TakenBlock,
 }
 
 /// A block that a peer has lent; given back when dropped.
-pub struct Held {
+pub struct TakenBlock {
     import: Arc<Import>,
     slot_word: usize,
 }
@@ -147,13 +147,17 @@ impl Import {
         }
         let held = self.take(place, bytes)?;
         Ok(Buffer::lent(Arc::new(Received {
-            piece: Piece::new(Arc::clone(&self.mapping), place.offset as usize, bytes),
+            piece: MappedRange::new(Arc::clone(&self.mapping), place.offset as usize, bytes),
             _held: held,
         })))
     }
 
     /// Takes over what is lent at a place, whose range the caller has checked.
-    pub fn take(self: &Arc<Self>, place: SharedPlace, bytes: usize) -> Result<Held, ImportError> {
+    pub fn take(
+        self: &Arc<Self>,
+        place: SharedPlace,
+        bytes: usize,
+    ) -> Result<TakenBlock, ImportError> {
         let refused = || ImportError::NoSuchPlace {
             bytes,
             offset: place.offset,
@@ -164,7 +168,7 @@ impl Import {
             .word(slot_word)
             .compare_exchange(slot::LENT, slot::TAKEN, Ordering::AcqRel, Ordering::Acquire)
             .map_err(|_| refused())?;
-        Ok(Held {
+        Ok(TakenBlock {
             import: Arc::clone(self),
             slot_word,
         })
@@ -243,7 +247,7 @@ impl Lent for Received {
     }
 }
 
-impl Drop for Held {
+impl Drop for TakenBlock {
     fn drop(&mut self) {
         // The tensor of a forked child is the parent's (BU-4).
         if self.import.owner.is_here() {

@@ -27,7 +27,7 @@ mod tests;
 mod zone;
 
 pub use allocator::{Allocator, Block, NotAllocated};
-pub use import::{DeviceUse, Held, Import, ImportError};
+pub use import::{DeviceUse, Import, ImportError, TakenBlock};
 pub use layout::DeviceOffer;
 pub use pool::{Offer, Pool};
 pub use zone::Zone;

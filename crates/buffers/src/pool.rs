@@ -15,7 +15,7 @@ use shardwright_wire::{Buffer, Lent, NoMemory, SharedMemory, SharedPlace};
 
 use super::allocator::{Allocator, Block};
 use super::layout::{self, mapped, slot};
-use super::raw::{Mapping, Piece};
+use super::raw::{MappedRange, Mapping};
 use super::zone::Zone;
 use shardwright_system::Owner;
 use shardwright_system::sync::{Mutex, MutexGuard};
@@ -65,7 +65,7 @@ struct Loan {
 /// A block of the pool in this process's hands.
 pub(super) struct Region {
     pub(super) pool: Arc<Pool>,
-    pub(super) piece: Piece,
+    pub(super) piece: MappedRange,
     pub(super) block: Block,
     /// Whose the block is, where it is a part of a larger one.
     pub(super) zone: Option<Arc<Zone>>,
@@ -300,7 +300,7 @@ impl Pool {
         let offset = layout::HEAD_BYTES + block.offset as usize;
         Some(Region {
             pool: Arc::clone(self),
-            piece: Piece::new(Arc::clone(&self.mapping), offset, bytes),
+            piece: MappedRange::new(Arc::clone(&self.mapping), offset, bytes),
             block,
             zone: None,
         })

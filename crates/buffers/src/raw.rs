@@ -41,13 +41,13 @@ impl Mapping {
 
 /// A range of a mapping that belongs to its holder alone (BU-1). Whoever makes one upholds
 /// that: the pool by its allocator, an import by the slot that it has taken.
-pub(super) struct Piece {
+pub(super) struct MappedRange {
     mapping: Arc<Mapping>,
     offset: usize,
     len: usize,
 }
 
-impl Piece {
+impl MappedRange {
     pub(super) fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
         let inside = offset
             .checked_add(len)

@@ -8,7 +8,7 @@ use shardwright_wire::Buffer;
 use super::allocator::Allocator;
 use super::layout;
 use super::pool::{Pool, Region};
-use super::raw::Piece;
+use super::raw::MappedRange;
 use shardwright_system::sync::{Mutex, MutexGuard};
 
 /// A block that is given out in parts, all of which lie in memory that a device may be told of.
@@ -48,7 +48,7 @@ impl Zone {
         let pool = Arc::clone(&self.whole.pool);
         let offset = layout::HEAD_BYTES as u64 + self.whole.block.offset + block.offset;
         Some(Buffer::lent(Arc::new(Region {
-            piece: Piece::new(Arc::clone(&pool.mapping), offset as usize, bytes),
+            piece: MappedRange::new(Arc::clone(&pool.mapping), offset as usize, bytes),
             pool,
             block,
             zone: Some(Arc::clone(self)),

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// How well one thing is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum CheckStatus {
     /// It is as it should be.
     Ok,
     /// It works, but may become a trouble.
@@ -16,7 +16,7 @@ pub enum Status {
     Missing,
 }
 
-impl Status {
+impl CheckStatus {
     const fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -32,7 +32,7 @@ pub struct Check {
     /// What.
     pub name: String,
     /// How well it is.
-    pub status: Status,
+    pub status: CheckStatus,
     /// Whether no job can run without it.
     pub required: bool,
     /// What was found.
@@ -46,7 +46,7 @@ impl Check {
     pub fn ok(name: &str, found: impl Into<String>) -> Self {
         Self {
             name: name.to_owned(),
-            status: Status::Ok,
+            status: CheckStatus::Ok,
             required: false,
             found: found.into(),
             advice: None,
@@ -56,7 +56,7 @@ impl Check {
     /// It may become a trouble.
     pub fn warn(name: &str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
-            status: Status::Warn,
+            status: CheckStatus::Warn,
             advice: Some(advice.into()),
             ..Self::ok(name, found)
         }
@@ -65,7 +65,7 @@ impl Check {
     /// It is not there.
     pub fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
-            status: Status::Missing,
+            status: CheckStatus::Missing,
             ..Self::warn(name, found, advice)
         }
     }
@@ -98,7 +98,7 @@ impl Report {
     pub fn is_well(&self) -> bool {
         self.checks
             .iter()
-            .all(|check| check.status != Status::Missing || !check.required)
+            .all(|check| check.status != CheckStatus::Missing || !check.required)
     }
 
     /// A line for each, and one more for what to do about it.

@@ -21,7 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 ///
 /// Those who send keep it for their whole lives, which a script may make longer than the job's: its model knows the
 /// rank's runtime. So the transport itself is dropped by [`Transport::close`].
-pub(crate) struct Connection {
+pub(crate) struct ClosableTransport {
     rank: Rank,
     peers: Vec<PeerInfo>,
     pulse: Arc<Pulse>,
@@ -34,7 +34,7 @@ enum State {
     Closed(Box<CommStats>),
 }
 
-impl Connection {
+impl ClosableTransport {
     /// Takes a transport over.
     pub(crate) fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
         let ranks = (0..transport.world()).map(Rank);
@@ -63,7 +63,7 @@ impl Connection {
     }
 }
 
-impl Transport for Connection {
+impl Transport for ClosableTransport {
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -142,15 +142,15 @@ impl Transport for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{Kind, numbered};
+    use crate::conformance::{TransportKind, numbered};
 
     #[test]
     fn a_closed_transport_is_dropped_though_somebody_keeps_the_connection() {
-        let mut job = Kind::Shared.recorded(2);
+        let mut job = TransportKind::Shared.recorded(2);
         let (other, _) = job.pop().unwrap();
         let (transport, recorder) = job.pop().unwrap();
         let left = Arc::downgrade(&transport);
-        let connection = Connection::new(transport);
+        let connection = ClosableTransport::new(transport);
         other.send(Rank(0), numbered(1)).unwrap();
         recorder.wait_messages(1);
         connection.send(Rank(1), numbered(2)).unwrap();

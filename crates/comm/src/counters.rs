@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::routing::{Decision, Reason, Route};
+use crate::routing::{Reason, Route, RouteDecision};
 
 /// What one route has carried. A message's tensors are counted one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) type ByReason = [u64; Reason::ALL.len()];
 
 /// Counters that all threads of a transport share.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct TransportCounters {
     routes: [RouteCounters; Route::ALL.len()],
     reasons: [AtomicU64; Reason::ALL.len()],
 }
@@ -38,7 +38,7 @@ struct RouteCounters {
     bytes_received: AtomicU64,
 }
 
-impl Counters {
+impl TransportCounters {
     /// A tensor left by a route.
     pub(crate) fn sent(&self, route: Route, bytes: u64) {
         let counters = &self.routes[route as usize];
@@ -54,7 +54,7 @@ impl Counters {
     }
 
     /// The sender has decided a tensor's route.
-    pub(crate) fn decided(&self, decision: Decision) {
+    pub(crate) fn decided(&self, decision: RouteDecision) {
         self.reasons[decision.because as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -79,16 +79,16 @@ impl Counters {
 
 #[cfg(test)]
 mod tests {
-    use super::{Carried, Counters};
-    use crate::routing::{Decision, Reason, Route};
+    use super::{Carried, TransportCounters};
+    use crate::routing::{Reason, Route, RouteDecision};
 
     #[test]
     fn each_route_and_each_reason_is_counted_by_itself() {
-        let counters = Counters::default();
+        let counters = TransportCounters::default();
         counters.sent(Route::Tcp, 10);
         counters.sent(Route::Tcp, 5);
         counters.received(Route::SharedMemory, 7);
-        counters.decided(Decision {
+        counters.decided(RouteDecision {
             route: Route::Tcp,
             because: Reason::NoUcx,
         });

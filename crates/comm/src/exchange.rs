@@ -9,9 +9,11 @@ use shardwright_cuda::{DeviceMemory, DeviceTensor, PeerDevice};
 use shardwright_wire::codec::encode_placed;
 use shardwright_wire::{Buffer, Frame, Limits, Message, NoMemory, SharedMemory, SharedPlace};
 
-use crate::counters::Counters;
+use crate::counters::TransportCounters;
 use crate::error::CommError;
-use crate::routing::{self, Between, Choice, Decision, Devices, End, Facts, Memory, Route};
+use crate::routing::{
+    self, Between, Devices, End, Facts, MemoryKind, Route, RouteDecision, TransportChoice,
+};
 
 /// How the other ranks can be reached.
 #[derive(Debug, Default)]
@@ -19,7 +21,7 @@ pub(crate) struct Reach {
     /// The ranks of this host.
     pub(crate) neighbours: BTreeSet<Rank>,
     /// What the configuration allows.
-    pub(crate) choice: Choice,
+    pub(crate) choice: TransportChoice,
     /// This rank's device, where CUDA's driver is.
     pub(crate) device: Option<Arc<DeviceMemory>>,
 }
@@ -31,7 +33,7 @@ pub(crate) struct Exchange {
     peers: BTreeMap<Rank, PeerDevice>,
     reach: Reach,
     ucx_peers: OnceLock<BTreeSet<Rank>>,
-    counters: Counters,
+    counters: TransportCounters,
 }
 
 /// The most bytes that one tensor can have in this rank's buffers.
@@ -67,7 +69,7 @@ impl Exchange {
             peers,
             reach,
             ucx_peers: OnceLock::new(),
-            counters: Counters::default(),
+            counters: TransportCounters::default(),
         }
     }
 
@@ -166,12 +168,12 @@ impl Exchange {
     }
 
     /// By which route a tensor travels when this rank's buffers have so much room.
-    fn decide(&self, to: Rank, of_device: bool, bytes: u64, room: Room) -> Decision {
+    fn decide(&self, to: Rank, of_device: bool, bytes: u64, room: Room) -> RouteDecision {
         let end = End {
             memory: if of_device {
-                Memory::Cuda
+                MemoryKind::Cuda
             } else {
-                Memory::Host
+                MemoryKind::Host
             },
             host_room: room.host,
             device_room: room.device,
@@ -306,7 +308,7 @@ impl Exchange {
     }
 
     /// What travelled by which route.
-    pub(crate) fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &TransportCounters {
         &self.counters
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use shardwright_core::Rank;
 
-use crate::job::{Brought, JobOptions, Memory};
+use crate::job::{Brought, JobOptions, TensorMemory};
 use crate::router::Router;
 use crate::start_error::StartError;
 use crate::tcp;
@@ -18,7 +18,7 @@ pub type Joined = (Arc<dyn Transport>, BTreeMap<Rank, Vec<u8>>);
 /// Joins with any address as that of this rank's transport of a name.
 pub fn join(options: JobOptions, transport: &str, address: Vec<u8>) -> Result<Joined, StartError> {
     let brought = Brought {
-        memory: Memory::of(&options),
+        memory: TensorMemory::of(&options),
         addresses: BTreeMap::from([(transport.to_owned(), address)]),
     };
     let job = tcp::connect(options, brought, Arc::new(Router::default()), &mut || true)?;

@@ -11,7 +11,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Limits};
 
 use crate::place::MeetingPlace;
-use crate::routing::Choice;
+use crate::routing::TransportChoice;
 use shardwright_buffers::{Pool, SHARED_BYTES};
 use shardwright_cuda::DeviceMemory;
 
@@ -77,7 +77,7 @@ impl JobOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommOptions {
     /// Which transports may be used.
-    pub transport: Choice,
+    pub transport: TransportChoice,
     /// Whether all ranks are on this host: then nothing listens where others could call.
     pub one_host: bool,
     /// Whether connections are encrypted, and nothing else leaves a host; equal on all ranks.
@@ -99,7 +99,7 @@ pub struct CommOptions {
 impl Default for CommOptions {
     fn default() -> Self {
         Self {
-            transport: Choice::Auto,
+            transport: TransportChoice::Auto,
             one_host: true,
             encrypt: false,
             spin: Duration::from_micros(50),
@@ -114,12 +114,12 @@ impl Default for CommOptions {
 
 /// Where a rank keeps tensors on their way.
 #[derive(Clone, Debug, Default)]
-pub struct Memory {
+pub struct TensorMemory {
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) device: Option<Arc<DeviceMemory>>,
 }
 
-impl Memory {
+impl TensorMemory {
     pub(crate) fn of(options: &JobOptions) -> Self {
         let bytes = options.buffer_bytes;
         let pool = (bytes > 0).then(|| Pool::new(bytes)).transpose();
@@ -165,7 +165,7 @@ impl CommOptions {
 /// What a rank brings to its job.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Brought {
-    pub(crate) memory: Memory,
+    pub(crate) memory: TensorMemory,
     /// Where its transports are found, by their names.
     pub(crate) addresses: BTreeMap<String, Vec<u8>>,
 }

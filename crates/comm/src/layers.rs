@@ -10,7 +10,7 @@ use shardwright_core::Rank;
 use shardwright_wire::Limits;
 
 use crate::exchange::Exchange;
-use crate::job::{Brought, JobOptions, Memory};
+use crate::job::{Brought, JobOptions, TensorMemory};
 use crate::start_error::StartError;
 use crate::tcp;
 use crate::transport::{Receiver, Transport};
@@ -31,7 +31,7 @@ pub(crate) trait Layer: Sync {
     fn prepare(
         &self,
         options: &JobOptions,
-        memory: &Memory,
+        memory: &TensorMemory,
         receiver: &Arc<dyn Receiver>,
     ) -> Result<Option<Box<dyn Prepared>>, StartError>;
 }
@@ -88,7 +88,7 @@ impl Stack {
         mut receiver: Arc<dyn Receiver>,
     ) -> Result<Self, StartError> {
         let mut brought = Brought {
-            memory: Memory::of(&options),
+            memory: TensorMemory::of(&options),
             addresses: BTreeMap::new(),
         };
         let mut layers = Vec::new();
@@ -112,7 +112,7 @@ impl Stack {
         })
     }
 
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &TensorMemory {
         &self.brought.memory
     }
 

@@ -43,13 +43,13 @@ pub use error::{CommError, describe_loss};
 #[cfg(any(test, feature = "faults"))]
 pub use in_process::faults::{Cut, Faults, FaultsError};
 pub use in_process::{InProcess, in_process};
-pub use job::{CommOptions, JobOptions, Memory};
+pub use job::{CommOptions, JobOptions, TensorMemory};
 pub use node::{Joining, Node};
 pub use objects::ObjectPlane;
 pub use patience::{Patience, SLICE};
 pub use place::MeetingPlace;
 pub use router::Router;
-pub use routing::{Choice, Reason, Route};
+pub use routing::{Reason, Route, TransportChoice};
 pub use secret::Secret;
 pub use shardwright_system::sync;
 pub use shardwright_wire::Beat;

@@ -7,19 +7,19 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage};
 
-use crate::connection::Connection;
+use crate::connection::ClosableTransport;
 use crate::door::Door;
 use crate::error::CommError;
 #[cfg(any(test, feature = "faults"))]
 use crate::in_process::faults::{Faults, in_process_with_faults};
 use crate::in_process::{InProcess, in_process};
-use crate::job::{JobOptions, Memory};
+use crate::job::{JobOptions, TensorMemory};
 use crate::layers::Stack;
 use crate::objects::barrier;
 use crate::patience::Patience;
 use crate::published;
 use crate::router::Router;
-use crate::routing::Choice;
+use crate::routing::TransportChoice;
 use crate::start_error::StartError;
 use crate::transport::{Receiver, Transport};
 use shardwright_system::Owner;
@@ -28,9 +28,9 @@ use shardwright_system::Owner;
 pub struct Node {
     transport: Arc<dyn Transport>,
     router: Arc<Router>,
-    choice: Choice,
+    choice: TransportChoice,
     owner: Owner,
-    memory: Mutex<Arc<Memory>>,
+    memory: Mutex<Arc<TensorMemory>>,
     /// Where late ranks of this host are told of the job.
     door: Option<Door>,
 }
@@ -39,7 +39,7 @@ pub struct Node {
 pub struct Joining {
     stack: Stack,
     router: Arc<Router>,
-    choice: Choice,
+    choice: TransportChoice,
     door: Option<Door>,
 }
 
@@ -90,18 +90,24 @@ impl Node {
         let receivers = routers.iter();
         let receivers = receivers.map(|router| Arc::<Router>::clone(router) as _);
         let ranks = connect(receivers.collect())?.into_iter().zip(routers);
-        let nodes = ranks
-            .map(|(rank, router)| Self::new(rank, router, Memory::default(), Choice::default()));
+        let nodes = ranks.map(|(rank, router)| {
+            Self::new(
+                rank,
+                router,
+                TensorMemory::default(),
+                TransportChoice::default(),
+            )
+        });
         Ok(nodes.collect())
     }
 
     fn new(
         transport: Arc<dyn Transport>,
         router: Arc<Router>,
-        memory: Memory,
-        choice: Choice,
+        memory: TensorMemory,
+        choice: TransportChoice,
     ) -> Self {
-        let transport: Arc<dyn Transport> = Connection::new(transport);
+        let transport: Arc<dyn Transport> = ClosableTransport::new(transport);
         router.connect(&transport);
         Self {
             transport,
@@ -124,7 +130,7 @@ impl Node {
     }
 
     /// What the configuration allows.
-    pub fn choice(&self) -> Choice {
+    pub fn choice(&self) -> TransportChoice {
         self.choice
     }
 
@@ -134,7 +140,7 @@ impl Node {
     }
 
     /// Where it keeps tensors on their way; nowhere in particular once it is closed.
-    pub fn memory(&self) -> Arc<Memory> {
+    pub fn memory(&self) -> Arc<TensorMemory> {
         Arc::clone(&self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

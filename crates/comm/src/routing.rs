@@ -25,8 +25,8 @@ mod facts;
 
 use std::fmt;
 
-pub use facts::Choice;
-pub(crate) use facts::{Between, Devices, End, Facts, Memory};
+pub use facts::TransportChoice;
+pub(crate) use facts::{Between, Devices, End, Facts, MemoryKind};
 
 /// A way for a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,7 +160,7 @@ impl fmt::Display for Reason {
 
 /// What [`route`] decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Decision {
+pub(crate) struct RouteDecision {
     /// The route.
     pub route: Route,
     /// Why: of the better routes between two such places, the first that only
@@ -169,7 +169,7 @@ pub(crate) struct Decision {
 }
 
 /// The best route that nothing forbids.
-pub(crate) fn route(facts: &Facts) -> Decision {
+pub(crate) fn route(facts: &Facts) -> RouteDecision {
     let route = routes(facts)
         .find(|route| obstacle(facts, *route).is_none())
         .unwrap_or(Route::Tcp);
@@ -180,7 +180,7 @@ pub(crate) fn route(facts: &Facts) -> Decision {
         (_, Some(first)) if first.passes() => first,
         (_, Some(first)) => reasons.find(|reason| reason.passes()).unwrap_or(first),
     };
-    Decision { route, because }
+    RouteDecision { route, because }
 }
 
 /// Each route better than the one taken, and why it was not taken; for traces.
@@ -198,7 +198,7 @@ fn routes(facts: &Facts) -> impl Iterator<Item = Route> {
 /// whatever is installed, disabled or full.
 fn exists(facts: &Facts, route: Route) -> bool {
     let both_devices =
-        facts.source.memory == Memory::Cuda && facts.destination.memory == Memory::Cuda;
+        facts.source.memory == MemoryKind::Cuda && facts.destination.memory == MemoryKind::Cuda;
     let same_host = matches!(facts.between, Between::SameHost { .. });
     match route {
         // A tensor of no bytes has nothing that could travel otherwise.
@@ -215,7 +215,7 @@ fn obstacle(facts: &Facts, route: Route) -> Option<Reason> {
     let loan = || (!facts.source.can_lend).then_some(Reason::SourceLoansFull);
     match route {
         Route::InMessage | Route::Tcp => None,
-        _ if facts.choice == Choice::Tcp => Some(Reason::Configured),
+        _ if facts.choice == TransportChoice::Tcp => Some(Reason::Configured),
         Route::PeerCopy if facts.device_to_device_disabled => Some(Reason::DeviceToDeviceDisabled),
         Route::PeerCopy => no_peer_access(facts.between)
             .or_else(|| room(facts.source.device_room, Reason::SourceDeviceFull))
@@ -248,7 +248,7 @@ fn no_shared_memory(facts: &Facts) -> Option<Reason> {
 }
 
 fn no_ucx(facts: &Facts) -> Option<Reason> {
-    if facts.choice == Choice::SharedMemory {
+    if facts.choice == TransportChoice::SharedMemory {
         Some(Reason::Configured)
     } else {
         (!facts.ucx_loaded).then_some(Reason::NoUcx)

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use shardwright_comm::Choice;
+use shardwright_comm::TransportChoice;
 use shardwright_comm::{CommOptions, JobOptions, Joining, MeetingPlace, Node, Secret};
 use shardwright_core::Rank;
 use shardwright_wire::Limits;
@@ -29,7 +29,7 @@ fn job(world: u32) -> Vec<Node> {
                 liveness_timeout: Duration::from_secs(30),
                 limits: Limits::default(),
                 comm: CommOptions {
-                    transport: Choice::Tcp,
+                    transport: TransportChoice::Tcp,
                     ..CommOptions::default()
                 },
                 buffer_bytes: 0,

@@ -4,6 +4,7 @@
 pub mod config;
 pub mod ids;
 mod path;
+mod phase;
 mod seed;
 pub mod topology;
 
@@ -13,5 +14,6 @@ pub use ids::{
     WorkerId,
 };
 pub use path::CallPath;
+pub use phase::Phase;
 pub use seed::derive_seed;
 pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

@@ -12,7 +12,7 @@
 //! `REHEARSAL_IPC` (`refused`: other processes' memory cannot be opened, as that of a device which is not visible).
 
 mod capture;
-mod machine;
+mod device_streams;
 mod memory;
 mod raw;
 mod settings;
@@ -34,14 +34,14 @@ pub enum Undefined {
 
 /// Why a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum CallFailure {
     /// With this result.
     Code(i32),
     /// Nobody can tell how.
     Undefined(Undefined),
 }
 
-impl From<i32> for Refusal {
+impl From<i32> for CallFailure {
     fn from(code: i32) -> Self {
         Self::Code(code)
     }

@@ -7,7 +7,9 @@ use std::os::fd::AsRawFd;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use crate::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Refusal, Undefined};
+use crate::{
+    ALREADY_REGISTERED, CallFailure, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Undefined,
+};
 
 /// What a handle begins with.
 const MAGIC: &[u8; 8] = b"rehearse";
@@ -16,7 +18,7 @@ const MAGIC: &[u8; 8] = b"rehearse";
 const NAME: &str = "cuda-rehearsal";
 
 /// What one process has of its devices' memory, and of its peers'.
-pub(crate) struct Memory {
+pub(crate) struct ProcessMemory {
     capacity: usize,
     made: usize,
     own: BTreeMap<u64, (File, MmapRaw)>,
@@ -25,7 +27,7 @@ pub(crate) struct Memory {
     registered: BTreeMap<u64, u64>,
 }
 
-impl Memory {
+impl ProcessMemory {
     pub(crate) const fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -57,10 +59,10 @@ impl Memory {
     }
 
     /// Frees memory that nobody else has open.
-    pub(crate) fn free(&mut self, address: u64) -> Result<(), Refusal> {
+    pub(crate) fn free(&mut self, address: u64) -> Result<(), CallFailure> {
         let (file, _) = self.own.get(&address).ok_or(INVALID_VALUE)?;
         if mappings_of(file) > 1 {
-            return Err(Refusal::Undefined(Undefined::FreedWhileOpen));
+            return Err(CallFailure::Undefined(Undefined::FreedWhileOpen));
         }
         self.own.remove(&address);
         Ok(())

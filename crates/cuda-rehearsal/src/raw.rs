@@ -19,26 +19,26 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::capture::Mode;
-use crate::machine::Machine;
-use crate::memory::Memory;
+use crate::device_streams::DeviceStreams;
+use crate::memory::ProcessMemory;
 use crate::settings::{number, text};
 use crate::{
-    ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, ILLEGAL_STATE, INVALID_CONTEXT,
-    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_READY, NOT_REGISTERED,
-    OUT_OF_MEMORY, Refusal, SUCCESS, Undefined,
+    ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CallFailure, ILLEGAL_STATE,
+    INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_READY,
+    NOT_REGISTERED, OUT_OF_MEMORY, SUCCESS, Undefined,
 };
 
 /// The only context there is.
 const CONTEXT: usize = 0xc0;
 
-static MACHINE: LazyLock<Machine> = LazyLock::new(|| {
+static MACHINE: LazyLock<DeviceStreams> = LazyLock::new(|| {
     let delay = number("REHEARSAL_DELAY_MICROSECONDS").unwrap_or(100);
-    Machine::new(Duration::from_micros(delay), number("REHEARSAL_FAIL_AFTER"))
+    DeviceStreams::new(Duration::from_micros(delay), number("REHEARSAL_FAIL_AFTER"))
 });
 
-static MEMORY: LazyLock<Mutex<Memory>> = LazyLock::new(|| {
+static MEMORY: LazyLock<Mutex<ProcessMemory>> = LazyLock::new(|| {
     let capacity = number("REHEARSAL_DEVICE_BYTES").unwrap_or(1 << 30);
-    Mutex::new(Memory::new(capacity as usize))
+    Mutex::new(ProcessMemory::new(capacity as usize))
 });
 
 /// How many users have retained the context.
@@ -51,10 +51,10 @@ thread_local! {
 
 /// `CUipcMemHandle`.
 #[repr(C)]
-pub struct IpcHandle(pub [u8; 64]);
+pub struct IpcMemoryHandle(pub [u8; 64]);
 
 /// The result of what needs a current context.
-fn current<E: Into<Refusal>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
+fn current<E: Into<CallFailure>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
     if CONTEXTS.with_borrow(Vec::is_empty) {
         return INVALID_CONTEXT;
     }
@@ -63,13 +63,13 @@ fn current<E: Into<Refusal>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
     }
     match outcome().map_err(Into::into) {
         Ok(()) => SUCCESS,
-        Err(Refusal::Code(code)) => code,
-        Err(Refusal::Undefined(what)) => undefined(what),
+        Err(CallFailure::Code(code)) => code,
+        Err(CallFailure::Undefined(what)) => undefined(what),
     }
 }
 
 /// The same, for what could spoil a capture of any thread.
-fn unsafe_call<E: Into<Refusal>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
+fn unsafe_call<E: Into<CallFailure>>(outcome: impl FnOnce() -> Result<(), E>) -> c_int {
     current(|| {
         MACHINE.unsafe_call(MODE.get())?;
         outcome().map_err(Into::into)
@@ -86,7 +86,7 @@ fn undefined(what: Undefined) -> ! {
     std::process::abort();
 }
 
-fn memory<T>(look: impl FnOnce(&mut Memory) -> T) -> T {
+fn memory<T>(look: impl FnOnce(&mut ProcessMemory) -> T) -> T {
     look(&mut MEMORY.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -219,15 +219,17 @@ pub unsafe extern "C" fn cuMemFree_v2(address: u64) -> c_int {
 
 /// What another process needs to open device memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: u64) -> c_int {
-    current(|| memory(|memory| memory.share(address)).map(|made| put(handle, IpcHandle(made))))
+pub unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut IpcMemoryHandle, address: u64) -> c_int {
+    current(|| {
+        memory(|memory| memory.share(address)).map(|made| put(handle, IpcMemoryHandle(made)))
+    })
 }
 
 /// Opens another process's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
     address: *mut u64,
-    handle: IpcHandle,
+    handle: IpcMemoryHandle,
     _flags: c_uint,
 ) -> c_int {
     unsafe_call(|| {
@@ -258,7 +260,7 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(
 pub unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> c_int {
     unsafe_call(|| {
         goes(address)?;
-        memory(|memory| memory.close(address)).map_err(Refusal::from)
+        memory(|memory| memory.close(address)).map_err(CallFailure::from)
     })
 }
 
@@ -277,7 +279,7 @@ pub unsafe extern "C" fn cuMemcpyAsync(
 }
 
 /// Memory is about to go.
-fn goes(address: u64) -> Result<(), Refusal> {
+fn goes(address: u64) -> Result<(), CallFailure> {
     MACHINE.goes(address, memory(|memory| memory.len_of(address)))
 }
 
@@ -296,7 +298,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(
 pub unsafe extern "C" fn cuMemHostUnregister(start: *mut c_void) -> c_int {
     unsafe_call(|| {
         goes(handle(start))?;
-        memory(|memory| memory.unregister(handle(start))).map_err(Refusal::from)
+        memory(|memory| memory.unregister(handle(start))).map_err(CallFailure::from)
     })
 }
 

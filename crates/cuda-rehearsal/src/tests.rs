@@ -3,16 +3,16 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::capture::Mode;
-use crate::machine::Machine;
-use crate::memory::Memory;
+use crate::device_streams::DeviceStreams;
+use crate::memory::ProcessMemory;
 use crate::{
-    ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_HANDLE, INVALID_VALUE,
-    LAUNCH_FAILED, NOT_READY, NOT_REGISTERED, OUT_OF_MEMORY, Refusal, Undefined,
+    ALREADY_REGISTERED, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CallFailure, INVALID_HANDLE,
+    INVALID_VALUE, LAUNCH_FAILED, NOT_READY, NOT_REGISTERED, OUT_OF_MEMORY, Undefined,
 };
 
 const WATCHDOG: Duration = Duration::from_mins(1);
 
-fn reached(machine: &Machine, event: u64) {
+fn reached(machine: &DeviceStreams, event: u64) {
     let begin = Instant::now();
     while machine.query(event) == Err(NOT_READY) {
         assert!(begin.elapsed() < WATCHDOG, "the event is never reached");
@@ -23,7 +23,7 @@ fn reached(machine: &Machine, event: u64) {
 
 #[test]
 fn a_stream_runs_late_and_in_order() {
-    let machine = Arc::new(Machine::new(Duration::from_millis(100), None));
+    let machine = Arc::new(DeviceStreams::new(Duration::from_millis(100), None));
     let stream = machine.create_stream();
     let (done, copies) = channel();
     let running = Arc::clone(&machine);
@@ -51,7 +51,7 @@ fn a_stream_runs_late_and_in_order() {
 
 #[test]
 fn a_failed_device_says_so_from_then_on() {
-    let machine = Machine::new(Duration::ZERO, Some(1));
+    let machine = DeviceStreams::new(Duration::ZERO, Some(1));
     let stream = machine.create_stream();
     let event = machine.create_event();
     assert_eq!(machine.query(event), Ok(()));
@@ -62,19 +62,19 @@ fn a_failed_device_says_so_from_then_on() {
 
 #[test]
 fn memory_is_bounded_and_opened_at_another_address() {
-    let mut memory = Memory::new(8192);
+    let mut memory = ProcessMemory::new(8192);
     let first = memory.allocate(4096).unwrap();
     assert_eq!(memory.allocate(8192), Err(OUT_OF_MEMORY));
     let handle = memory.share(first).unwrap();
     let opened = memory.open(&handle).unwrap();
     assert_ne!(opened, first);
-    let refused = Refusal::Undefined(Undefined::FreedWhileOpen);
+    let refused = CallFailure::Undefined(Undefined::FreedWhileOpen);
     assert_eq!(memory.free(first), Err(refused));
     memory.close(opened).unwrap();
     assert_eq!(memory.close(opened), Err(INVALID_VALUE));
     assert_eq!(memory.open(&[7; 64]), Err(INVALID_VALUE));
     memory.free(first).unwrap();
-    assert_eq!(memory.free(first), Err(Refusal::Code(INVALID_VALUE)));
+    assert_eq!(memory.free(first), Err(CallFailure::Code(INVALID_VALUE)));
     assert_eq!(memory.share(first), Err(INVALID_VALUE));
     memory.register(first, 4096).unwrap();
     for inside in [first, first + 4000] {
@@ -89,10 +89,10 @@ fn memory_is_bounded_and_opened_at_another_address() {
 
 #[test]
 fn memory_that_a_copy_uses_does_not_go() {
-    let machine = Machine::new(Duration::ZERO, None);
+    let machine = DeviceStreams::new(Duration::ZERO, None);
     let stream = machine.create_stream();
     machine.copy(1000, 5000, 100, stream).unwrap();
-    let refused = Refusal::Undefined(Undefined::GoneUnderACopy);
+    let refused = CallFailure::Undefined(Undefined::GoneUnderACopy);
     for (start, bytes) in [(1099, 1), (4096, 4096), (900, 101)] {
         assert_eq!(machine.goes(start, bytes), Err(refused));
     }
@@ -103,7 +103,7 @@ fn memory_that_a_copy_uses_does_not_go() {
 
 #[test]
 fn a_call_that_could_spoil_a_capture_does_so_unless_its_thread_is_held_to_less() {
-    let machine = Machine::new(Duration::ZERO, None);
+    let machine = DeviceStreams::new(Duration::ZERO, None);
     let stream = machine.create_stream();
     let from_another = |mode| {
         let call = || machine.unsafe_call(mode);

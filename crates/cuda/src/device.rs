@@ -7,7 +7,7 @@ use shardwright_wire::{Buffer, NoMemory};
 
 use super::buffer::DeviceBuffer;
 use super::error::CudaError;
-use super::raw::{Device, Event, Stream};
+use super::raw::{CudaEvent, Device, Stream};
 use shardwright_buffers::{Pool, Zone};
 
 /// How often a wait for a copy is told of.
@@ -71,9 +71,9 @@ impl Active {
         from: u64,
         bytes: usize,
         stream: u64,
-    ) -> Result<Event, CudaError> {
+    ) -> Result<CudaEvent, CudaError> {
         self.device.copy(to, from, bytes, stream)?;
-        Event::behind(&self.device, stream)
+        CudaEvent::behind(&self.device, stream)
     }
 }
 
@@ -129,7 +129,7 @@ impl Drop for Registration {
 
 /// Waits until an event is done. A slow queue is waited for as long as the connection is open, and told of; a device
 /// that has failed is an error at once.
-pub(super) fn wait(event: &Event, go_on: impl Fn() -> bool) -> Result<(), StageError> {
+pub(super) fn wait(event: &CudaEvent, go_on: impl Fn() -> bool) -> Result<(), StageError> {
     let began = Instant::now();
     let mut reports = 0;
     while !event.is_done()? {

@@ -24,7 +24,7 @@
 mod buffer;
 mod device;
 mod error;
-mod inbox;
+mod job_queue;
 mod memory;
 mod raw;
 mod tensor;
@@ -34,9 +34,9 @@ mod tests;
 pub use buffer::PeerDevice;
 pub use device::{LOOK_AGAIN, StageError};
 pub use error::CudaError;
-pub use inbox::{Bounds, Inbox, Job, Kept, Refused};
+pub use job_queue::{Bounds, Job, JobQueue, Refused, Retained};
 pub use memory::{Capturing, DeviceMemory};
-pub use raw::Event;
+pub use raw::CudaEvent;
 #[cfg(feature = "testing")]
 pub use raw::rehearsal::{Rehearsal, ScriptStream};
 pub use tensor::DeviceTensor;

@@ -12,8 +12,8 @@ use shardwright_wire::{Buffer, SharedMemory, SharedPlace};
 use super::buffer::{DeviceBlock, DeviceBuffer, Offered, Opened, PeerDevice};
 use super::device::{Active, Locked, StageError, wait};
 use super::error::CudaError;
-use super::inbox::{Inbox, Job};
-use super::raw::{Device, Driver, Event, Stream};
+use super::job_queue::{Job, JobQueue};
+use super::raw::{CudaEvent, Device, Driver, Stream};
 use super::tensor::{DeviceTensor, ReceivedTensor};
 use shardwright_buffers::{ImportError, Pool, SHARED_BYTES};
 use shardwright_system::Owner;
@@ -35,7 +35,7 @@ pub struct DeviceMemory {
     pool: Arc<Pool>,
     bytes: u64,
     owner: Owner,
-    inbox: Inbox,
+    inbox: JobQueue,
     /// From when on nobody waits for the device any more: the connection is being closed.
     patient_until: OnceLock<Instant>,
 }
@@ -60,7 +60,7 @@ impl DeviceMemory {
             bytes,
             owner: Owner::this_process(),
             active: OnceLock::new(),
-            inbox: Inbox::default(),
+            inbox: JobQueue::default(),
             patient_until: OnceLock::new(),
         }))
     }
@@ -236,7 +236,7 @@ impl DeviceMemory {
     }
 
     /// Keeps something until an event is done (CU-2).
-    pub(super) fn keep(&self, done: Event, kept: Box<dyn Any + Send>) {
+    pub(super) fn keep(&self, done: CudaEvent, kept: Box<dyn Any + Send>) {
         if let Err(Job::Keep((done, kept))) = self.inbox.push(Job::Keep((done, kept)))
             && !done.is_done().unwrap_or(false)
         {
@@ -271,7 +271,7 @@ impl DeviceMemory {
     }
 
     /// Waits until an event is done, which a slow device may take long for.
-    pub(super) fn wait(&self, event: &Event) -> Result<(), StageError> {
+    pub(super) fn wait(&self, event: &CudaEvent) -> Result<(), StageError> {
         wait(event, || {
             let until = self.patient_until.get();
             until.is_none_or(|until| Instant::now() < *until)
@@ -279,7 +279,7 @@ impl DeviceMemory {
     }
 
     /// What its thread has to do.
-    pub fn inbox(&self) -> &Inbox {
+    pub fn inbox(&self) -> &JobQueue {
         &self.inbox
     }
 

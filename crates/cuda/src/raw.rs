@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use self::functions::{Functions, IPC_HANDLE_BYTES, IpcHandle};
+use self::functions::{DriverFunctions, IPC_HANDLE_BYTES, IpcHandle};
 use super::error::CudaError;
 use shardwright_system::raw::in_full;
 
@@ -46,7 +46,7 @@ const PORTABLE: c_uint = 1;
 
 /// The driver's library, loaded for the rest of the process's life.
 pub(super) struct Driver {
-    functions: Functions,
+    functions: DriverFunctions,
 }
 
 impl Driver {
@@ -56,7 +56,8 @@ impl Driver {
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| in_full(&error))?;
         // SAFETY: a library with all these names is CUDA's driver, whose interface keeps these types.
-        let functions = unsafe { Functions::find(&library) }.map_err(|error| in_full(&error))?;
+        let functions =
+            unsafe { DriverFunctions::find(&library) }.map_err(|error| in_full(&error))?;
         // Never unloaded, so that the functions stay callable.
         std::mem::forget(library);
         Ok(Arc::new(Self { functions }))
@@ -225,7 +226,7 @@ impl Device {
     fn call(
         &self,
         name: &'static str,
-        function: impl FnOnce(&Functions) -> c_int,
+        function: impl FnOnce(&DriverFunctions) -> c_int,
     ) -> Result<(), CudaError> {
         let functions = &self.driver.functions;
         let mut popped = ptr::null_mut();
@@ -298,12 +299,12 @@ impl Drop for Stream {
 }
 
 /// A place in a stream that can be asked whether it has been reached.
-pub struct Event {
+pub struct CudaEvent {
     device: Arc<Device>,
     handle: u64,
 }
 
-impl Event {
+impl CudaEvent {
     /// Behind all that a stream has been given so far.
     pub(super) fn behind(device: &Arc<Device>, stream: u64) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
@@ -336,7 +337,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         let destroyed = self.device.call("cuEventDestroy", |functions| {
             // SAFETY: the event of `behind`, destroyed once.

@@ -9,8 +9,8 @@ use super::buffer::{DeviceBlock, Opened};
 use super::device::StageError;
 use super::error::CudaError;
 use super::memory::DeviceMemory;
-use super::raw::Event;
-use shardwright_buffers::Held;
+use super::raw::CudaEvent;
+use shardwright_buffers::TakenBlock;
 
 /// A tensor of this rank's device that leaves, in one of its persistent buffers.
 pub struct DeviceTensor {
@@ -18,7 +18,7 @@ pub struct DeviceTensor {
     bytes: usize,
     /// In device memory; `None` where there was no room, and the tensor was copied to the host at once.
     block: Option<DeviceBlock>,
-    ready: Option<Event>,
+    ready: Option<CudaEvent>,
     staged: OnceLock<Result<Buffer, StageError>>,
 }
 
@@ -27,7 +27,7 @@ impl DeviceTensor {
         memory: &Arc<DeviceMemory>,
         block: DeviceBlock,
         bytes: usize,
-        ready: Event,
+        ready: CudaEvent,
     ) -> Self {
         Self {
             memory: Arc::clone(memory),
@@ -42,7 +42,7 @@ impl DeviceTensor {
         memory: &Arc<DeviceMemory>,
         staged: Buffer,
         bytes: usize,
-        ready: Event,
+        ready: CudaEvent,
     ) -> Self {
         Self {
             memory: Arc::clone(memory),
@@ -61,7 +61,7 @@ impl DeviceTensor {
 
     /// Whether it has been copied out of torch's memory.
     pub fn is_ready(&self) -> Result<bool, CudaError> {
-        self.ready.as_ref().map_or(Ok(true), Event::is_done)
+        self.ready.as_ref().map_or(Ok(true), CudaEvent::is_done)
     }
 
     /// Where it lies in the device buffer.
@@ -128,7 +128,7 @@ pub(super) struct ReceivedTensor {
     address: u64,
     bytes: usize,
     staged: OnceLock<Result<Buffer, StageError>>,
-    _held: Held,
+    _held: TakenBlock,
     /// Closed when nothing is received there any more.
     _opened: Arc<Opened>,
 }
@@ -139,7 +139,7 @@ impl ReceivedTensor {
         opened: Arc<Opened>,
         address: u64,
         bytes: usize,
-        held: Held,
+        held: TakenBlock,
     ) -> Self {
         Self {
             memory: Arc::clone(memory),

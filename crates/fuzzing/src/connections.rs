@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 use shardwright_comm::tcp::fuzzing::opened;
-use shardwright_comm::ucx::fuzzing::{KEY, Receiver, WORLD, parts};
+use shardwright_comm::ucx::fuzzing::{KEY, PartReceiver, WORLD, parts};
 use shardwright_wire::codec::encode;
 
 use crate::messages;
@@ -19,7 +19,7 @@ pub fn received_parts(input: &[u8]) {
     };
     let frame = encode(&message, &LIMITS).expect("a small message can be sent");
     let genuine = parts(0, frame);
-    let mut receiver = Receiver::default();
+    let mut receiver = PartReceiver::default();
     let (mut arrived, mut came, mut strangers) = (0, 0, 0);
     while let Ok((from, header, payload)) = one_part(&genuine, &mut choices) {
         arrived += header.len() + payload.len();

@@ -6,7 +6,7 @@ use shardwright_core::{
 };
 use shardwright_wire::{
     Abort, Answer, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor,
-    Message, ObjectMessage, Outcome, Phase, Place, Request, Response, StepBegin, StepEnd,
+    Message, ObjectMessage, Phase, Place, Request, Response, ResponseOutcome, StepBegin, StepEnd,
     TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value,
 };
 
@@ -32,9 +32,9 @@ pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
             step: StepEpoch(choices.arbitrary()?),
             responder: Rank(choices.arbitrary()?),
             outcome: if choices.arbitrary()? {
-                Outcome::Value(answer(choices)?)
+                ResponseOutcome::Value(answer(choices)?)
             } else {
-                Outcome::Failed(report(choices)?)
+                ResponseOutcome::Failed(report(choices)?)
             },
         })),
         2 => Message::StepBegin(StepBegin {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use shardwright_core::PipelineRank;
 
 use crate::allot::{Claim, dhondt, segments};
-use crate::cost::Costs;
+use crate::cost::NodeCosts;
 use crate::node::{NodeId, Tree};
 
 /// The devices of every node, ascending; the first is where the node itself goes.
@@ -24,7 +24,7 @@ pub(crate) fn by_hand(tree: &Tree, pinned: &[Option<PipelineRank>], rest: Pipeli
 /// Algorithm 1, with nodes that are placed by hand left where they are.
 pub(crate) fn by_cost(
     tree: &Tree,
-    costs: &Costs,
+    costs: &NodeCosts,
     pinned: &[Option<PipelineRank>],
     num_devices: u32,
 ) -> Places {
@@ -56,7 +56,7 @@ pub(crate) fn by_cost(
 ///
 /// The printed algorithm has no such limit and can give a leaf several devices, of which all but
 /// the first would stay empty.
-fn capacities(tree: &Tree, costs: &Costs, pinned: &[Option<PipelineRank>]) -> Vec<usize> {
+fn capacities(tree: &Tree, costs: &NodeCosts, pinned: &[Option<PipelineRank>]) -> Vec<usize> {
     let mut capacity = vec![0; tree.len()];
     for node in tree.bottom_up() {
         let below: usize = tree.children[node.index()]
@@ -71,7 +71,7 @@ fn capacities(tree: &Tree, costs: &Costs, pinned: &[Option<PipelineRank>]) -> Ve
 }
 
 struct Dealer<'a> {
-    costs: &'a Costs,
+    costs: &'a NodeCosts,
     capacity: Vec<usize>,
 }
 

@@ -2,7 +2,7 @@
 //! and no sum depends on its order.
 
 use crate::node::Tree;
-use crate::request::Request;
+use crate::request::PartitionRequest;
 
 /// Costs are parts of this; the root's is about this much.
 const UNIT: f64 = 1_125_899_906_842_624.0; // 2^50: integers of this size are exact in a float
@@ -19,7 +19,7 @@ pub enum Computation {
 
 /// Costs of all nodes.
 #[derive(Clone, Debug)]
-pub(crate) struct Costs {
+pub(crate) struct NodeCosts {
     /// Of the node itself.
     pub(crate) own: Vec<u64>,
     /// Of the node and all below it.
@@ -30,8 +30,8 @@ pub(crate) struct Costs {
     pub(crate) computation: Computation,
 }
 
-impl Costs {
-    pub(crate) fn new(request: &Request, tree: &Tree) -> Self {
+impl NodeCosts {
+    pub(crate) fn new(request: &PartitionRequest, tree: &Tree) -> Self {
         let modules = &request.modules;
         let measured = modules.iter().any(|module| module.own_seconds.is_some());
         let executed = request.executed();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use shardwright_core::{ModuleId, PipelineRank};
 
-use crate::Request;
+use crate::PartitionRequest;
 use crate::decision::ModulePlace;
 
 /// Where the step function runs.
@@ -31,7 +31,10 @@ pub struct Crossing {
 }
 
 /// All crossings, and the requests of one microbatch's forward.
-pub(crate) fn crossings(request: &Request, places: &[ModulePlace]) -> (Vec<Crossing>, u64) {
+pub(crate) fn crossings(
+    request: &PartitionRequest,
+    places: &[ModulePlace],
+) -> (Vec<Crossing>, u64) {
     let calls = if request.calls.is_empty() {
         from_hierarchy(request)
     } else {
@@ -87,7 +90,7 @@ pub(crate) fn crossings(request: &Request, places: &[ModulePlace]) -> (Vec<Cross
     (crossings, requests)
 }
 
-fn traced(request: &Request) -> BTreeMap<(ModuleId, ModuleId), u32> {
+fn traced(request: &PartitionRequest) -> BTreeMap<(ModuleId, ModuleId), u32> {
     let mut counts = BTreeMap::new();
     for calls in &request.calls {
         *counts.entry((calls.caller, calls.callee)).or_default() += calls.count;
@@ -97,7 +100,7 @@ fn traced(request: &Request) -> BTreeMap<(ModuleId, ModuleId), u32> {
 
 /// Every executed module is called once by each module that contains it; a container that is never
 /// executed itself hands its children on to its own callers.
-fn from_hierarchy(request: &Request) -> BTreeMap<(ModuleId, ModuleId), u32> {
+fn from_hierarchy(request: &PartitionRequest) -> BTreeMap<(ModuleId, ModuleId), u32> {
     let executed = request.executed();
     let executed = |module: ModuleId| executed[module.0 as usize];
     let mut counts = BTreeMap::new();

@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 use shardwright_core::{ModuleId, PipelineRank};
 
 use crate::assign::{Places, by_cost, by_hand, unused};
-use crate::cost::{Computation, Costs};
+use crate::cost::{Computation, NodeCosts};
 use crate::crossing::{Crossing, crossings};
 use crate::node::{NodeId, Tree};
 use crate::refine::{Refinement, refine};
-use crate::request::{FORMAT_VERSION, Request, check_version, parse};
+use crate::request::{FORMAT_VERSION, PartitionRequest, check_version, parse};
 use crate::{PartitionError, table};
 
 /// Where a module goes.
@@ -68,7 +68,7 @@ pub struct DeviceLoad {
 /// Which module runs on which rank, and what that costs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Decision {
+pub struct PartitionDecision {
     /// The format; see [`FORMAT_VERSION`].
     pub format_version: u32,
     /// Stages of the pipeline.
@@ -98,12 +98,12 @@ pub struct Decision {
     pub refinement: Option<Refinement>,
 }
 
-impl Decision {
+impl PartitionDecision {
     /// Decides where every module goes.
-    pub fn new(request: &Request) -> Result<Self, PartitionError> {
+    pub fn new(request: &PartitionRequest) -> Result<Self, PartitionError> {
         request.check()?;
         let tree = Tree::new(request);
-        let costs = Costs::new(request, &tree);
+        let costs = NodeCosts::new(request, &tree);
         let pinned = tree.pinned(request)?;
         let below = all_below(request);
         let follows = followers(request, &tree, &pinned, &below);
@@ -170,7 +170,7 @@ impl Decision {
     }
 }
 
-fn all_below(request: &Request) -> Vec<Below> {
+fn all_below(request: &PartitionRequest) -> Vec<Below> {
     let children = request.children();
     (0..request.modules.len())
         .map(|module| Below::of(request, &children, module))
@@ -179,7 +179,7 @@ fn all_below(request: &Request) -> Vec<Below> {
 
 /// Which modules run wherever they are called.
 fn followers(
-    request: &Request,
+    request: &PartitionRequest,
     tree: &Tree,
     pinned: &[Option<PipelineRank>],
     below: &[Below],
@@ -211,7 +211,7 @@ fn place_containers(tree: &Tree, follows: &[bool], below: &[Below], places: &mut
 }
 
 fn module_places(
-    request: &Request,
+    request: &PartitionRequest,
     tree: &Tree,
     places: &Places,
     follows: &[bool],
@@ -242,7 +242,7 @@ struct Below {
 }
 
 impl Below {
-    fn of(request: &Request, children: &[Vec<usize>], root: usize) -> Self {
+    fn of(request: &PartitionRequest, children: &[Vec<usize>], root: usize) -> Self {
         let mut below = Self {
             modules: Vec::new(),
             parameters: false,
@@ -262,7 +262,7 @@ impl Below {
     }
 }
 
-fn node_places(tree: &Tree, costs: &Costs, places: Places) -> Vec<NodePlace> {
+fn node_places(tree: &Tree, costs: &NodeCosts, places: Places) -> Vec<NodePlace> {
     let place = |(number, devices): (usize, Vec<PipelineRank>)| NodePlace {
         modules: tree.modules[number].clone(),
         parent: tree.parent[number],
@@ -275,9 +275,9 @@ fn node_places(tree: &Tree, costs: &Costs, places: Places) -> Vec<NodePlace> {
 }
 
 fn device_loads(
-    request: &Request,
+    request: &PartitionRequest,
     tree: &Tree,
-    costs: &Costs,
+    costs: &NodeCosts,
     places: &Places,
     modules: &[ModulePlace],
 ) -> Vec<DeviceLoad> {

@@ -1,11 +1,11 @@
 //! Divides a model's tree of modules over the stages of a pipeline (paper, section 4.5 and
-//! appendix C). Pure: a [`Request`] in, a [`Decision`] out; nothing depends on time, chance, or the
+//! appendix C). Pure: a [`PartitionRequest`] in, a [`PartitionDecision`] out; nothing depends on time, chance, or the
 //! order of hashes.
 //!
 //! ```
-//! use shardwright_partition::{Decision, Request};
+//! use shardwright_partition::{PartitionDecision, PartitionRequest};
 //!
-//! let request = Request::from_json(
+//! let request = PartitionRequest::from_json(
 //!     r#"{
 //!         "format_version": 2, "num_devices": 2, "alpha": 0.8, "auto": true,
 //!         "modules": [
@@ -19,7 +19,7 @@
 //!         ]
 //!     }"#,
 //! )?;
-//! let decision = Decision::new(&request)?;
+//! let decision = PartitionDecision::new(&request)?;
 //! assert_eq!(decision.modules[2].pp_rank.0, 1);
 //! # Ok::<(), shardwright_partition::PartitionError>(())
 //! ```
@@ -41,9 +41,9 @@ mod table;
 pub use allot::{Claim, dhondt, segments};
 pub use cost::Computation;
 pub use crossing::Crossing;
-pub use decision::{Decision, DeviceLoad, ModulePlace, NodePlace};
+pub use decision::{DeviceLoad, ModulePlace, NodePlace, PartitionDecision};
 pub use error::PartitionError;
-pub use measured::{Execution, Measured, Piece};
+pub use measured::{Execution, Measured, ModuleInterval};
 pub use node::NodeId;
 pub use refine::Refinement;
-pub use request::{Calls, FORMAT_VERSION, ModuleInput, ParameterInput, Pin, Request};
+pub use request::{Calls, FORMAT_VERSION, ModuleInput, ParameterInput, PartitionRequest, Pin};

@@ -29,7 +29,7 @@ pub struct Execution {
 /// A stretch of time in which one module ran, and none that it calls.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Piece {
+pub struct ModuleInterval {
     /// The execution that ran.
     pub execution: u32,
     /// How long, in seconds.
@@ -48,7 +48,7 @@ pub struct Measured {
     pub executions: Vec<Execution>,
     /// What ran one after another. Two that follow one another belong to one execution, or to one
     /// and its caller.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<ModuleInterval>,
     /// Modules that must not be divided, or microbatches would have to run one after another.
     #[serde(default)]
     pub undivided: Vec<ModuleId>,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 use shardwright_core::{ModuleId, PipelineRank};
 
-use crate::{PartitionError, Request};
+use crate::{PartitionError, PartitionRequest};
 
 /// A node of the tree, numbered by its first module; the root is 0.
 #[derive(
@@ -41,7 +41,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(request: &Request) -> Self {
+    pub(crate) fn new(request: &PartitionRequest) -> Self {
         let (modules, node_of) = components(request);
         let num_nodes = modules.len();
 
@@ -91,7 +91,7 @@ impl Tree {
     }
 
     /// Of a module that is never executed itself, the first descendant counts.
-    fn order_by_execution(&mut self, request: &Request) {
+    fn order_by_execution(&mut self, request: &PartitionRequest) {
         let mut first = vec![None; self.len()];
         for node in self.breadth_first.iter().rev() {
             let own = self.modules[node.index()]
@@ -116,7 +116,7 @@ impl Tree {
         }
     }
 
-    fn find_parameters(&mut self, request: &Request) {
+    fn find_parameters(&mut self, request: &PartitionRequest) {
         for node in self.breadth_first.iter().rev() {
             let own = self.modules[node.index()]
                 .iter()
@@ -131,7 +131,7 @@ impl Tree {
     /// Where each node is placed by hand.
     pub(crate) fn pinned(
         &self,
-        request: &Request,
+        request: &PartitionRequest,
     ) -> Result<Vec<Option<PipelineRank>>, PartitionError> {
         let mut pinned: BTreeMap<NodeId, (ModuleId, PipelineRank)> = BTreeMap::new();
         for pin in &request.pins {
@@ -151,7 +151,7 @@ impl Tree {
         Ok((0..self.len()).map(place).collect())
     }
 
-    fn why_together(&self, request: &Request, node: NodeId) -> String {
+    fn why_together(&self, request: &PartitionRequest, node: NodeId) -> String {
         let mut holders: BTreeMap<usize, usize> = BTreeMap::new();
         for module in &self.modules[node.index()] {
             for &parameter in &request.modules[module.0 as usize].parameters {
@@ -172,7 +172,7 @@ impl Tree {
 }
 
 /// Connected components over modules, parameters and joins; numbered by their first module.
-fn components(request: &Request) -> (Vec<Vec<ModuleId>>, Vec<NodeId>) {
+fn components(request: &PartitionRequest) -> (Vec<Vec<ModuleId>>, Vec<NodeId>) {
     let mut union = UnionFind::new(request.modules.len());
     let mut holder: BTreeMap<usize, usize> = BTreeMap::new();
     for (number, module) in request.modules.iter().enumerate() {
@@ -201,7 +201,11 @@ fn components(request: &Request) -> (Vec<Vec<ModuleId>>, Vec<NodeId>) {
 
 /// Nodes that are never executed, hold nothing but modules, and were not placed by hand: what is
 /// never called is no part of a division.
-fn containers(request: &Request, modules: &[Vec<ModuleId>], node_of: &[NodeId]) -> Vec<bool> {
+fn containers(
+    request: &PartitionRequest,
+    modules: &[Vec<ModuleId>],
+    node_of: &[NodeId],
+) -> Vec<bool> {
     let executed = request.executed();
     let only_holds = |module: &ModuleId| {
         let number = module.0 as usize;
@@ -221,7 +225,7 @@ fn containers(request: &Request, modules: &[Vec<ModuleId>], node_of: &[NodeId]) 
 
 /// For each node the nodes that hold one of its modules, be it in containers.
 fn containing(
-    request: &Request,
+    request: &PartitionRequest,
     modules: &[Vec<ModuleId>],
     node_of: &[NodeId],
     containers: &[bool],

@@ -8,10 +8,10 @@ use shardwright_core::{ModuleId, PipelineRank};
 use crate::PartitionError;
 use crate::measured::Measured;
 
-/// The newest format of [`Request`] and [`Decision`](crate::Decision).
+/// The newest format of [`PartitionRequest`] and [`PartitionDecision`](crate::PartitionDecision).
 pub const FORMAT_VERSION: u32 = 2;
 
-/// A parameter; its id is its place in [`Request::parameters`].
+/// A parameter; its id is its place in [`PartitionRequest::parameters`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterInput {
@@ -23,7 +23,7 @@ pub struct ParameterInput {
     pub numel: u64,
 }
 
-/// A module; its id is its place in [`Request::modules`], which is that of `named_modules()`.
+/// A module; its id is its place in [`PartitionRequest::modules`], which is that of `named_modules()`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModuleInput {
@@ -83,7 +83,7 @@ pub struct Pin {
 /// A model, and how to divide it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct PartitionRequest {
     /// The format; see [`FORMAT_VERSION`].
     pub format_version: u32,
     /// All modules in `named_modules()` order; the first is the root.
@@ -140,7 +140,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(
     })
 }
 
-impl Request {
+impl PartitionRequest {
     /// Reads a request written as JSON, and checks it.
     pub fn from_json(text: &str) -> Result<Self, PartitionError> {
         const WHAT: &str = "partition request";

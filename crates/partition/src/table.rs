@@ -4,12 +4,12 @@ use shardwright_core::ModuleId;
 
 use crate::cost::Computation;
 use crate::crossing::Crossing;
-use crate::decision::{Decision, DeviceLoad};
+use crate::decision::{DeviceLoad, PartitionDecision};
 
 /// Crossings beyond this many lines are only counted.
 const MOST_LINES: usize = 40;
 
-pub(crate) fn render(decision: &Decision) -> String {
+pub(crate) fn render(decision: &PartitionDecision) -> String {
     let model = decision.modules.first().map_or("", |root| &root.class_name);
     let how = if decision.auto {
         let computation = match decision.computation {
@@ -53,7 +53,7 @@ pub(crate) fn render(decision: &Decision) -> String {
     lines.join("\n") + "\n"
 }
 
-fn load_rows(decision: &Decision) -> Vec<[String; 6]> {
+fn load_rows(decision: &PartitionDecision) -> Vec<[String; 6]> {
     let header = [
         "pp_rank",
         "cost",
@@ -101,7 +101,7 @@ fn aligned(rows: &[[String; 6]]) -> Vec<String> {
 }
 
 /// `transformer.h[2:4] on 1, called by transformer on 0`: consecutive numbers are one line.
-fn crossing_lines(decision: &Decision) -> Vec<String> {
+fn crossing_lines(decision: &PartitionDecision) -> Vec<String> {
     let name = |crossing: &Crossing| shown_name(decision, crossing.callee);
     let mut lines = Vec::new();
     let mut rest = decision.crossings.as_slice();
@@ -132,7 +132,7 @@ fn crossing_lines(decision: &Decision) -> Vec<String> {
     lines
 }
 
-fn shown_name(decision: &Decision, module: ModuleId) -> &str {
+fn shown_name(decision: &PartitionDecision, module: ModuleId) -> &str {
     let place = &decision.modules[module.0 as usize];
     if place.name.is_empty() {
         &place.class_name

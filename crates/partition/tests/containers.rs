@@ -9,15 +9,15 @@ use common::drawn::any_model;
 use common::{Model, ROOT, gpt2, measured, rank_of};
 use proptest::prelude::*;
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Computation, Decision, ModuleInput, Request};
+use shardwright_partition::{Computation, ModuleInput, PartitionDecision, PartitionRequest};
 
-fn decide(request: &Request) -> Decision {
-    Decision::new(request).expect("a good request")
+fn decide(request: &PartitionRequest) -> PartitionDecision {
+    PartitionDecision::new(request).expect("a good request")
 }
 
 /// The children of `parent`, and the modules at which a run of them can be cut off: a module that
 /// was registered below an earlier sibling is numbered there.
-fn own_children(request: &Request, parent: usize) -> Vec<usize> {
+fn own_children(request: &PartitionRequest, parent: usize) -> Vec<usize> {
     let is_child = |number: &usize| {
         let parents = &request.modules[*number].parents;
         parents.contains(&ModuleId(parent as u32))
@@ -29,7 +29,12 @@ fn own_children(request: &Request, parent: usize) -> Vec<usize> {
 
 /// The request with the children of `parent` from the `first` to the `last` in a container of
 /// their own, and the new number of every module.
-fn wrapped(request: &Request, parent: usize, first: usize, last: usize) -> (Request, Vec<usize>) {
+fn wrapped(
+    request: &PartitionRequest,
+    parent: usize,
+    first: usize,
+    last: usize,
+) -> (PartitionRequest, Vec<usize>) {
     let run: BTreeSet<usize> = own_children(request, parent)
         .into_iter()
         .filter(|child| (first..=last).contains(child))
@@ -224,7 +229,7 @@ fn a_refinement_moves_the_same_with_a_list_and_without() {
             }
         }
     }
-    let places = |request: &mut Request| {
+    let places = |request: &mut PartitionRequest| {
         request.measured = Some(measured(request, "interleaved(active=4)", 8, seconds));
         let decision = decide(request);
         let refinement = decision.refinement.expect("measured");

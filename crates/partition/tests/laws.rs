@@ -8,7 +8,7 @@ use common::drawn::{any_model, containers};
 use common::{Model, ROOT};
 use proptest::prelude::*;
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Claim, Decision, Request, dhondt, segments};
+use shardwright_partition::{Claim, PartitionDecision, PartitionRequest, dhondt, segments};
 
 /// All divisions of `len` elements into `num_segments` consecutive segments, by their ends.
 fn divisions(len: usize, num_segments: usize) -> Vec<Vec<usize>> {
@@ -109,7 +109,7 @@ proptest! {
 }
 
 /// Nodes below this one that cost something, hold a parameter, and are not divided further.
-fn parts(request: &Request, decision: &Decision, node: usize) -> usize {
+fn parts(request: &PartitionRequest, decision: &PartitionDecision, node: usize) -> usize {
     let below = decision.nodes.iter().enumerate().filter(|(_, child)| {
         child.parent.is_some_and(|parent| parent.0 as usize == node) && child.cost > 0.0
     });
@@ -120,7 +120,7 @@ fn parts(request: &Request, decision: &Decision, node: usize) -> usize {
     parts.max(1)
 }
 
-fn holds_parameters(request: &Request, decision: &Decision, node: usize) -> bool {
+fn holds_parameters(request: &PartitionRequest, decision: &PartitionDecision, node: usize) -> bool {
     let mut modules = decision.nodes[node].modules.iter();
     let below = |child: &usize| {
         decision.nodes[*child]
@@ -133,8 +133,8 @@ fn holds_parameters(request: &Request, decision: &Decision, node: usize) -> bool
             .any(|child| holds_parameters(request, decision, child))
 }
 
-fn decide(request: &Request) -> Decision {
-    Decision::new(request).expect("a good request")
+fn decide(request: &PartitionRequest) -> PartitionDecision {
+    PartitionDecision::new(request).expect("a good request")
 }
 
 proptest! {

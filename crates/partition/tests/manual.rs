@@ -5,7 +5,7 @@ mod common;
 use common::{Model, ROOT, gpt2, rank_of};
 use serde_json::{Value, json};
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Decision, PartitionError, Request};
+use shardwright_partition::{PartitionDecision, PartitionError, PartitionRequest};
 
 fn by_hand(num_devices: u32) -> Model {
     let mut model = gpt2(4, 64, 256, num_devices);
@@ -66,7 +66,7 @@ fn tied_modules_on_different_partitions_are_refused_by_name() {
     let (head, words) = (number(&model, "lm_head"), number(&model, "transformer.wte"));
     model.pin(words, 0);
     model.pin(head, 1);
-    let text = Decision::new(&model.request)
+    let text = PartitionDecision::new(&model.request)
         .expect_err("a conflict")
         .to_string();
     assert_eq!(
@@ -80,7 +80,7 @@ fn one_module_on_two_partitions_is_refused() {
     let mut model = by_hand(2);
     model.pin(ROOT, 0);
     model.pin(ROOT, 1);
-    let text = Decision::new(&model.request)
+    let text = PartitionDecision::new(&model.request)
         .expect_err("a conflict")
         .to_string();
     assert!(text.contains("they are the same module"), "{text}");
@@ -112,7 +112,7 @@ fn a_module_without_parameters_goes_where_it_is_placed() {
 fn refused(change: impl FnOnce(&mut Value)) -> String {
     let mut value = serde_json::to_value(&gpt2(2, 64, 256, 2).request).expect("JSON");
     change(&mut value);
-    Request::from_json(&value.to_string())
+    PartitionRequest::from_json(&value.to_string())
         .expect_err("to be refused")
         .to_string()
 }
@@ -127,7 +127,7 @@ fn a_newer_format_is_refused_by_name_before_its_fields_are_looked_at() {
         text,
         "the partition request has format_version 3; this version of the library reads up to 2"
     );
-    let text = Decision::from_json("{\"format_version\": 7}")
+    let text = PartitionDecision::from_json("{\"format_version\": 7}")
         .expect_err("newer")
         .to_string();
     assert!(
@@ -194,9 +194,12 @@ fn parameters_must_be_held_and_exist() {
 #[test]
 fn a_decision_reads_back_as_itself() {
     let decision = gpt2(4, 64, 256, 2).decide();
-    assert_eq!(Decision::from_json(&decision.to_json()), Ok(decision));
+    assert_eq!(
+        PartitionDecision::from_json(&decision.to_json()),
+        Ok(decision)
+    );
     assert!(matches!(
-        Decision::from_json("[]"),
+        PartitionDecision::from_json("[]"),
         Err(PartitionError::Format { .. })
     ));
 }

@@ -6,7 +6,7 @@ use common::drawn::{any_model, containers};
 use common::{Model, ROOT, gpt2, measured, rank_of};
 use proptest::prelude::*;
 use shardwright_core::{ModuleId, PipelineRank};
-use shardwright_partition::{Decision, ModuleInput, Pin, Refinement, Request};
+use shardwright_partition::{ModuleInput, PartitionDecision, PartitionRequest, Pin, Refinement};
 
 /// Seconds of a module of a GPT-2 in a forward: those of its matrices, and next to nothing elsewhere.
 fn gpt2_seconds(module: &ModuleInput) -> f64 {
@@ -21,19 +21,19 @@ fn gpt2_seconds(module: &ModuleInput) -> f64 {
     }
 }
 
-fn refined(request: &Request) -> (Decision, Refinement) {
-    let decision = Decision::new(request).expect("a good request");
+fn refined(request: &PartitionRequest) -> (PartitionDecision, Refinement) {
+    let decision = PartitionDecision::new(request).expect("a good request");
     let refinement = decision.refinement.expect("a measured forward");
     (decision, refinement)
 }
 
-fn without(request: &Request) -> Decision {
+fn without(request: &PartitionRequest) -> PartitionDecision {
     let mut request = request.clone();
     request.measured = None;
-    Decision::new(&request).expect("a good request")
+    PartitionDecision::new(&request).expect("a good request")
 }
 
-fn bytes_of_the_fullest(decision: &Decision) -> u64 {
+fn bytes_of_the_fullest(decision: &PartitionDecision) -> u64 {
     let devices = decision.devices.iter();
     devices
         .map(|device| device.parameter_bytes)
@@ -92,7 +92,8 @@ fn equal_blocks_and_a_heavy_head_keep_both_ranks_busy() {
 fn the_same_request_is_refined_the_same_way() {
     let model = benchmark("zero_bubble(active=4)", 3);
     assert_eq!(refined(&model.request), refined(&model.request));
-    let read = Decision::from_json(&refined(&model.request).0.to_json()).expect("what it wrote");
+    let read =
+        PartitionDecision::from_json(&refined(&model.request).0.to_json()).expect("what it wrote");
     assert_eq!(read, refined(&model.request).0);
 }
 
@@ -225,7 +226,7 @@ fn a_forward_that_makes_no_sense_is_refused() {
     let refused = |change: fn(&mut shardwright_partition::Measured)| {
         let mut request = good.clone();
         change(request.measured.as_mut().expect("measured"));
-        Decision::new(&request)
+        PartitionDecision::new(&request)
             .expect_err("a bad forward")
             .to_string()
     };
@@ -279,8 +280,8 @@ proptest! {
         forward.undivided.extend(undivided.map(|module| ModuleId(module.index(len) as u32)));
         request.measured = Some(forward);
         let before = without(&request);
-        let after = Decision::new(&request).expect("a good request");
-        prop_assert_eq!(&after, &Decision::new(&request).expect("a good request"));
+        let after = PartitionDecision::new(&request).expect("a good request");
+        prop_assert_eq!(&after, &PartitionDecision::new(&request).expect("a good request"));
         let Some(refinement) = after.refinement else {
             prop_assert_eq!(after.modules, before.modules);
             return Ok(());
@@ -292,7 +293,7 @@ proptest! {
         }
         prop_assert_eq!(after.modules[0].pp_rank, before.modules[0].pp_rank);
 
-        let bytes = |decision: &Decision| {
+        let bytes = |decision: &PartitionDecision| {
             let mut held: Vec<u64> = decision.devices.iter().map(|device| device.parameter_bytes).collect();
             for (module, place) in request.modules.iter().zip(&decision.modules) {
                 held[place.pp_rank.0 as usize] += module.own_activation_bytes.unwrap_or(0);
@@ -301,7 +302,7 @@ proptest! {
         };
         let most = f64::from(bytes(&before)) * (1.0 + (1.0 - request.alpha) / 2.0);
         prop_assert!(f64::from(bytes(&after)) <= most.max(1.0));
-        let used = |decision: &Decision| decision.devices.iter().filter(|device| device.parameters > 0).count();
+        let used = |decision: &PartitionDecision| decision.devices.iter().filter(|device| device.parameters > 0).count();
         // Parameters of no values are held by somebody too.
         prop_assert!(used(&after) >= used(&before).min(1));
 

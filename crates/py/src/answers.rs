@@ -9,7 +9,7 @@ use shardwright_wire::{AnswerKind, Body, Gradients, Value};
 
 use crate::description::Description;
 use crate::notes::ResultNotes;
-use crate::tensors::{Meta, TensorParts, meta_of};
+use crate::tensors::{Meta, TensorParts};
 use crate::values::Spec;
 
 /// The answer to a request: a forward's result, gradients, or a value.
@@ -150,9 +150,14 @@ impl Answer {
         }
     }
 
-    /// `(dtype, shape, strides, device, requires_grad)` of each tensor.
-    fn metas(&self) -> Vec<Meta> {
-        self.parts.get().metas().iter().map(meta_of).collect()
+    /// For each tensor whether it requires a gradient.
+    fn needs(&self) -> Vec<bool> {
+        self.parts.get().needs()
+    }
+
+    /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
+    fn meta(&self, index: usize) -> PyResult<Meta> {
+        self.parts.get().meta(index)
     }
 
     /// What the answer is but for its tensors' elements.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use shardwright_comm::{Choice, Reason, Route};
 use shardwright_comm::{CommOptions, CommStats, Transport};
+use shardwright_comm::{Reason, Route, TransportChoice};
 use shardwright_core::Rank;
 
 /// How a rank moves tensors: what the configuration and the environment say about it.
@@ -33,9 +33,11 @@ impl PyCommOptions {
         device_buffer_bytes: u64,
         cuda_library: Option<String>,
     ) -> PyResult<Self> {
-        let choice = Choice::ALL.into_iter().find(|one| one.name() == transport);
+        let choice = TransportChoice::ALL
+            .into_iter()
+            .find(|one| one.name() == transport);
         let transport = choice.ok_or_else(|| {
-            let allowed = Choice::ALL.map(Choice::name).join(", ");
+            let allowed = TransportChoice::ALL.map(TransportChoice::name).join(", ");
             PyValueError::new_err(format!("transport is {transport:?}; allowed: {allowed}"))
         })?;
         Ok(Self(CommOptions {
@@ -59,7 +61,7 @@ impl PyCommOptions {
 /// What `smp.comm_stats` shows of a transport.
 pub(crate) fn comm_stats<'py>(
     py: Python<'py>,
-    choice: Choice,
+    choice: TransportChoice,
     transport: &dyn Transport,
 ) -> PyResult<Bound<'py, PyDict>> {
     let stats = transport.stats();

@@ -56,7 +56,7 @@ impl Config {
     /// is allowed (empty where the feature is built).
     #[staticmethod]
     fn keys_table() -> Vec<[String; 7]> {
-        let row = |key: &shardwright_core::config::Key| {
+        let row = |key: &shardwright_core::config::ConfigKey| {
             let default = match key.default {
                 DefaultValue::Derived(words) => words.to_owned(),
                 _ => key.default_json().to_string(),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use shardwright_runtime::Expected;
 use shardwright_wire::AnswerKind;
@@ -47,8 +48,15 @@ impl Description {
         is_passed_on(&self.0.kind)
     }
 
-    /// `(dtype, shape, strides, device, requires_grad)` of each tensor.
-    fn metas(&self) -> Vec<Meta> {
-        self.0.tensors.iter().map(meta_of).collect()
+    /// For each tensor whether it requires a gradient.
+    fn needs(&self) -> Vec<bool> {
+        let tensors = self.0.tensors.iter();
+        tensors.map(|meta| meta.requires_grad).collect()
+    }
+
+    /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
+    fn meta(&self, index: usize) -> PyResult<Meta> {
+        let meta = self.0.tensors.get(index).map(meta_of);
+        meta.ok_or_else(|| PyIndexError::new_err(index))
     }
 }

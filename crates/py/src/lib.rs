@@ -74,8 +74,6 @@ mod _core {
     #[pymodule_export]
     use crate::notes::{ArgumentNotes, ResultNotes};
     #[pymodule_export]
-    use crate::raw::ReceivedBuffer;
-    #[pymodule_export]
     use crate::recipes::{Composite, Recipe, View};
     #[pymodule_export]
     use crate::requests::Request;

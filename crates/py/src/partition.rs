@@ -1,7 +1,7 @@
 //! `partition`: a request as JSON in, a decision as JSON out.
 
 use pyo3::prelude::*;
-use shardwright_partition::{Decision, PartitionError, Request};
+use shardwright_partition::{PartitionDecision, PartitionError, PartitionRequest};
 
 use crate::error::partition_error;
 
@@ -9,8 +9,8 @@ use crate::error::partition_error;
 #[pyfunction]
 pub(crate) fn partition(py: Python<'_>, request_json: &str) -> PyResult<String> {
     py.detach(|| {
-        let request = Request::from_json(request_json)?;
-        Ok(Decision::new(&request)?.to_json())
+        let request = PartitionRequest::from_json(request_json)?;
+        Ok(PartitionDecision::new(&request)?.to_json())
     })
     .map_err(|error: PartitionError| partition_error(&error))
 }
@@ -18,7 +18,7 @@ pub(crate) fn partition(py: Python<'_>, request_json: &str) -> PyResult<String> 
 /// A decision, as `partition` returns it, as a table for people.
 #[pyfunction]
 pub(crate) fn partition_table(decision_json: &str) -> PyResult<String> {
-    Decision::from_json(decision_json)
+    PartitionDecision::from_json(decision_json)
         .map(|decision| decision.to_table())
         .map_err(|error| partition_error(&error))
 }

@@ -4,17 +4,16 @@
     reason = "memory of torch's tensors is reached by address"
 )]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
-use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use shardwright_comm::Memory as NodeMemory;
+use shardwright_comm::TensorMemory;
 use shardwright_wire::{Buffer, Lent, Owned};
 
 /// Copy memory that a live tensor owns.
-pub(crate) fn copy_from(address: usize, nbytes: usize, into: &NodeMemory) -> Buffer {
+pub(crate) fn copy_from(address: usize, nbytes: usize, into: &TensorMemory) -> Buffer {
     if nbytes == 0 {
         return Buffer::default();
     }
@@ -24,79 +23,125 @@ pub(crate) fn copy_from(address: usize, nbytes: usize, into: &NodeMemory) -> Buf
     into.copy_of(bytes)
 }
 
-/// Received bytes, writable through the buffer protocol, given back with their last tensor.
-#[pyclass(frozen, module = "shardwright._core")]
-pub(crate) struct ReceivedBuffer {
-    start: *mut u8,
-    len: usize,
-    memory: Memory,
+/// The name of a capsule that nobody has taken a tensor out of, as `DLPack` has it.
+const UNUSED: &CStr = c"dltensor";
+
+/// `DLDevice` of `DLPack` 1.0's ABI; the host is type 1.
+#[repr(C)]
+struct Device {
+    kind: i32,
+    id: i32,
 }
 
-/// What `ReceivedBuffer` keeps until it is dropped.
+/// `DLDataType`.
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// What a capsule owns: bytes, and what `DLPack` says of the tensor in them.
+#[repr(C)]
+struct Exported {
+    managed: Managed,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    _memory: Memory,
+}
+
+/// Memory of received bytes.
+#[expect(dead_code, reason = "kept until the tensor is gone, never looked at")]
 enum Memory {
-    /// A leaked boxed slice.
-    Heap { words: *mut [u128] },
-    /// A transport's memory, of which this is the sole owner.
-    Lent { _owner: Arc<dyn Lent> },
+    Heap(Vec<u128>),
+    Lent(Arc<dyn Lent>),
 }
 
-// SAFETY: the memory is reached only through the buffer protocol, whose users (tensors) follow
-// torch's own rules for access from several threads; Rust never reads it again.
-unsafe impl Send for ReceivedBuffer {}
-// SAFETY: as above: no method of this type touches the memory through a shared reference.
-unsafe impl Sync for ReceivedBuffer {}
-
-impl ReceivedBuffer {
-    /// Take bytes over.
-    pub(crate) fn new(buffer: Buffer) -> Self {
-        let len = buffer.len();
-        let (start, memory) = match buffer.into_owned() {
-            Owned::Heap(words) => {
-                let words = Box::into_raw(words.into_boxed_slice());
-                (words.cast(), Memory::Heap { words })
-            }
-            Owned::Lent(owner) => (owner.start(), Memory::Lent { _owner: owner }),
-        };
-        Self { start, len, memory }
+/// A tensor's bytes as a `DLPack` capsule, which is their only owner; `kind` is `DLPack`'s code and bits of an element.
+///
+/// The caller has seen to it that shape and strides, in elements, stay within the bytes.
+pub(crate) fn capsule_of(
+    py: Python<'_>,
+    buffer: Buffer,
+    kind: (u8, u8),
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+) -> PyResult<Py<PyAny>> {
+    let (start, memory) = match buffer.into_owned() {
+        Owned::Heap(mut words) => (words.as_mut_ptr().cast(), Memory::Heap(words)),
+        Owned::Lent(owner) => (owner.start(), Memory::Lent(owner)),
+    };
+    let mut exported = Box::new(Exported {
+        managed: Managed {
+            tensor: Tensor {
+                data: start.cast::<c_void>(),
+                device: Device { kind: 1, id: 0 },
+                ndim: i32::try_from(shape.len()).unwrap_or(i32::MAX),
+                dtype: DataType {
+                    code: kind.0,
+                    bits: kind.1,
+                    lanes: 1,
+                },
+                shape: std::ptr::null_mut(),
+                strides: std::ptr::null_mut(),
+                byte_offset: 0,
+            },
+            context: std::ptr::null_mut(),
+            deleter: Some(delete),
+        },
+        shape,
+        strides,
+        _memory: memory,
+    });
+    exported.managed.tensor.shape = exported.shape.as_mut_ptr();
+    exported.managed.tensor.strides = exported.strides.as_mut_ptr();
+    let exported = Box::into_raw(exported);
+    // SAFETY: the pointer is not null and the name lives for ever; `delete_unused` is what the capsule calls at its end.
+    let capsule =
+        unsafe { ffi::PyCapsule_New(exported.cast(), UNUSED.as_ptr(), Some(delete_unused)) };
+    // SAFETY: a new reference, or null with an exception set.
+    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
+    if capsule.is_err() {
+        // SAFETY: no capsule has taken it.
+        unsafe { delete(exported.cast()) };
     }
+    Ok(capsule?.unbind())
 }
 
-impl Drop for ReceivedBuffer {
-    fn drop(&mut self) {
-        if let Memory::Heap { words } = self.memory {
-            // SAFETY: `new` leaked exactly this boxed slice, and every buffer view holds a reference
-            // to this object, so no view is left when it is dropped.
-            drop(unsafe { Box::from_raw(words) });
+/// # Safety
+/// `managed` is of [`capsule_of`], and is not used any more: its `deleter`, called once, by whoever took the tensor.
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: `Exported` begins with it (`repr(C)`), and `capsule_of` made it by `Box::into_raw`.
+    drop(unsafe { Box::from_raw(managed.cast::<Exported>()) });
+}
+
+/// # Safety
+/// Called by Python with a capsule of [`capsule_of`] that nothing refers to any more.
+unsafe extern "C" fn delete_unused(capsule: *mut ffi::PyObject) {
+    // SAFETY: whoever takes the tensor gives the capsule another name, and frees the tensor by its deleter.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, UNUSED.as_ptr()) != 0 {
+            delete(ffi::PyCapsule_GetPointer(capsule, UNUSED.as_ptr()).cast());
         }
-    }
-}
-
-#[pymethods]
-impl ReceivedBuffer {
-    fn __len__(&self) -> usize {
-        self.len
-    }
-
-    /// # Safety
-    /// Called by Python with a view to fill.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "the signature that pyo3 asks for"
-    )]
-    unsafe fn __getbuffer__(
-        slf: PyRef<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
-        let (start, len) = (slf.start, slf.len.cast_signed());
-        // SAFETY: `view` comes from Python; the memory lives as long as this object, to which
-        // `PyBuffer_FillInfo` stores a reference in the view.
-        let filled =
-            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) };
-        if filled == 0 {
-            return Ok(());
-        }
-        let failure = PyErr::take(slf.py());
-        Err(failure.unwrap_or_else(|| PyBufferError::new_err("no view of received bytes")))
     }
 }

@@ -1,5 +1,6 @@
 //! `Server`: the execution server as Python pulls on it.
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use shardwright_core::{MicrobatchId, ModelId, Rank, StepEpoch, WorkerId};
 use shardwright_runtime::{FailureKind, LocalError, MachineConfig, MainEvent, StepPlan};
-use shardwright_schedule::Schedule;
+use shardwright_schedule::{ParseScheduleError, Schedule};
 use shardwright_wire::Body;
 
 use crate::error::{failure_error, server_error};
@@ -35,7 +36,7 @@ pub(crate) struct Server {
     pub(crate) server: Arc<shardwright_runtime::Server>,
     pub(crate) rank: u32,
     /// The schedule of the newest step, with its text: most steps have the same, and a program is long.
-    schedule: Mutex<Option<(String, Schedule)>>,
+    schedule: Mutex<Option<(String, NonZeroU32, Schedule)>>,
 }
 
 #[pymethods]
@@ -78,8 +79,7 @@ impl Server {
 
     /// Enter a step with this rank's pipeline. The root tells its peers; they compare.
     ///
-    /// `pipeline` is the text form of a schedule; `interleaved`, `looped` and `zero_bubble` may stand without brackets,
-    /// and then have at most `active_microbatches` in flight.
+    /// `pipeline` is the text form of a schedule, or the name of one that has at most `active_microbatches` in flight.
     ///
     /// `one_at_a_time` starts a microbatch only when the one before it has ended, whatever the schedule.
     #[pyo3(signature = (*, step, function, num_microbatches, pipeline, active_microbatches, one_at_a_time=false))]
@@ -91,16 +91,10 @@ impl Server {
         function: String,
         num_microbatches: u32,
         pipeline: &str,
-        active_microbatches: u32,
+        active_microbatches: NonZeroU32,
         one_at_a_time: bool,
     ) -> PyResult<()> {
-        let text = match pipeline {
-            "interleaved" | "looped" | "zero_bubble" => {
-                format!("{pipeline}(active={active_microbatches})")
-            }
-            other => other.to_owned(),
-        };
-        let schedule = self.read_schedule(text)?;
+        let schedule = self.read_schedule(pipeline, active_microbatches)?;
         let plan = StepPlan {
             step: StepEpoch(step),
             function,
@@ -337,17 +331,22 @@ impl Server {
 }
 
 impl Server {
-    fn read_schedule(&self, text: String) -> PyResult<Schedule> {
+    fn read_schedule(&self, text: &str, active: NonZeroU32) -> PyResult<Schedule> {
         let mut newest = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, schedule)) = newest.as_ref().filter(|(read, _)| *read == text) {
+        if let Some((_, _, schedule)) = newest
+            .as_ref()
+            .filter(|(read, of, _)| read == text && *of == active)
+        {
             return Ok(schedule.clone());
         }
-        let schedule: Schedule =
-            text.parse()
-                .map_err(|error: shardwright_schedule::ParseScheduleError| {
-                    PyValueError::new_err(error.to_string())
-                })?;
-        *newest = Some((text, schedule.clone()));
+        let schedule = Schedule::of_name(text, active).map_or_else(
+            || {
+                text.parse()
+                    .map_err(|error: ParseScheduleError| PyValueError::new_err(error.to_string()))
+            },
+            Ok,
+        )?;
+        *newest = Some((text.to_owned(), active, schedule.clone()));
         Ok(schedule)
     }
 

@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use shardwright_runtime::{Counters, MainEvent, Stats, WorkCounts};
+use shardwright_runtime::{MainEvent, Stats, TaskCounters, WorkCounts};
 use shardwright_wire::{Body, Phase};
 
 use crate::requests::Request;
@@ -134,7 +134,7 @@ pub(crate) fn stats_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<
     Ok(dict)
 }
 
-fn counters_dict<'py>(py: Python<'py>, counters: &Counters) -> PyResult<Bound<'py, PyDict>> {
+fn counters_dict<'py>(py: Python<'py>, counters: &TaskCounters) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("sent", work_dict(py, &counters.sent)?)?;
     dict.set_item("served", work_dict(py, &counters.served)?)?;

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use shardwright_core::PipelineRank;
 use shardwright_schedule::{Program, Reference, Shape};
 use shardwright_simulate::{
-    Chain, Control, Costs, Latency, Outcome, StageCosts, simulate_program, simulate_schedule,
+    Chain, Control, Latency, SimulatedStep, StageCosts, StepCosts, simulate_program,
+    simulate_schedule,
 };
 
 use crate::error::argument_error;
@@ -121,7 +122,7 @@ pub(crate) fn reference_program(
     Ok(program.to_string())
 }
 
-fn costs(forward: Vec<u64>, backward: Vec<u64>, weight: Option<Vec<u64>>) -> PyResult<Costs> {
+fn costs(forward: Vec<u64>, backward: Vec<u64>, weight: Option<Vec<u64>>) -> PyResult<StepCosts> {
     let weight = weight.unwrap_or_else(|| backward.iter().map(|backward| backward / 2).collect());
     let numbers = [forward.len(), backward.len(), weight.len()];
     if numbers != [numbers[0]; 3] {
@@ -139,7 +140,7 @@ fn costs(forward: Vec<u64>, backward: Vec<u64>, weight: Option<Vec<u64>>) -> PyR
         let [forward, input, weight] = [forward, input, weight].map(Duration::from_nanos);
         Ok(StageCosts::split(forward, input, weight))
     });
-    stages.collect::<PyResult<_>>().map(Costs::Same)
+    stages.collect::<PyResult<_>>().map(StepCosts::Same)
 }
 
 fn parse_control(text: &str) -> PyResult<Control> {
@@ -158,7 +159,7 @@ fn positive(name: &str, number: u32) -> PyResult<NonZeroU32> {
         .ok_or_else(|| argument_error(format!("{name} is 0; allowed is 1 or more")))
 }
 
-fn step(outcome: &Outcome) -> Step {
+fn step(outcome: &SimulatedStep) -> Step {
     let ranks = outcome.ranks.iter().map(|rank| RankUse {
         busy_ns: nanoseconds(rank.busy),
         idle_ns: nanoseconds(rank.idle),

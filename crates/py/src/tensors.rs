@@ -4,18 +4,18 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use shardwright_comm::Memory;
+use shardwright_comm::TensorMemory;
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
 
 use crate::error::device_error;
-use crate::raw::{self, ReceivedBuffer};
+use crate::raw;
 
 /// `(dtype, shape, strides, device, requires_grad)`.
 pub(crate) type Meta = (String, Vec<u64>, Vec<u64>, String, bool);
 
-/// `(buffer, dtype, shape, strides, device)`.
-type Taken = (ReceivedBuffer, String, Vec<u64>, Vec<u64>, String);
+/// `(capsule, dtype)`.
+type Taken = (Option<Py<PyAny>>, Option<String>);
 
 /// The type of the devices whose memory is sent and received as such.
 const CUDA: &str = "cuda";
@@ -24,14 +24,14 @@ const CUDA: &str = "cuda";
 const DETACHED_COPY_BYTES: usize = 1 << 20;
 
 /// Where the node of this process keeps tensors on their way, until it is closed.
-static MEMORY: Mutex<Weak<Memory>> = Mutex::new(Weak::new());
+static MEMORY: Mutex<Weak<TensorMemory>> = Mutex::new(Weak::new());
 
 /// Use a node's memory from now on.
-pub(crate) fn set_memory(memory: &Arc<Memory>) {
+pub(crate) fn set_memory(memory: &Arc<TensorMemory>) {
     *MEMORY.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(memory);
 }
 
-fn memory() -> Option<Arc<Memory>> {
+fn memory() -> Option<Arc<TensorMemory>> {
     MEMORY
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -215,8 +215,14 @@ impl TensorParts {
     }
 
     /// `(dtype, shape, strides, device, requires_grad)` of a tensor.
-    fn meta(&self, index: usize) -> PyResult<Meta> {
+    pub(crate) fn meta(&self, index: usize) -> PyResult<Meta> {
         self.with(index, |part| meta_of(&part.meta))
+    }
+
+    /// For each tensor whether it requires a gradient at its receiver.
+    pub(crate) fn needs(&self) -> Vec<bool> {
+        let parts = self.parts();
+        parts.iter().map(|part| part.meta.requires_grad).collect()
     }
 
     /// Add a tensor of an answer to a request of `requester`, which `holder` holds: it goes from there to where this
@@ -268,21 +274,58 @@ impl TensorParts {
         self.with(index, |part| part.is_here())
     }
 
-    /// `(buffer, dtype, shape, strides, device)` of a tensor: its bytes are a writable buffer that owns them, and
-    /// can be taken once.
+    /// A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
+    /// not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
     fn take_tensor(&self, py: Python<'_>, index: usize) -> PyResult<Taken> {
         let data = self.with(index, |part| part.data.clone())?;
         // One that a peer's device holds is copied to the host here, which may take a while, or fail.
-        let prepared = py.detach(|| {
-            let prepared = data.prepare();
-            drop(data);
-            prepared
-        });
-        prepared.map_err(|reason| device_error(&reason))?;
-        self.with(index, |part| {
-            let meta = part.meta.clone();
-            let buffer = ReceivedBuffer::new(std::mem::take(&mut part.data));
-            (buffer, meta.dtype, meta.shape, meta.strides, meta.device)
-        })
+        if data.as_lent().is_some() {
+            let prepared = py.detach(|| {
+                let prepared = data.prepare();
+                drop(data);
+                prepared
+            });
+            prepared.map_err(|reason| device_error(&reason))?;
+        } else {
+            drop(data); // to be its only owner below
+        }
+        let (meta, data) = self.with(index, |part| {
+            (part.meta.clone(), std::mem::take(&mut part.data))
+        })?;
+        let meta = checked(meta, data.len())?;
+        if data.is_empty() {
+            return Ok((None, None));
+        }
+        let signed = |values: &[u64]| values.iter().map(|value| value.cast_signed()).collect();
+        if let Some(kind) = dlpack_kind(&meta.dtype) {
+            let (shape, strides) = (signed(&meta.shape), signed(&meta.strides));
+            let capsule = raw::capsule_of(py, data, kind, shape, strides)?;
+            return Ok((Some(capsule), None));
+        }
+        let shape = vec![data.len().cast_signed() as i64];
+        let capsule = raw::capsule_of(py, data, BYTES, shape, vec![1])?;
+        Ok((Some(capsule), Some(meta.dtype)))
     }
+}
+
+/// `DLPack`'s code and bits of unsigned bytes.
+const BYTES: (u8, u8) = (1, 8);
+
+/// `DLPack`'s code and bits of a dtype; `None` where torch may not read it.
+fn dlpack_kind(dtype: &str) -> Option<(u8, u8)> {
+    Some(match dtype {
+        "int8" => (0, 8),
+        "int16" => (0, 16),
+        "int32" => (0, 32),
+        "int64" => (0, 64),
+        "uint8" => BYTES,
+        "float16" => (2, 16),
+        "float32" => (2, 32),
+        "float64" => (2, 64),
+        "bfloat16" => (4, 16),
+        "complex64" => (5, 64),
+        "complex128" => (5, 128),
+        "bool" => (6, 8),
+        _ => return None,
+    })
 }

@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use shardwright_core::{ModelId, ModuleId};
 use shardwright_runtime::TraceRecord;
-use shardwright_timeline::{Kind, Phase, Record, TraceError};
+use shardwright_timeline::{Record, RecordKind, TraceError};
 
 /// What ranks did when: records on one clock. Made by the execution server, or from JSON.
 #[pyclass(frozen, module = "shardwright._core")]
@@ -138,15 +138,13 @@ pub(crate) fn timeline_of(
         .map_err(|_| PyRuntimeError::new_err("the system's clock stands before 1970"))?;
     let nanoseconds = |time: Duration| (origin + time).as_nanos() as u64;
     let records = records.iter().map(|record| {
-        let kind = Kind::from_name(record.kind.name()).expect("both sides have the same kinds");
+        let kind =
+            RecordKind::from_name(record.kind.name()).expect("both sides have the same kinds");
         let names = record.model.zip(record.module);
         Record {
             start_ns: nanoseconds(record.start),
             end_ns: nanoseconds(record.end),
-            phase: record.phase.map(|phase| match phase {
-                shardwright_wire::Phase::Forward => Phase::Forward,
-                shardwright_wire::Phase::Backward => Phase::Backward,
-            }),
+            phase: record.phase,
             worker: record.worker.map(|worker| worker.0),
             module: names.map(|(model, module)| module_name(model, module)),
             microbatch: record.microbatch.map(|microbatch| microbatch.0),

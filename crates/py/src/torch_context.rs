@@ -61,6 +61,12 @@ impl TorchContext {
         }))
     }
 
+    /// Whether it says nothing but whether gradients are enabled.
+    #[getter]
+    fn is_plain(&self) -> bool {
+        self.0.is_plain()
+    }
+
     /// Whether gradients are enabled.
     #[getter]
     fn grad_mode(&self) -> bool {

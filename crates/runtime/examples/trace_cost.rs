@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use shardwright_core::{CallId, MicrobatchId, ModelId, ModuleId, Rank, StepEpoch, WorkerId};
 use shardwright_runtime::{Machine, MachineConfig, MainEvent, NewRequest, StepPlan};
 use shardwright_schedule::Schedule;
-use shardwright_wire::{Body, ForwardCall, Message, Outcome, Phase, Place, Response, Value};
+use shardwright_wire::{
+    Body, ForwardCall, Message, Phase, Place, Response, ResponseOutcome, Value,
+};
 
 const CALLS: u32 = 1_000;
 const ROUNDS: usize = 401;
@@ -103,13 +105,13 @@ fn call(machine: &mut Machine, clock: &Instant) -> Result<(), Box<dyn std::error
         id,
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(empty().into()),
+        outcome: ResponseOutcome::Value(empty().into()),
     }));
     machine.deliver(Rank(1), answer, clock.elapsed());
     machine
         .take_grant(WORKER)
         .ok_or("the answer was not noticed")?;
     machine.take_responses(&[id])?;
-    machine.take_actions();
+    machine.take_effects();
     Ok(())
 }

@@ -28,7 +28,7 @@ impl WorkCounts {
 
 /// What happened over a stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct TaskCounters {
     /// Requests sent to other ranks.
     pub sent: WorkCounts,
     /// Requests of other ranks that were answered.
@@ -47,9 +47,9 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Since the server was attached.
-    pub total: Counters,
+    pub total: TaskCounters,
     /// In the newest step.
-    pub step: Counters,
+    pub step: TaskCounters,
     /// Steps entered.
     pub steps: u64,
     /// Steps that failed.

@@ -1,7 +1,7 @@
 //! How steps fail, and how the server is misused.
 
 use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{ErrorReport, Message, Outcome, Phase};
+use shardwright_wire::{ErrorReport, Message, Phase, ResponseOutcome};
 
 /// Which exception a failed step becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ pub(crate) fn attribute(message: &mut Message, from: Rank, host: &str, world: u3
     let report = match message {
         Message::Abort(abort) => &mut abort.error,
         Message::Response(response) => match &mut response.outcome {
-            Outcome::Failed(report) => report,
-            Outcome::Value(_) => return,
+            ResponseOutcome::Failed(report) => report,
+            ResponseOutcome::Value(_) => return,
         },
         _ => return,
     };

@@ -22,10 +22,10 @@ mod waiting;
 mod tests;
 
 pub use alone::AloneRecorder;
-pub use counters::{Counters, Stats, WorkCounts};
+pub use counters::{Stats, TaskCounters, WorkCounts};
 pub use failure::{Failure, FailureKind, LocalError, ServerError};
 pub use machine::{
-    About, Action, Deferred, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest,
+    About, Deferred, Effect, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest,
     StateKey, StepPlan, Task, Waiting,
 };
 pub use predictions::{Prediction, PredictionRules, Predictions, SiteId, SiteKey};

@@ -1,7 +1,7 @@
 //! The pure state machine of a rank's execution server: no clock, no threads, no I/O.
 //!
 //! Every method that is an event takes the time as `now`, counted from any fixed start. What the
-//! shell has to do afterwards (send, wake) collects as [`Action`]s. Invariants, cited where they
+//! shell has to do afterwards (send, wake) collects as [`Effect`]s. Invariants, cited where they
 //! are upheld and explained in `docs/design/execution.md`:
 //!
 //! - EX-1: at most one holder of the turn: a worker that is EXECUTING, or the main thread in a control request.
@@ -27,7 +27,7 @@ use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, Worker
 use shardwright_schedule::{Progress, Schedule, Turns};
 use shardwright_wire::{Body, Message, Place, Request, Work};
 
-use crate::counters::{Counters, Stats};
+use crate::counters::{Stats, TaskCounters};
 use crate::failure::{Failure, ServerError};
 use crate::trace::{TraceRecord, TraceRing};
 
@@ -59,18 +59,18 @@ pub use tasks::Task;
 pub use workers::{Grant, Waiting};
 
 use account::Account;
-use arrivals::Kept;
+use arrivals::EarlyMessages;
 use dispatch::{ReadyItem, Start, Turn};
 use failing::FailedSteps;
-use held::Held;
+use held::HeldResults;
 use order::Order;
 use peer_order::PeerOrder;
 use peers::Peers;
 use requests::Outstanding;
-use serving::{Key, Parked, Served};
+use serving::{Parked, RequestKey, Served};
 use stall::StallWatch;
 use stays::Stays;
-use workers::Worker;
+use workers::WorkerSlot;
 
 /// What a machine knows about its place in the job.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ pub struct NewRequest {
 
 /// What the shell has to do after an event.
 #[derive(Debug, PartialEq)]
-pub enum Action {
+pub enum Effect {
     /// Hand a message to the transport.
     Send {
         /// The receiver.
@@ -176,7 +176,7 @@ pub struct Machine {
     peer_order: PeerOrder,
     /// Which microbatches have been where modules keep something.
     stays: Stays,
-    workers: Vec<Worker>,
+    workers: Vec<WorkerSlot>,
     busy_workers: u32,
     turn: Turn,
     last_worker: Option<WorkerId>,
@@ -185,26 +185,26 @@ pub struct Machine {
     arrivals: u64,
     next_request: u64,
     outstanding: BTreeMap<RequestId, Outstanding>,
-    serving: BTreeMap<Key, Served>,
+    serving: BTreeMap<RequestKey, Served>,
     parked: Parked,
-    held: Held,
+    held: HeldResults,
     controls: VecDeque<Box<Request>>,
     main_missing: Option<u32>,
     end_body: Option<Body>,
-    kept: Kept,
+    kept: EarlyMessages,
     failed_steps: FailedSteps,
     late: Option<Failure>,
     peers: Peers,
     stall: StallWatch,
     names: BTreeMap<ModelId, Vec<String>>,
-    total: Counters,
-    step: Counters,
+    total: TaskCounters,
+    step: TaskCounters,
     stats: Stats,
     trace: TraceRing,
     account: Account,
     /// Whose message is being taken in.
     hearing: Option<Rank>,
-    actions: Vec<Action>,
+    effects: Vec<Effect>,
     main_blocked: bool,
     closed: bool,
 }
@@ -241,31 +241,31 @@ impl Machine {
             outstanding: BTreeMap::new(),
             serving: BTreeMap::new(),
             parked: Parked::default(),
-            held: Held::default(),
+            held: HeldResults::default(),
             controls: VecDeque::new(),
             main_missing: None,
             end_body: None,
-            kept: Kept::default(),
+            kept: EarlyMessages::default(),
             failed_steps: FailedSteps::default(),
             late: None,
             peers: Peers::default(),
             stall: StallWatch::default(),
             names: BTreeMap::new(),
-            total: Counters::default(),
-            step: Counters::default(),
+            total: TaskCounters::default(),
+            step: TaskCounters::default(),
             stats: Stats::default(),
             trace,
             account: Account::default(),
             hearing: None,
-            actions: Vec::new(),
+            effects: Vec::new(),
             main_blocked: false,
             closed: false,
         }
     }
 
     /// What the shell has to do, in order, since the last call.
-    pub fn take_actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.actions)
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
     }
 
     /// Gives a model's modules their names, for reports.

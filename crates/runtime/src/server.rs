@@ -19,7 +19,7 @@ use shardwright_wire::{Beat, Body, Message};
 use crate::bells::{State, wait_on};
 use crate::counters::Stats;
 use crate::failure::{LocalError, ServerError, attribute};
-use crate::machine::{Action, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
+use crate::machine::{Effect, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
 use crate::outbox::Outbox;
 use crate::trace::TraceRecord;
 use crate::usage::Usage;
@@ -259,14 +259,14 @@ impl Server {
     ) -> MutexGuard<'a, State> {
         loop {
             self.update_pulse(&mut state);
-            let actions = state.machine.take_actions();
+            let effects = state.machine.take_effects();
             let (mut bells, mut wake_reader, mut wake_main) = (Vec::new(), false, false);
-            for action in actions {
-                match action {
-                    Action::Send { to, message } => state.outbox.push(to, message),
-                    Action::WakeMain => wake_main = true,
-                    Action::WakeWorker(worker) if Some(worker) == caller => {}
-                    Action::WakeWorker(worker) => {
+            for effect in effects {
+                match effect {
+                    Effect::Send { to, message } => state.outbox.push(to, message),
+                    Effect::WakeMain => wake_main = true,
+                    Effect::WakeWorker(worker) if Some(worker) == caller => {}
+                    Effect::WakeWorker(worker) => {
                         wake_reader |= state.reader.is_some_and(|(reader, thread)| {
                             reader == worker && thread != thread::current().id()
                         });

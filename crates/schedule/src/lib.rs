@@ -60,6 +60,6 @@ pub use program::{
     Action, ActionKind, Complete, Deadlock, NotAnAction, ParseProgramError, ParseReferenceError,
     Program, ProgramError, Reference, ReferenceError, Shape, Wait,
 };
-pub use rank_order::{Part, RankOrder, Unit};
+pub use rank_order::{Part, RankOrder, StagePart};
 pub use ready::{Progress, Ready, ReadyKind};
 pub use turns::Turns;

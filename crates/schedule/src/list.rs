@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use shardwright_core::{MicrobatchId, config::PipelinePhase};
+use shardwright_core::{MicrobatchId, Phase};
 
 use crate::ready::{Ready, ReadyKind};
 
@@ -13,20 +13,20 @@ pub struct RootStart {
     /// The microbatch.
     pub microbatch: MicrobatchId,
     /// Which of both.
-    pub phase: PipelinePhase,
+    pub phase: Phase,
 }
 
 impl RootStart {
     /// Whether it is a forward.
     pub fn is_forward(&self) -> bool {
-        self.phase == PipelinePhase::Forward
+        self.phase == Phase::Forward
     }
 
     /// What a ready item of the root would start; `None` for one that resumes, or was asked for.
     fn of(ready: &Ready) -> Option<Self> {
         let phase = match ready.kind {
-            ReadyKind::RootForward => PipelinePhase::Forward,
-            ReadyKind::RootBackward => PipelinePhase::Backward,
+            ReadyKind::RootForward => Phase::Forward,
+            ReadyKind::RootBackward => Phase::Backward,
             _ => return None,
         };
         Some(Self {
@@ -39,8 +39,8 @@ impl RootStart {
 impl fmt::Display for RootStart {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let letter = match self.phase {
-            PipelinePhase::Forward => 'F',
-            PipelinePhase::Backward => 'B',
+            Phase::Forward => 'F',
+            Phase::Backward => 'B',
         };
         write!(formatter, "{}{letter}", self.microbatch)
     }
@@ -84,9 +84,7 @@ impl RootOrder {
             .iter()
             .map(|start| (start.microbatch.0, start.phase))
             .collect();
-        let forwards = pairs
-            .iter()
-            .filter(|(_, phase)| *phase == PipelinePhase::Forward);
+        let forwards = pairs.iter().filter(|(_, phase)| *phase == Phase::Forward);
         let microbatches = (forwards.count() as u32).max(1);
         shardwright_core::config::check_list(&pairs, microbatches)
             .map_err(|error| ListError::Order(error.to_string()))?;
@@ -101,9 +99,11 @@ impl RootOrder {
     /// The first entry from `next` on that a microbatch still needs: backwards of microbatches that have
     /// returned are passed over.
     pub fn pass_over(&self, mut next: usize, returned: impl Fn(MicrobatchId) -> bool) -> usize {
-        while self.entries.get(next).is_some_and(|entry| {
-            entry.phase == PipelinePhase::Backward && returned(entry.microbatch)
-        }) {
+        while self
+            .entries
+            .get(next)
+            .is_some_and(|entry| entry.phase == Phase::Backward && returned(entry.microbatch))
+        {
             next += 1;
         }
         next
@@ -163,8 +163,8 @@ impl FromStr for RootOrder {
 
 fn parse_entry(text: &str) -> Option<RootStart> {
     let (digits, phase) = match text.split_at_checked(text.len().checked_sub(1)?)? {
-        (digits, "F") => (digits, PipelinePhase::Forward),
-        (digits, "B") => (digits, PipelinePhase::Backward),
+        (digits, "F") => (digits, Phase::Forward),
+        (digits, "B") => (digits, Phase::Backward),
         _ => return None,
     };
     if !digits.bytes().all(|byte| byte.is_ascii_digit()) {

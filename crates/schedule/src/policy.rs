@@ -1,5 +1,6 @@
 //! The schedules of the paper's section 4.3 and others, a file each, and orders that a user gives; with a text form.
 
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -72,6 +73,13 @@ impl Schedule {
         !matches!(self, Self::List(_) | Self::Program(_)) && self.allows(&item, progress)
     }
 
+    /// Microbatches one after another, whatever else is asked for.
+    pub fn one_at_a_time() -> Self {
+        Self::Interleaved {
+            active: NonZeroU32::MIN,
+        }
+    }
+
     /// A few words for messages: the text form, unless that is a whole list or program.
     pub fn summary(&self) -> String {
         match self {
@@ -110,8 +118,8 @@ impl Schedule {
 pub enum ParseScheduleError {
     /// It is of no kind.
     #[error(
-        "{text:?} is no schedule; allowed are `simple`, `interleaved(active=N)`, `looped(active=N)` and \
-         `zero_bubble(active=N)` with N of at least 1, `list(0F 1F 0B 1B)`, and a program"
+        "{text:?} is no schedule; allowed are {} with N of at least 1, `list(0F 1F 0B 1B)`, and a program",
+        Schedule::forms()
     )]
     Unknown {
         /// The text.

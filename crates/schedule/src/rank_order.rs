@@ -19,7 +19,7 @@ pub enum Part {
 
 /// A part of one of the rank's own stages, for a microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Unit {
+pub struct StagePart {
     /// The stage among those of the rank, from 0.
     pub stage: usize,
     /// Which part.
@@ -33,11 +33,11 @@ pub struct Unit {
 /// Where a program splits any backward, all are run in two parts: a whole one is its parts in a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankOrder {
-    units: Vec<Unit>,
+    units: Vec<StagePart>,
     /// For each unit the index of the action that it is of.
     cells: Vec<usize>,
     actions: Vec<Action>,
-    places: BTreeMap<Unit, usize>,
+    places: BTreeMap<StagePart, usize>,
     stages: Vec<StageId>,
     /// How many stages of other ranks come before each of this rank's.
     calls_before: Vec<usize>,
@@ -74,7 +74,7 @@ impl RankOrder {
             };
             for part in parts {
                 let stage = stages.binary_search(&action.stage);
-                units.push(Unit {
+                units.push(StagePart {
                     stage: stage.expect("the stages are those of the actions"),
                     part: *part,
                     microbatch: action.microbatch,
@@ -94,7 +94,7 @@ impl RankOrder {
     }
 
     /// What comes, in order.
-    pub fn units(&self) -> &[Unit] {
+    pub fn units(&self) -> &[StagePart] {
         &self.units
     }
 
@@ -114,7 +114,7 @@ impl RankOrder {
     }
 
     /// Where a unit stands in the order; `None` if the program does not name it.
-    pub fn place(&self, unit: Unit) -> Option<usize> {
+    pub fn place(&self, unit: StagePart) -> Option<usize> {
         self.places.get(&unit).copied()
     }
 

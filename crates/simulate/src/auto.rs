@@ -6,7 +6,7 @@ use std::time::Duration;
 use shardwright_core::PipelineRank;
 use shardwright_schedule::Schedule;
 
-use crate::costs::{Costs, Latency, StageCosts};
+use crate::costs::{Latency, StageCosts, StepCosts};
 use crate::error::SimulationError;
 use crate::policy::simulate_schedule;
 use crate::route::{Chain, Control};
@@ -28,7 +28,7 @@ pub struct RankTimes {
 
 /// The fastest schedule, and how long the step takes under each one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct ScheduleChoice {
     /// The fastest.
     pub schedule: Schedule,
     /// Every candidate with its simulated time, in the order of preference.
@@ -46,7 +46,7 @@ pub fn choose_schedule(
     ranks: &[RankTimes],
     num_microbatches: NonZeroU32,
     active: NonZeroU32,
-) -> Result<Choice, SimulationError> {
+) -> Result<ScheduleChoice, SimulationError> {
     let (chain, costs) = chain_of(ranks);
     let most = active.min(num_microbatches).get();
     let numbers = || (1..=most).filter_map(NonZeroU32::new);
@@ -71,13 +71,13 @@ pub fn choose_schedule(
         .map_or(Schedule::Interleaved { active }, |(schedule, _)| {
             schedule.clone()
         });
-    Ok(Choice {
+    Ok(ScheduleChoice {
         schedule,
         candidates,
     })
 }
 
-fn chain_of(ranks: &[RankTimes]) -> (Chain, Costs) {
+fn chain_of(ranks: &[RankTimes]) -> (Chain, StepCosts) {
     let peers = ranks.iter().skip(1);
     let rounds = peers.map(|rank| rank.visits).max().unwrap_or(1).max(1);
     let visits = |index: usize| match index {
@@ -104,5 +104,5 @@ fn chain_of(ranks: &[RankTimes]) -> (Chain, Costs) {
         root_turn: Duration::ZERO,
         root_backward: Duration::ZERO,
     };
-    (chain, Costs::Same(costs))
+    (chain, StepCosts::Same(costs))
 }

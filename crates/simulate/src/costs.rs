@@ -44,14 +44,14 @@ impl StageCosts {
 
 /// How long the tasks of a step take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Costs {
+pub enum StepCosts {
     /// The same for every microbatch, by stage.
     Same(Vec<StageCosts>),
     /// By microbatch, then by stage.
     ByMicrobatch(Vec<Vec<StageCosts>>),
 }
 
-impl Costs {
+impl StepCosts {
     /// The costs of a stage for a microbatch; both have been checked.
     pub(crate) fn get(&self, stage: StageId, microbatch: MicrobatchId) -> &StageCosts {
         let stages = match self {

@@ -11,7 +11,7 @@
 //! use std::time::Duration;
 //!
 //! use shardwright_schedule::{Reference, Shape};
-//! use shardwright_simulate::{Costs, Latency, StageCosts, simulate_program};
+//! use shardwright_simulate::{StepCosts, Latency, StageCosts, simulate_program};
 //!
 //! let shape = Shape {
 //!     num_ranks: NonZeroU32::new(4).unwrap(),
@@ -19,7 +19,7 @@
 //!     stages_per_rank: NonZeroU32::MIN,
 //! };
 //! let millisecond = Duration::from_millis(1);
-//! let costs = Costs::Same(vec![StageCosts::split(millisecond, millisecond, millisecond); 4]);
+//! let costs = StepCosts::Same(vec![StageCosts::split(millisecond, millisecond, millisecond); 4]);
 //! let makespan = |reference: Reference| {
 //!     let program = reference.program(shape).expect("one stage per rank is always defined");
 //!     simulate_program(&program, &costs, &Latency::NONE).map(|outcome| outcome.makespan)
@@ -39,10 +39,10 @@ mod route;
 #[cfg(test)]
 mod tests;
 
-pub use auto::{Choice, MARGIN, RankTimes, choose_schedule};
-pub use costs::{Costs, Latency, StageCosts};
+pub use auto::{MARGIN, RankTimes, ScheduleChoice, choose_schedule};
+pub use costs::{Latency, StageCosts, StepCosts};
 pub use error::SimulationError;
-pub use outcome::{Outcome, RankUse, TaskKind, TaskSpan};
+pub use outcome::{RankUse, SimulatedStep, TaskKind, TaskSpan};
 pub use policy::simulate_schedule;
 pub use program::simulate_program;
 pub use route::{Chain, Control};

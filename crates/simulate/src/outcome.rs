@@ -64,7 +64,7 @@ pub struct RankUse {
 
 /// A simulated step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct SimulatedStep {
     /// From the start of the first task to the end of the last.
     pub makespan: Duration,
     /// By rank.
@@ -73,7 +73,7 @@ pub struct Outcome {
     pub tasks: Vec<TaskSpan>,
 }
 
-impl Outcome {
+impl SimulatedStep {
     /// Of tasks that are in order on each rank.
     pub(crate) fn new(num_ranks: usize, mut tasks: Vec<TaskSpan>) -> Self {
         tasks.sort_by_key(|task| (task.start, task.rank));

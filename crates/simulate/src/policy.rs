@@ -9,10 +9,10 @@ use std::time::Duration;
 use shardwright_core::{MicrobatchId, PipelineRank, StageId};
 use shardwright_schedule::{ActionKind, Progress, Ready, ReadyKind, Schedule, Turns};
 
-use crate::costs::{Costs, Latency};
+use crate::costs::{Latency, StepCosts};
 use crate::error::SimulationError;
-use crate::outcome::{Outcome, TaskKind, TaskSpan};
-use crate::route::{Ahead, Chain, Piece, ROOT, Route, route};
+use crate::outcome::{SimulatedStep, TaskKind, TaskSpan};
+use crate::route::{Ahead, Chain, MicrobatchPath, ROOT, TurnPart, route};
 
 /// Simulates the execution server on a chain of segments under a schedule. The stages of `costs`
 /// are the chain's segments. A program is no policy; [`crate::simulate_program`] runs it.
@@ -20,9 +20,9 @@ pub fn simulate_schedule(
     schedule: &Schedule,
     chain: &Chain,
     num_microbatches: NonZeroU32,
-    costs: &Costs,
+    costs: &StepCosts,
     latency: &Latency,
-) -> Result<Outcome, SimulationError> {
+) -> Result<SimulatedStep, SimulationError> {
     let num_ranks = chain.num_ranks()?;
     costs.check(chain.segments.len(), num_microbatches.get() as usize)?;
     latency.check(num_ranks)?;
@@ -58,7 +58,7 @@ pub fn simulate_schedule(
         step.progress.returned == num_microbatches.get(),
         "every schedule lets the lowest microbatch go on"
     );
-    Ok(Outcome::new(num_ranks, step.tasks))
+    Ok(SimulatedStep::new(num_ranks, step.tasks))
 }
 
 /// What a turn is for.
@@ -116,8 +116,8 @@ impl RankState {
 
 struct Step<'a> {
     schedule: &'a Schedule,
-    route: Route,
-    costs: &'a Costs,
+    route: MicrobatchPath,
+    costs: &'a StepCosts,
     latency: &'a Latency,
     now: Duration,
     ranks: Vec<RankState>,
@@ -245,14 +245,14 @@ impl Step<'_> {
         &mut self,
         rank: PipelineRank,
         microbatch: MicrobatchId,
-        piece: Piece,
+        piece: TurnPart,
         start: Duration,
     ) -> Duration {
         match piece {
-            Piece::Forward(stage) => {
+            TurnPart::Forward(stage) => {
                 self.run_action(rank, stage, ActionKind::Forward, microbatch, start)
             }
-            Piece::Backward(stage) => {
+            TurnPart::Backward(stage) => {
                 let kind = if self.schedule.splits_backward() {
                     ActionKind::InputGradient
                 } else {
@@ -260,8 +260,8 @@ impl Step<'_> {
                 };
                 self.run_action(rank, stage, kind, microbatch, start)
             }
-            Piece::Turn(_, cost) if cost.is_zero() => start,
-            Piece::Turn(stage, cost) => {
+            TurnPart::Turn(_, cost) if cost.is_zero() => start,
+            TurnPart::Turn(stage, cost) => {
                 self.record(rank, stage, TaskKind::Turn, microbatch, start, cost)
             }
         }
@@ -311,7 +311,7 @@ impl Step<'_> {
         };
         if self.schedule.splits_backward() {
             for piece in &self.route.visits[index].pieces {
-                if let Piece::Backward(stage) = *piece {
+                if let TurnPart::Backward(stage) = *piece {
                     let subject = Subject::WeightGradient(stage);
                     state.push_ready(ReadyKind::WeightGradient, microbatch, subject);
                 }

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use shardwright_schedule::{Complete, Program, ProgramError};
 
-use crate::costs::{Costs, Latency};
+use crate::costs::{Latency, StepCosts};
 use crate::error::SimulationError;
-use crate::outcome::{Outcome, TaskKind, TaskSpan};
+use crate::outcome::{SimulatedStep, TaskKind, TaskSpan};
 
 /// Simulates a program. A program that ranks cannot finish is an error that names who waits for
 /// whom.
 pub fn simulate_program(
     program: &Program,
-    costs: &Costs,
+    costs: &StepCosts,
     latency: &Latency,
-) -> Result<Outcome, SimulationError> {
+) -> Result<SimulatedStep, SimulationError> {
     let complete = Complete::new(program)?;
     costs.check(complete.num_stages(), complete.num_microbatches())?;
     latency.check(program.ranks().len())?;
@@ -42,5 +42,5 @@ pub fn simulate_program(
         });
     });
     walked.map_err(ProgramError::Deadlock)?;
-    Ok(Outcome::new(program.ranks().len(), tasks))
+    Ok(SimulatedStep::new(program.ranks().len(), tasks))
 }

@@ -64,7 +64,7 @@ impl Chain {
 
 /// Something that a rank does without giving up the turn in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Piece {
+pub(crate) enum TurnPart {
     Forward(StageId),
     Backward(StageId),
     /// The root hands control on to a segment.
@@ -77,12 +77,12 @@ pub(crate) struct Visit {
     pub(crate) rank: PipelineRank,
     /// As what it is ready.
     pub(crate) kind: ReadyKind,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<TurnPart>,
 }
 
 /// The way of every microbatch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
+pub(crate) struct MicrobatchPath {
     /// Its turns, in order.
     pub(crate) visits: Vec<Visit>,
     /// Where the root asks for the backward beforehand.
@@ -99,12 +99,12 @@ pub(crate) struct Ahead {
 }
 
 /// The turns that every microbatch needs, in order.
-pub(crate) fn route(chain: &Chain) -> Route {
+pub(crate) fn route(chain: &Chain) -> MicrobatchPath {
     let mut visits = vec![visit(ROOT, ReadyKind::RootForward)];
     let last = StageId(chain.segments.len() as u32 - 1);
     for (stage, rank) in stages(chain) {
         go_to(&mut visits, chain, rank, stage, false);
-        push(&mut visits, Piece::Forward(stage));
+        push(&mut visits, TurnPart::Forward(stage));
     }
     let mut ahead = None;
     if chain.control == Control::Predicted && current(&visits) != ROOT {
@@ -117,16 +117,16 @@ pub(crate) fn route(chain: &Chain) -> Route {
     } else {
         if current(&visits) != ROOT {
             visits.push(visit(ROOT, ReadyKind::ResumeForward));
-            push(&mut visits, Piece::Turn(last, chain.root_turn));
+            push(&mut visits, TurnPart::Turn(last, chain.root_turn));
         }
         visits.push(visit(ROOT, ReadyKind::RootBackward));
-        push(&mut visits, Piece::Turn(last, chain.root_backward));
+        push(&mut visits, TurnPart::Turn(last, chain.root_backward));
     }
     for (stage, rank) in stages(chain).rev() {
         go_to(&mut visits, chain, rank, stage, true);
-        push(&mut visits, Piece::Backward(stage));
+        push(&mut visits, TurnPart::Backward(stage));
     }
-    Route { visits, ahead }
+    MicrobatchPath { visits, ahead }
 }
 
 fn stages(
@@ -148,7 +148,7 @@ fn current(visits: &[Visit]) -> PipelineRank {
     visits.last().expect("a route begins with a turn").rank
 }
 
-fn push(visits: &mut [Visit], piece: Piece) {
+fn push(visits: &mut [Visit], piece: TurnPart) {
     let last = visits.last_mut().expect("a route begins with a turn");
     last.pieces.push(piece);
 }
@@ -165,7 +165,7 @@ fn go_to(visits: &mut Vec<Visit>, chain: &Chain, rank: PipelineRank, stage: Stag
     }
     if chain.control == Control::Star && from != ROOT && rank != ROOT {
         visits.push(visit(ROOT, resume));
-        push(visits, Piece::Turn(stage, chain.root_turn));
+        push(visits, TurnPart::Turn(stage, chain.root_turn));
     }
     visits.push(visit(rank, if rank == ROOT { resume } else { request }));
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use shardwright_schedule::{Program, Reference, Shape};
 
-use crate::{Costs, Outcome, StageCosts};
+use crate::{SimulatedStep, StageCosts, StepCosts};
 
 fn nanos(nanoseconds: u64) -> Duration {
     Duration::from_nanos(nanoseconds)
@@ -46,16 +46,16 @@ fn stage_costs() -> impl Strategy<Value = StageCosts> {
     })
 }
 
-fn costs(num_stages: usize, num_microbatches: usize) -> impl Strategy<Value = Costs> {
+fn costs(num_stages: usize, num_microbatches: usize) -> impl Strategy<Value = StepCosts> {
     let stages = move || prop::collection::vec(stage_costs(), num_stages);
     prop_oneof![
-        stages().prop_map(Costs::Same),
-        prop::collection::vec(stages(), num_microbatches).prop_map(Costs::ByMicrobatch),
+        stages().prop_map(StepCosts::Same),
+        prop::collection::vec(stages(), num_microbatches).prop_map(StepCosts::ByMicrobatch),
     ]
 }
 
 /// Busy and idle make the makespan, and no rank does two things at once.
-fn check_slices(outcome: &Outcome) {
+fn check_slices(outcome: &SimulatedStep) {
     let mut ends = vec![Duration::ZERO; outcome.ranks.len()];
     for task in &outcome.tasks {
         let end = &mut ends[task.rank.0 as usize];

@@ -5,9 +5,9 @@
 //! all figures come from [`Timeline::summary`].
 //!
 //! ```
-//! use shardwright_timeline::{Kind, Record, Timeline};
+//! use shardwright_timeline::{RecordKind, Record, Timeline};
 //!
-//! let record = Record { start_ns: 0, end_ns: 5_000_000, ..Record::new(0, 1, Kind::Forward) };
+//! let record = Record { start_ns: 0, end_ns: 5_000_000, ..Record::new(0, 1, RecordKind::Forward) };
 //! let timeline = Timeline::new(vec![record], 0);
 //! let read = Timeline::from_trace(&timeline.to_trace())?;
 //! assert_eq!(read.summary(None).total.forward_ns, 5_000_000);
@@ -29,7 +29,7 @@ mod units;
 mod tests;
 
 pub use compare::Comparison;
-pub use record::{Activity, Kind, Phase, Record};
+pub use record::{Activity, Phase, Record, RecordKind};
 pub use recorded::RecordedError;
 pub use summary::{RankSums, Summary, Sums};
 pub use timeline::{Timeline, TraceError};

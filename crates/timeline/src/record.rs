@@ -1,11 +1,12 @@
 //! One record of a timeline.
 
 use serde::{Deserialize, Serialize};
+pub use shardwright_core::Phase;
 
 /// What a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum RecordKind {
     /// The step function.
     Root,
     /// A requested forward.
@@ -24,7 +25,7 @@ pub enum Kind {
     Receive,
 }
 
-impl Kind {
+impl RecordKind {
     const ALL: [Self; 8] = [
         Self::Root,
         Self::Forward,
@@ -54,16 +55,6 @@ impl Kind {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
-}
-
-/// Forward or backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Forward.
-    Forward,
-    /// Backward.
-    Backward,
 }
 
 /// What an interval was spent on: its colour on pictures.
@@ -115,7 +106,7 @@ pub struct Record {
     /// The step, counted from the start of the job.
     pub step: u64,
     /// What it is about.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// When it began.
     pub start_ns: u64,
     /// When it ended.
@@ -145,7 +136,7 @@ pub struct Record {
 
 impl Record {
     /// A record with nothing but its place, at time zero.
-    pub fn new(rank: u32, step: u64, kind: Kind) -> Self {
+    pub fn new(rank: u32, step: u64, kind: RecordKind) -> Self {
         Self {
             rank,
             step,
@@ -165,23 +156,25 @@ impl Record {
     /// What its interval was spent on.
     pub fn activity(&self) -> Activity {
         match (self.kind, self.phase) {
-            (Kind::Root, Some(Phase::Backward)) | (Kind::Backward, _) => Activity::Backward,
-            (Kind::Root | Kind::Forward, _) => Activity::Forward,
-            (Kind::Weight, _) => Activity::Weight,
-            (Kind::Close, _) => Activity::Other,
-            (Kind::Wait, _) => Activity::Wait,
-            (Kind::Send | Kind::Receive, _) => Activity::Transfer,
+            (RecordKind::Root, Some(Phase::Backward)) | (RecordKind::Backward, _) => {
+                Activity::Backward
+            }
+            (RecordKind::Root | RecordKind::Forward, _) => Activity::Forward,
+            (RecordKind::Weight, _) => Activity::Weight,
+            (RecordKind::Close, _) => Activity::Other,
+            (RecordKind::Wait, _) => Activity::Wait,
+            (RecordKind::Send | RecordKind::Receive, _) => Activity::Transfer,
         }
     }
 
     /// Its name on pictures.
     pub fn label(&self) -> String {
         match (self.kind, self.peer, self.module.as_deref()) {
-            (Kind::Send, Some(peer), _) => format!("send to rank {peer}"),
-            (Kind::Receive, Some(peer), _) => format!("receive from rank {peer}"),
-            (Kind::Send | Kind::Receive, None, _) => self.kind.name().to_owned(),
-            (Kind::Wait, _, Some(module)) => format!("wait in {module}"),
-            (Kind::Root, _, None) => "step function".to_owned(),
+            (RecordKind::Send, Some(peer), _) => format!("send to rank {peer}"),
+            (RecordKind::Receive, Some(peer), _) => format!("receive from rank {peer}"),
+            (RecordKind::Send | RecordKind::Receive, None, _) => self.kind.name().to_owned(),
+            (RecordKind::Wait, _, Some(module)) => format!("wait in {module}"),
+            (RecordKind::Root, _, None) => "step function".to_owned(),
             (_, _, Some(module)) => module.to_owned(),
             (_, _, None) => self.kind.name().to_owned(),
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardwright_core::{MicrobatchId, StageId};
 use shardwright_schedule::{Action, ActionKind, Program, ProgramError};
 
-use crate::record::{Kind, Phase, Record};
+use crate::record::{Phase, Record, RecordKind};
 use crate::timeline::{Timeline, TraceError};
 
 /// A step whose order is no program.
@@ -99,12 +99,16 @@ impl Timeline {
             .filter(|record| record.step == step)
             .collect();
         let of_kind = |kind| records.iter().filter(move |record| record.kind == kind);
-        let roots: BTreeSet<_> = of_kind(Kind::Root).map(|record| record.rank).collect();
+        let roots: BTreeSet<_> = of_kind(RecordKind::Root)
+            .map(|record| record.rank)
+            .collect();
         let roots: Vec<_> = roots.into_iter().collect();
         let [root] = roots[..] else {
             return Err(RecordedError::Roots { roots });
         };
-        let serving: BTreeSet<_> = of_kind(Kind::Forward).map(|record| record.rank).collect();
+        let serving: BTreeSet<_> = of_kind(RecordKind::Forward)
+            .map(|record| record.rank)
+            .collect();
         let mut ranks = vec![(root, root_tasks(&records, root))];
         for rank in serving.into_iter().filter(|rank| *rank != root) {
             ranks.push((rank, served_tasks(&records, rank)));
@@ -132,9 +136,9 @@ fn root_tasks<'a>(records: &[&'a Record], root: u32) -> Vec<Task<'a>> {
     let mut found: BTreeMap<(u32, ActionKind), Task<'a>> = BTreeMap::new();
     for record in records.iter().filter(|record| record.rank == root) {
         let kind = match (record.kind, record.phase) {
-            (Kind::Root, Some(Phase::Backward)) => ActionKind::FullBackward,
-            (Kind::Root, _) => ActionKind::Forward,
-            (Kind::Weight, _) if record.module.is_none() => ActionKind::WeightGradient,
+            (RecordKind::Root, Some(Phase::Backward)) => ActionKind::FullBackward,
+            (RecordKind::Root, _) => ActionKind::Forward,
+            (RecordKind::Weight, _) if record.module.is_none() => ActionKind::WeightGradient,
             _ => continue,
         };
         let Some(task) = task(record, kind) else {
@@ -154,9 +158,9 @@ fn served_tasks<'a>(records: &[&'a Record], rank: u32) -> Vec<Task<'a>> {
     let tasks = records.iter().filter(|record| record.rank == rank);
     sorted(tasks.filter_map(|record| {
         let kind = match record.kind {
-            Kind::Forward => ActionKind::Forward,
-            Kind::Backward => ActionKind::FullBackward,
-            Kind::Weight => return task(record, ActionKind::WeightGradient),
+            RecordKind::Forward => ActionKind::Forward,
+            RecordKind::Backward => ActionKind::FullBackward,
+            RecordKind::Weight => return task(record, ActionKind::WeightGradient),
             _ => return None,
         };
         let is_first = seen.insert((record.kind, record.peer, record.request));

@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 
 use serde::Serialize;
 
-use crate::record::{Activity, Kind, Record};
+use crate::record::{Activity, Record, RecordKind};
 use crate::timeline::{Interval, Timeline};
 
 /// Times within steps, and bytes.
@@ -147,8 +147,8 @@ fn sums_of(interval: Interval, records: &[&Record]) -> Sums {
             reached = reached.max(record.end_ns);
         }
         match record.kind {
-            Kind::Send => sums.sent_bytes += record.bytes,
-            Kind::Receive => sums.received_bytes += record.bytes,
+            RecordKind::Send => sums.sent_bytes += record.bytes,
+            RecordKind::Receive => sums.received_bytes += record.bytes,
             _ => {}
         }
     }

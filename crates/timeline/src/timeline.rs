@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Kind, Record};
+use crate::record::{Record, RecordKind};
 
 /// Records of any number of ranks, in the order of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,13 +160,13 @@ impl Timeline {
         type Way = (u32, u32, Option<u64>, u64);
         let mut arrivals: BTreeMap<Way, VecDeque<u64>> = BTreeMap::new();
         for record in &self.records {
-            if let (Kind::Receive, Some(peer)) = (record.kind, record.peer) {
+            if let (RecordKind::Receive, Some(peer)) = (record.kind, record.peer) {
                 let way = (peer, record.rank, record.request, record.step);
                 arrivals.entry(way).or_default().push_back(record.start_ns);
             }
         }
         for record in &mut self.records {
-            if let (Kind::Send, Some(peer)) = (record.kind, record.peer) {
+            if let (RecordKind::Send, Some(peer)) = (record.kind, record.peer) {
                 let way = (record.rank, peer, record.request, record.step);
                 let arrival = arrivals.get_mut(&way).and_then(VecDeque::pop_front);
                 record.end_ns = record.end_ns.max(arrival.unwrap_or_default());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::record::{Kind, Record};
+use crate::record::{Record, RecordKind};
 use crate::timeline::{Timeline, TraceError};
 
 /// The version of what the files hold beyond the Chrome trace format.
@@ -52,7 +52,7 @@ impl Timeline {
     /// A trace: a process per rank, a thread per worker, and lanes for messages under way.
     pub fn to_trace(&self) -> String {
         let origin_ns = self.origin_ns();
-        let mut lanes: BTreeMap<(u32, Kind), Vec<u64>> = BTreeMap::new();
+        let mut lanes: BTreeMap<(u32, RecordKind), Vec<u64>> = BTreeMap::new();
         let mut threads: BTreeMap<(u32, u64), String> = BTreeMap::new();
         let mut slices = Vec::with_capacity(self.records().len());
         for record in self.records() {
@@ -117,10 +117,10 @@ impl Timeline {
 }
 
 /// The thread of a record, and its name. Slices of one thread must not overlap.
-fn place(record: &Record, lanes: &mut BTreeMap<(u32, Kind), Vec<u64>>) -> (u64, String) {
+fn place(record: &Record, lanes: &mut BTreeMap<(u32, RecordKind), Vec<u64>>) -> (u64, String) {
     let first = match record.kind {
-        Kind::Send => TRANSFER_LANES,
-        Kind::Receive => TRANSFER_LANES + LANES_PER_DIRECTION,
+        RecordKind::Send => TRANSFER_LANES,
+        RecordKind::Receive => TRANSFER_LANES + LANES_PER_DIRECTION,
         _ => {
             return record.worker.map_or_else(
                 || (0, "main thread".to_owned()),

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
 use shardwright_ucx::{
-    Armed, Candidates, EndpointId, Event, EventHandle, Library, Options, Worker,
+    Armed, Candidates, EndpointId, EventHandle, Library, Options, Worker, WorkerEvent,
 };
 use shardwright_wire::Buffer;
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type RequestStatus<T> = Result<T, Box<dyn Error>>;
 
 /// Header bytes: echo the message, count it, acknowledge it, end.
 const ECHO: u8 = 1;
@@ -40,7 +40,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(rank: u32, exchange: impl FnOnce(&str) -> Outcome<String>) -> Outcome<Self> {
+    fn new(rank: u32, exchange: impl FnOnce(&str) -> RequestStatus<String>) -> RequestStatus<Self> {
         let mut arguments = std::env::args().skip(1);
         let configured = std::env::var_os("SHARDWRIGHT_UCX_LIBRARY").map(Into::into);
         let library = Library::find(&Candidates {
@@ -68,7 +68,7 @@ impl Side {
     }
 
     /// Waits until something has happened: spins for a while, then sleeps.
-    fn events(&mut self) -> Outcome<Vec<Event>> {
+    fn events(&mut self) -> RequestStatus<Vec<WorkerEvent>> {
         let mut idle_since = Instant::now();
         loop {
             let progressed = self.worker.progress()?;
@@ -91,25 +91,25 @@ impl Side {
     }
 
     /// Sets for how long both sides spin before they sleep.
-    fn set_spin(&mut self, microseconds: u32) -> Outcome<()> {
+    fn set_spin(&mut self, microseconds: u32) -> RequestStatus<()> {
         self.spin = Duration::from_micros(microseconds.into());
         self.send(SPIN, vec![Buffer::copy_of(&microseconds.to_le_bytes())])
     }
 
-    fn send(&mut self, kind: u8, payload: Vec<Buffer>) -> Outcome<()> {
+    fn send(&mut self, kind: u8, payload: Vec<Buffer>) -> RequestStatus<()> {
         Ok(self.worker.send(self.peer, &[kind], payload, 0)?)
     }
 
     /// Waits for a message, and says how many were sent meanwhile.
-    fn receive(&mut self) -> Outcome<()> {
+    fn receive(&mut self) -> RequestStatus<()> {
         loop {
             for event in self.events()? {
                 match event {
-                    Event::Received { payload, .. } => {
+                    WorkerEvent::Received { payload, .. } => {
                         self.worker.give_back(payload)?;
                         return Ok(());
                     }
-                    Event::Sent { .. } => {}
+                    WorkerEvent::Sent { .. } => {}
                     other => return Err(format!("{other:?}").into()),
                 }
             }
@@ -117,10 +117,10 @@ impl Side {
     }
 
     /// The other side: does what the headers say.
-    fn serve(&mut self) -> Outcome<()> {
+    fn serve(&mut self) -> RequestStatus<()> {
         loop {
             for event in self.events()? {
-                let Event::Received {
+                let WorkerEvent::Received {
                     header, payload, ..
                 } = event
                 else {
@@ -144,7 +144,7 @@ impl Side {
         }
     }
 
-    fn latency(&mut self, bytes: usize, rounds: u32) -> Outcome<f64> {
+    fn latency(&mut self, bytes: usize, rounds: u32) -> RequestStatus<f64> {
         let payload = Buffer::copy_of(&vec![1; bytes]);
         let start = Instant::now();
         for _ in 0..rounds {
@@ -154,7 +154,7 @@ impl Side {
         Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(rounds) / 2.0)
     }
 
-    fn bandwidth(&mut self, bytes: u32, count: u32) -> Outcome<f64> {
+    fn bandwidth(&mut self, bytes: u32, count: u32) -> RequestStatus<f64> {
         let payload = Buffer::copy_of(&vec![1; bytes as usize]);
         let start = Instant::now();
         let mut in_flight = 0;
@@ -162,7 +162,7 @@ impl Side {
             self.send(COUNT, vec![payload.clone()])?;
             in_flight += 1;
             while in_flight >= WINDOW {
-                let sent = |event: &&Event| matches!(event, Event::Sent { .. });
+                let sent = |event: &&WorkerEvent| matches!(event, WorkerEvent::Sent { .. });
                 in_flight -= self.events()?.iter().filter(sent).count().min(in_flight);
             }
         }
@@ -173,14 +173,16 @@ impl Side {
 }
 
 /// Best and median of several measurements: other work on the machine disturbs some of them.
-fn repeat(times: u32, mut measure: impl FnMut() -> Outcome<f64>) -> Outcome<Vec<f64>> {
+fn repeat(times: u32, mut measure: impl FnMut() -> RequestStatus<f64>) -> RequestStatus<Vec<f64>> {
     measure()?; // connects, and touches the memory
-    let mut figures: Vec<f64> = (0..times).map(|_| measure()).collect::<Outcome<_>>()?;
+    let mut figures: Vec<f64> = (0..times)
+        .map(|_| measure())
+        .collect::<RequestStatus<_>>()?;
     figures.sort_by(f64::total_cmp);
     Ok(figures)
 }
 
-fn main() -> Outcome<()> {
+fn main() -> RequestStatus<()> {
     if std::env::var_os("UCX_PING_PONG_SERVES").is_some() {
         let mut side = Side::new(1, |own| {
             println!("{own}");

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use shardwright_core::Rank;
 
-use super::error::Refusal;
+use super::error::ReceiveRefusal;
 
 /// The size of a key.
 pub const KEY_BYTES: usize = 16;
 
 /// What a message must carry to be taken: UCX itself lets anybody connect. The receiver makes it,
 /// and the ranks of the job learn it over connections that have proved the job's secret.
-pub type Key = [u8; KEY_BYTES];
+pub type AdmissionKey = [u8; KEY_BYTES];
 
 /// Parts that one sender may have announced at a time: twice as many as a message has at most.
 const MOST_ANNOUNCED: usize = 1 << 17;
@@ -24,7 +24,7 @@ const MOST_ANNOUNCED_BYTES: usize = 1 << 40;
 #[derive(Debug, Default)]
 pub struct Admission {
     /// The key, and the number of ranks; without it everybody is let in.
-    required: Option<(Key, u32)>,
+    required: Option<(AdmissionKey, u32)>,
     announced: BTreeMap<Rank, Announced>,
     strangers: u64,
 }
@@ -37,7 +37,7 @@ struct Announced {
 
 impl Admission {
     /// Lets in only ranks below `world` that know the key.
-    pub fn require(&mut self, key: Key, world: u32) {
+    pub fn require(&mut self, key: AdmissionKey, world: u32) {
         self.required = Some((key, world));
     }
 
@@ -67,11 +67,11 @@ impl Admission {
     }
 
     /// A part was announced, and is fetched unless this says why not.
-    pub fn announce(&mut self, from: Rank, bytes: usize) -> Result<(), Refusal> {
+    pub fn announce(&mut self, from: Rank, bytes: usize) -> Result<(), ReceiveRefusal> {
         let announced = self.announced.entry(from).or_default();
         let total = announced.bytes.saturating_add(bytes);
         if announced.parts >= MOST_ANNOUNCED || total > MOST_ANNOUNCED_BYTES {
-            return Err(Refusal::TooMuch {
+            return Err(ReceiveRefusal::TooMuch {
                 parts: announced.parts,
                 bytes: total,
             });
@@ -93,7 +93,7 @@ impl Admission {
 }
 
 /// Whether two keys are equal; takes as long for every wrong one.
-fn is_equal(found: &Key, key: &Key) -> bool {
+fn is_equal(found: &AdmissionKey, key: &AdmissionKey) -> bool {
     let differing = found.iter().zip(key).fold(0, |all, (a, b)| all | (a ^ b));
     std::hint::black_box(differing) == 0
 }
@@ -102,7 +102,7 @@ fn is_equal(found: &Key, key: &Key) -> bool {
 mod tests {
     use super::*;
 
-    const KEY: Key = [7; KEY_BYTES];
+    const KEY: AdmissionKey = [7; KEY_BYTES];
 
     fn guarded() -> Admission {
         let mut admission = Admission::default();
@@ -138,7 +138,7 @@ mod tests {
         let refusal = admission.announce(Rank(1), 1).unwrap_err();
         let parts = MOST_ANNOUNCED;
         let bytes = parts * 6144 + 1;
-        assert_eq!(refusal, Refusal::TooMuch { parts, bytes });
+        assert_eq!(refusal, ReceiveRefusal::TooMuch { parts, bytes });
         admission.announce(Rank(2), 64 << 30).unwrap();
         admission.arrived(Rank(1), 6144);
         admission.announce(Rank(1), 6144).unwrap();

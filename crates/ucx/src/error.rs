@@ -68,7 +68,7 @@ pub enum UcxError {
 
 /// What happened on a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum WorkerEvent {
     /// A message.
     Received {
         /// Who says to have sent it.
@@ -83,7 +83,7 @@ pub enum Event {
         /// Who says to have sent it.
         from: Rank,
         /// Why.
-        refusal: Refusal,
+        refusal: ReceiveRefusal,
     },
     /// A message that was announced and did not arrive.
     ReceiveFailed {
@@ -117,7 +117,7 @@ pub enum Event {
 
 /// Why a message was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReceiveRefusal {
     /// Its payload is longer than the worker's limit.
     #[error("a part of {length} bytes, at most {limit} are allowed")]
     TooLong {

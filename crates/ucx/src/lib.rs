@@ -32,10 +32,10 @@ mod wakes;
 #[cfg_attr(feature = "shuttle", path = "modelled.rs")]
 mod worker;
 
-pub use admission::{Admission, KEY_BYTES, Key};
+pub use admission::{Admission, AdmissionKey, KEY_BYTES};
 pub use endpoint::{Armed, EndpointId};
-pub use error::{Event, Refusal, UcxError};
-pub use library::{Candidates, Found, Library, LibraryError, Source, Version};
+pub use error::{ReceiveRefusal, UcxError, WorkerEvent};
+pub use library::{Candidates, Library, LibraryError, LoadedLibrary, Source, Version};
 pub use options::{Options, WITH_TCP, WITHIN_HOST};
 pub use transports::transports;
 #[cfg(feature = "shuttle")]

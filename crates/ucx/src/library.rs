@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::raw::Functions;
+use super::raw::UcpFunctions;
 
 /// The library's name in the system's directories and in every other.
 const LIBRARY_NAME: &str = "libucp.so.0";
@@ -135,7 +135,7 @@ fn list(tried: &[Attempt]) -> String {
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct LoadedLibrary {
     /// In what kind of place.
     pub source: Source,
     /// The file, as far as the process's memory map tells.
@@ -152,8 +152,8 @@ pub struct Found {
 /// UCX, loaded for the rest of the process's life.
 #[derive(Clone)]
 pub struct Library {
-    functions: Arc<Functions>,
-    found: Found,
+    functions: Arc<UcpFunctions>,
+    found: LoadedLibrary,
 }
 
 impl fmt::Debug for Library {
@@ -185,7 +185,7 @@ impl Library {
             check_company(path, &before)?;
         }
         let mut version = OLDEST_VERSION;
-        let functions = Functions::load(path.as_os_str(), &load_settings(), |numbers| {
+        let functions = UcpFunctions::load(path.as_os_str(), &load_settings(), |numbers| {
             let (major, minor, release) = numbers;
             version = Version {
                 major,
@@ -201,7 +201,7 @@ impl Library {
         let file = mapped().iter().find(main).cloned();
         Ok(Self {
             functions: Arc::new(functions),
-            found: Found {
+            found: LoadedLibrary {
                 source,
                 path: file.unwrap_or_else(|| path.to_owned()),
                 version,
@@ -212,11 +212,11 @@ impl Library {
     }
 
     /// What was found.
-    pub fn found(&self) -> &Found {
+    pub fn found(&self) -> &LoadedLibrary {
         &self.found
     }
 
-    pub(crate) fn functions(&self) -> &Arc<Functions> {
+    pub(crate) fn functions(&self) -> &Arc<UcpFunctions> {
         &self.functions
     }
 }

@@ -20,9 +20,9 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::admission::Key;
+use super::admission::AdmissionKey;
 use super::endpoint::{Armed, EndpointId};
-use super::error::{Event, UcxError};
+use super::error::{UcxError, WorkerEvent};
 use super::library::Library;
 use super::options::Options;
 use shardwright_system::sync::{Condvar, Mutex, MutexGuard, thread};
@@ -45,10 +45,10 @@ struct End {
 
 #[derive(Default)]
 struct State {
-    arrived: VecDeque<Event>,
-    events: Vec<Event>,
+    arrived: VecDeque<WorkerEvent>,
+    events: Vec<WorkerEvent>,
     /// What messages begin with.
-    key: Key,
+    key: AdmissionKey,
     armed: bool,
     readable: bool,
     /// Whether who waits for edges is to be told of them, and whether there was one.
@@ -132,7 +132,7 @@ impl Worker {
         let peer = Arc::clone(&ends[&Rank(endpoint.0)]);
         drop(ends);
         let pieces: Vec<_> = payload.iter().map(Buffer::as_bytes).collect();
-        let message = Event::Received {
+        let message = WorkerEvent::Received {
             from: self.rank,
             header: header.to_vec(),
             payload: Buffer::copy_of(&pieces.concat()),
@@ -143,11 +143,11 @@ impl Worker {
                 state.become_readable();
             }
         });
-        self.end.lock().events.push(Event::Sent { token });
+        self.end.lock().events.push(WorkerEvent::Sent { token });
         Ok(())
     }
 
-    pub fn require(&mut self, key: Key, _: u32) -> Result<(), UcxError> {
+    pub fn require(&mut self, key: AdmissionKey, _: u32) -> Result<(), UcxError> {
         self.end.lock().key = key;
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Worker {
     pub fn progress(&mut self) -> Result<bool, UcxError> {
         let mut state = self.end.lock();
         let mut event = state.arrived.pop_front();
-        if let Some(Event::Received { header, .. }) = &mut event {
+        if let Some(WorkerEvent::Received { header, .. }) = &mut event {
             assert!(header.starts_with(&state.key), "peers know the key");
             header.drain(..state.key.len());
         }
@@ -168,7 +168,7 @@ impl Worker {
         Ok(happened)
     }
 
-    pub fn take_events(&mut self) -> Result<Vec<Event>, UcxError> {
+    pub fn take_events(&mut self) -> Result<Vec<WorkerEvent>, UcxError> {
         Ok(std::mem::take(&mut self.end.lock().events))
     }
 
@@ -189,7 +189,7 @@ impl Worker {
         Ok(EventHandle(Arc::clone(&self.end)))
     }
 
-    pub fn close(&mut self, _: Duration) -> Vec<Event> {
+    pub fn close(&mut self, _: Duration) -> Vec<WorkerEvent> {
         Vec::new()
     }
 }

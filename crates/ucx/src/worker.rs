@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::admission::Key;
+use super::admission::AdmissionKey;
 use super::endpoint::{Armed, EndpointId};
-use super::error::{Event, UcxError};
+use super::error::{UcxError, WorkerEvent};
 use super::library::Library;
 use super::options::Options;
 pub use super::raw::EventHandle;
@@ -61,7 +61,7 @@ impl Worker {
 
     /// Takes only messages of ranks below `world` whose header begins with the key, which is cut off; others are
     /// dropped and counted.
-    pub fn require(&mut self, key: Key, world: u32) -> Result<(), UcxError> {
+    pub fn require(&mut self, key: AdmissionKey, world: u32) -> Result<(), UcxError> {
         self.raw()?.require(key, world);
         Ok(())
     }
@@ -136,10 +136,10 @@ impl Worker {
     }
 
     /// What has happened since the last call. Calls nothing and waits for nothing.
-    pub fn take_events(&mut self) -> Result<Vec<Event>, UcxError> {
+    pub fn take_events(&mut self) -> Result<Vec<WorkerEvent>, UcxError> {
         let mut events = self.raw()?.take_events();
         for event in &events {
-            if let Event::EndpointFailed { endpoint, .. } = event {
+            if let WorkerEvent::EndpointFailed { endpoint, .. } = event {
                 // Ends what UCX itself has not ended with the connection.
                 self.raw()?.close_endpoint(*endpoint, true);
             }
@@ -151,17 +151,17 @@ impl Worker {
     }
 
     /// Whether an event is not of an abandoned peer (UCX-5).
-    fn is_wanted(&self, event: &Event) -> bool {
+    fn is_wanted(&self, event: &WorkerEvent) -> bool {
         let gone = |rank: &Rank| {
             let mut of_rank = self.peers.values().filter(|peer| peer.rank == *rank);
             of_rank.any(|peer| peer.abandoned)
         };
         match event {
-            Event::Sent { .. } | Event::SendFailed { .. } => true,
-            Event::Received { from, .. }
-            | Event::ReceiveFailed { from, .. }
-            | Event::Refused { from, .. } => !gone(from),
-            Event::EndpointFailed { peer, .. } => !gone(peer),
+            WorkerEvent::Sent { .. } | WorkerEvent::SendFailed { .. } => true,
+            WorkerEvent::Received { from, .. }
+            | WorkerEvent::ReceiveFailed { from, .. }
+            | WorkerEvent::Refused { from, .. } => !gone(from),
+            WorkerEvent::EndpointFailed { peer, .. } => !gone(peer),
         }
     }
 
@@ -206,7 +206,7 @@ impl Worker {
 
     /// Completes what is being sent, until `deadline` at the latest, and frees everything. Gives
     /// the last events. A second call does nothing.
-    pub fn close(&mut self, deadline: Duration) -> Vec<Event> {
+    pub fn close(&mut self, deadline: Duration) -> Vec<WorkerEvent> {
         let Some(mut raw) = self.raw.take() else {
             return Vec::new();
         };

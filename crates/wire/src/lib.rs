@@ -23,8 +23,8 @@ pub use codec::{
     SharedMemory, SharedPlace,
 };
 pub use message::{
-    Abort, Asked, Body, Delivery, ErrorReport, Fetch, ForwardOver, Message, ObjectMessage, Outcome,
-    Phase, Place, Request, Response, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder,
+    Abort, Asked, Body, Delivery, ErrorReport, Fetch, ForwardOver, Message, ObjectMessage, Phase,
+    Place, Request, Response, ResponseOutcome, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder,
     TaskSource,
 };
 pub use notes::{ArgumentNotes, Base, Composite, Recipe, ResultNotes, View};

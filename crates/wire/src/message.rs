@@ -1,5 +1,6 @@
 //! What ranks say to each other (the paper's appendix B, and what a job needs around it).
 
+pub use shardwright_core::Phase;
 use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
@@ -15,25 +16,6 @@ pub struct Body {
     pub value: Value,
     /// The tensors, each once, however often the tree names it.
     pub tensors: Vec<TensorPart>,
-}
-
-/// The direction of an execution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
-    /// Forward.
-    Forward,
-    /// Backward.
-    Backward,
-}
-
-impl Phase {
-    /// Its name, for Python and for reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        }
-    }
 }
 
 /// Where in the graph of executions a request was made.
@@ -95,7 +77,7 @@ pub struct ErrorReport {
 
 /// How a request ended.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum ResponseOutcome {
     /// With results, or input gradients.
     Value(Answer),
     /// With an error. (A failed step also travels as [`Abort`].)
@@ -112,7 +94,7 @@ pub struct Response {
     /// Who answers.
     pub responder: Rank,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: ResponseOutcome,
 }
 
 /// A held tensor is wanted.
@@ -299,8 +281,8 @@ impl Message {
         match self {
             Self::Request(request) => Some(&request.body),
             Self::Response(response) => match &response.outcome {
-                Outcome::Value(answer) => Some(&answer.body),
-                Outcome::Failed(_) => None,
+                ResponseOutcome::Value(answer) => Some(&answer.body),
+                ResponseOutcome::Failed(_) => None,
             },
             Self::StepEnd(end) => Some(&end.body),
             Self::Object(object) => Some(&object.body),
@@ -319,8 +301,8 @@ impl Message {
         match self {
             Self::Request(request) => Some(&mut request.body),
             Self::Response(response) => match &mut response.outcome {
-                Outcome::Value(answer) => Some(&mut answer.body),
-                Outcome::Failed(_) => None,
+                ResponseOutcome::Value(answer) => Some(&mut answer.body),
+                ResponseOutcome::Failed(_) => None,
             },
             Self::StepEnd(end) => Some(&mut end.body),
             Self::Object(object) => Some(&mut object.body),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use shardwright_core::CallPath;
 
-use crate::message::{Body, ErrorReport, Outcome, Request, Response};
+use crate::message::{Body, ErrorReport, Request, Response, ResponseOutcome};
 use crate::tensor::TensorPart;
 use crate::value::Value;
 
@@ -48,11 +48,11 @@ pub fn response(response: &Response) -> String {
     lines.field("responder", &format!("rank {}", response.responder));
     lines.field("step", &response.step.to_string());
     match &response.outcome {
-        Outcome::Value(answer) => {
+        ResponseOutcome::Value(answer) => {
             lines.answer(&answer.kind);
             lines.body(&answer.body);
         }
-        Outcome::Failed(report) => lines.report(report),
+        ResponseOutcome::Failed(report) => lines.report(report),
     }
     lines.text
 }

@@ -25,6 +25,19 @@ pub struct TorchContext {
     pub collector: Option<Vec<(String, Collecting)>>,
 }
 
+impl TorchContext {
+    /// Whether it says nothing but whether gradients are enabled.
+    pub fn is_plain(&self) -> bool {
+        self.hooks
+            && !self.inference_mode
+            && !self.checkpointing
+            && self.autocast.is_empty()
+            && self.device.is_none()
+            && self.settings.is_empty()
+            && self.collector.is_none()
+    }
+}
+
 impl Default for TorchContext {
     fn default() -> Self {
         Self {

@@ -13,7 +13,7 @@ use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode, e
 use shardwright_wire::{
     Answer, AnswerKind, ArgumentNotes, Beat, Body, Buffer, CodecError, Composite, FORMAT_VERSION,
     ForwardCall, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, NoMemory, ObjectMessage,
-    Outcome, Place, Placed, Request, Response, ResultNotes, SettingValue, SharedMemory,
+    Place, Placed, Request, Response, ResponseOutcome, ResultNotes, SettingValue, SharedMemory,
     SharedPlace, TensorMeta, TensorPart, TorchContext, TorchSetting, Value,
 };
 use support::messages;
@@ -236,7 +236,7 @@ fn response(kind: AnswerKind) -> Message {
         id: RequestId(1),
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(Answer {
+        outcome: ResponseOutcome::Value(Answer {
             kind,
             body: Body {
                 value: Value::None,

@@ -8,9 +8,9 @@ use shardwright_core::{
 };
 use shardwright_wire::{
     Answer, AnswerKind, ArgumentNotes, BackwardCall, BackwardLink, Base, Body, Buffer, CloseCall,
-    Collecting, Composite, ErrorReport, ForwardCall, ForwardLink, NoMemory, Outcome, Phase, Place,
-    Recipe, Request, Response, ResultNotes, SequentialRange, SettingValue, TensorMeta, TensorPart,
-    TorchContext, TorchSetting, Value, View, Work, text,
+    Collecting, Composite, ErrorReport, ForwardCall, ForwardLink, NoMemory, Phase, Place, Recipe,
+    Request, Response, ResponseOutcome, ResultNotes, SequentialRange, SettingValue, TensorMeta,
+    TensorPart, TorchContext, TorchSetting, Value, View, Work, text,
 };
 
 fn stub(shape: [u64; 2], requires_grad: bool) -> TensorPart {
@@ -201,8 +201,8 @@ fn responses_show_results_or_the_error() {
         traceback: "Traceback (most recent call last):\n  File \"train.py\", line 3\nValueError: sizes differ\n".to_owned(),
     };
     let outcomes = [
-        Outcome::Value(answer(ResultNotes::default(), result)),
-        Outcome::Failed(report),
+        ResponseOutcome::Value(answer(ResultNotes::default(), result)),
+        ResponseOutcome::Failed(report),
     ];
     let both = outcomes.map(|outcome| text::response(&response(outcome)));
     insta::assert_snapshot!(both.join("\n"));
@@ -284,7 +284,7 @@ fn responses_show_what_is_noted_of_results() {
                 id: RequestId(17),
                 step: StepEpoch(4),
                 responder: Rank(1),
-                outcome: Outcome::Value(answer),
+                outcome: ResponseOutcome::Value(answer),
             })
         })
         .collect();

@@ -23,6 +23,7 @@ from shardwright.execution.results import Response, origins_of, release_unused
 from shardwright.execution.sparse import Composites, received_results, take_apart, watch_kept
 from shardwright.execution.task import RunningTask, running_task
 from shardwright.frames import Call, Frame, Passed, current_frame, edge_of
+from shardwright.frames.remote import needs_gradient
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import refuse_cache
 from shardwright.job.received import build
@@ -68,6 +69,8 @@ class CallWatch:
     on_call: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
 
 
+#: What is noted of the arguments of nearly every call.
+_NOTHING = _core.ArgumentNotes()
 #: A module, and the children to run of an ``nn.Sequential``.
 Link = tuple[RemoteModule, tuple[int, int] | None]
 
@@ -124,7 +127,7 @@ def _call(
         watcher(target, args, children)
     spec, original = _arguments(target, args, kwargs)
     given, composites = take_apart(original, f"an argument of module {target.name!r}")
-    needs = [tensor.requires_grad for tensor in given]
+    needs = [needs_gradient(tensor) for tensor in given]
     parts = pack(given, needs, origins_of(given))
     shared, layouts = sharing_of(given), layouts_of(given)
     collected = collector.outgoing()
@@ -152,14 +155,17 @@ def _call(
     inputs: list[tuple[GradientEdge, int]] = [
         (edge, index) for index, tensor in enumerate(given) if needs[index] and (edge := edge_of(tensor)) is not None
     ]
-    notes = _core.ArgumentNotes(
-        shared=shared,
-        strides=layouts.strides,
-        overlapping=layouts.overlapping,
-        relaid=layouts.relaid,
-        composites=composites,
-        hooked_views=hooked_views(frame, given, inputs),
-    )
+    hooked = hooked_views(frame, given, inputs)
+    notes = _NOTHING
+    if shared or layouts.strides or layouts.overlapping or composites or hooked:
+        notes = _core.ArgumentNotes(
+            shared=shared,
+            strides=layouts.strides,
+            overlapping=layouts.overlapping,
+            relaid=layouts.relaid,
+            composites=composites,
+            hooked_views=hooked,
+        )
     request = runtime.server.send_forward(
         task.worker,
         target.rank,
@@ -172,7 +178,7 @@ def _call(
         hold=held,
         expected=None if predicted is None else predicted[0],
     )
-    requests = [request, *(link.request for link in chain)]
+    requests = [request, *[link.request for link in chain]]
     answers: Sequence[_core.Answer | _core.Description]
     if predicted is None:
         with Suspended():
@@ -184,7 +190,7 @@ def _call(
     call = Call(target.rank, target.name, target.module_id, target.model_id, request, number, inputs, [])
     response = Response(task, frame, site, requests, held=held, is_there=predicted is None)
     value, done = _receive_chain(response, call, [link for link, _ in following], chain, answers, given, composites)
-    reproducible.pass_calls(seed, sum(link.passes for link, _ in links[:done]))
+    reproducible.pass_calls(seed, target.passes if done == 1 else sum(link.passes for link, _ in links[:done]))
     return value, done
 
 
@@ -313,9 +319,8 @@ def _receive(
     notes: _core.ResultNotes,
     given: list[torch.Tensor],
 ) -> Any:
-    metas = answer.metas()
-    needs = [requires_grad for *_, requires_grad in metas]
-    received = response.tensors_of(metas, may_stay=notes.may_stay)
+    needs = answer.needs()
+    received = response.tensors_of(answer, len(needs), may_stay=notes.may_stay)
     frame = response.frame
     if notes.open:
         frame.calls.append(call)

@@ -42,15 +42,10 @@ class TaskState:
         """The calling thread's state."""
         autocast = [
             (device, str(torch.get_autocast_dtype(device)).removeprefix("torch."), torch.is_autocast_cache_enabled())
-            for device in _AUTOCAST_DEVICES
+            for device in (_AUTOCAST_DEVICES if torch._C._is_any_autocast_enabled() else ())
             if torch.is_autocast_enabled(device)
         ]
         return TaskState(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
-
-    @staticmethod
-    def of(context: _core.TorchContext) -> TaskState:
-        """The state that a call carries."""
-        return TaskState(context.grad_mode, context.inference_mode, context.autocast)
 
     def applied(self) -> AbstractContextManager[Any]:
         """Run the block under this state, in a thread that has torch's defaults."""
@@ -186,6 +181,10 @@ def context_of(
         FrameError: A torch mode is active that cannot follow.
     """
     device = default_device(what)
+    settings = process.difference(script.settings, script.thread)
+    is_plain = hooks and not checkpointing and not settings and not state.autocast and not state.inference_mode
+    if is_plain and device == script.device and collector is None:
+        return _PLAIN[state.grad_mode]
     return _core.TorchContext(
         grad_mode=state.grad_mode,
         inference_mode=state.inference_mode,
@@ -193,16 +192,27 @@ def context_of(
         checkpointing=checkpointing,
         hooks=hooks,
         device=None if device == script.device else str(device),
-        settings=process.difference(script.settings, script.thread),
+        settings=settings,
         collector=collector,
     )
 
 
 def as_carried(context: _core.TorchContext) -> AbstractContextManager[Any]:
-    """Run the block with the default device and under the settings of a call."""
-    if context.settings:
-        process.change(context.settings)
-    return on_device(None if context.device is None else torch.device(context.device))
+    """Run the block under the torch state of a call, in a thread that has torch's defaults."""
+    return GradMode(context.grad_mode) if context.is_plain else _as_carried(context)
+
+
+@contextmanager
+def _as_carried(context: _core.TorchContext) -> Iterator[None]:
+    with TaskState(context.grad_mode, context.inference_mode, context.autocast).applied():
+        if context.settings:
+            process.change(context.settings)
+        with on_device(None if context.device is None else torch.device(context.device)):
+            yield
+
+
+#: What nearly every call carries, by grad mode.
+_PLAIN = {mode: _core.TorchContext(grad_mode=mode) for mode in (False, True)}
 
 
 class Suspended:
@@ -219,9 +229,8 @@ class Suspended:
             self.keep()
         else:
             task.runtime[Turn].waiting = self
-        for device in _AUTOCAST_DEVICES:
-            if torch.is_autocast_enabled(device):
-                torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
+        if torch._C._is_any_autocast_enabled():
+            torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
 
     def keep(self) -> None:
         """Another task is about to get the turn."""

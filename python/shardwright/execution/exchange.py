@@ -43,13 +43,12 @@ class Arguments:
         """Remember versions, histories and the contents of containers."""
         self.module = module
         self.tensors = tensors
-        self.groups = notes.shared
-        self.relaid = notes.relaid
-        self.overlapping = notes.overlapping
+        #: What the caller says of them.
+        self.notes = notes
         #: Whether the caller has no such tensors: another rank made them, and sent them here.
         self.private = notes.private
         #: Of those, the ones whose memory that rank keeps.
-        self.kept = notes.kept
+        self.kept = notes.kept if self.private else []
         self._versions = [tensor._version for tensor in tensors]
         self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
         self._containers = snapshots(tree)
@@ -73,7 +72,7 @@ class Arguments:
                 )
         written = [i for i, tensor in enumerate(self.tensors) if tensor._version != self._versions[i]]
         for index in written:
-            if index in self.overlapping:
+            if index in self.notes.overlapping:
                 raise FrameError(
                     f"module {self.module!r} wrote in place to an argument whose elements share memory (an expanded "
                     "tensor); on another rank each has a place of its own: pass a clone()"
@@ -83,7 +82,7 @@ class Arguments:
                     f"module {self.module!r} wrote in place to its argument, which the module before it kept on "
                     "another rank, where that write cannot be seen: write to a clone()"
                 )
-            if any(index in group for group in self.groups):
+            if any(index in group for group in self.notes.shared):
                 raise FrameError(
                     f"module {self.module!r} wrote in place to an argument that shares memory with another "
                     "argument; on another rank they are separate copies: pass a clone(), or only one of them"
@@ -126,11 +125,17 @@ class Returned:
 
     def is_plain(self, num_results: int) -> bool:
         """Whether the results stand in no relation to the arguments or to each other."""
-        related = self.recipes or self.watch or self.watch_arguments or self.written or self.dropped
-        return not related and len(self.tensors) == num_results
+        return not self._is_related and len(self.tensors) == num_results
+
+    @property
+    def _is_related(self) -> bool:
+        return bool(self.recipes or self.watch or self.watch_arguments or self.written or self.dropped)
 
     def noted(self, left: Left) -> _core.ResultNotes:
         """What the answer says of its tensors."""
+        said = self._is_related or self.strides or self.composites or left.kept_arguments or left.kept_results
+        if not said and self.collected is None:
+            return _core.ResultNotes(open=left.is_open, hooked=left.is_hooked, ordered=left.is_ordered)
         return _core.ResultNotes(
             recipes=list(self.recipes.items()),
             strides=self.strides,
@@ -203,7 +208,7 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
         if base is None:
             continue
         argument = numbers.get(id(base))
-        if argument is not None and argument not in arguments.relaid:
+        if argument is not None and argument not in arguments.notes.relaid:
             view = view_of(tensor, base)
             returned.recipes[place] = _core.Recipe(argument=argument, view=view, requires_grad=tensor.requires_grad)
         elif argument is None and base is not tensor and id(base) in places and is_dense(base):
@@ -315,18 +320,20 @@ def rebuild_results(
     Returns:
         The tensors by number, and the slot and number of each that was cut.
     """
-    recipes, dropped, hooked = notes.recipes, notes.dropped, notes.hooked
     tensors = list(received)
     slots: list[tuple[Slot, int]] = []
-    for place, strides in notes.strides:
+    plain = notes.may_stay  # the ordinary case: tensors that share no memory with others
+    for place, strides in () if plain else notes.strides:
         tensors[place] = restride(tensors[place], strides)
+    dropped = () if plain else notes.dropped
     for place, need in enumerate(needs):
         if need and place in dropped:
             tensors[place] = _dropped(tensors[place])
         elif need:
             tensors[place], slot = cut(tensors[place], f"a result of module {module!r}")
             slots.append((slot, place))
-    for index, place in notes.written:
+    recipes = () if plain else notes.recipes
+    for index, place in () if plain else notes.written:
         _write_back(frame, given[index], tensors[place], needs[place])
     for place, recipe in recipes:
         tensors[place] = follow(recipe, given, tensors)
@@ -335,7 +342,7 @@ def rebuild_results(
                 f"module {module!r} returned a view of one of its arguments in a grad mode that cannot be rebuilt on "
                 "the rank of its caller: return a clone()"
             )
-    carrying = [place for place, need in enumerate(needs) if need]
+    carrying, hooked = [place for place, need in enumerate(needs) if need], notes.hooked
     carrying += [place for place, recipe in recipes if recipe.view is not None and recipe.requires_grad]
     if len(carrying) > 1 or hooked:
         why = (
@@ -349,11 +356,9 @@ def rebuild_results(
             )
         for place in carrying:
             _no_hooks(frame, tensors[place], why)
-            node = tensors[place].grad_fn
-            if node is not None and hooked:
+            if hooked and (node := tensors[place].grad_fn) is not None:
                 frame.hooked_elsewhere.add(node)
-    shared = [tensors[place] for place in notes.watch]
-    shared += [given[index] for index in notes.watch_arguments]
+    shared = [] if plain else [*(tensors[p] for p in notes.watch), *(given[i] for i in notes.watch_arguments)]
     for tensor in shared:
         frame.watch(tensor, f"module {module!r} returned tensors that share memory; one of them lives on")
     if shared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from shardwright import _core
 from shardwright.execution.exchange import Returned
 from shardwright.execution.layout import Layouts
-from shardwright.frames.watch import TensorMemory, Watched
+from shardwright.frames.watch import RemoteMemory, Watched, kept_by_others
 
 
 @dataclass(slots=True)
@@ -19,20 +20,26 @@ class Sent:
     Attributes:
         is_argument: Whether it is an argument; else a result.
         number: Its number among those.
-        memory: Its memory.
-        watched: What notices writes to it; None in inference mode.
+        alias: A tensor of the same memory and version, without its graph.
     """
 
     is_argument: bool
     number: int
-    memory: TensorMemory
-    watched: Watched | None
+    alias: torch.Tensor
 
-    @staticmethod
-    def of(number: int, tensor: torch.Tensor, module: str, *, is_argument: bool) -> Sent:
-        """A tensor as an execution of a module got or gave it."""
-        why = f"module {module!r} kept a tensor that it was given or returned"
-        return Sent(is_argument, number, TensorMemory(tensor), None if tensor.is_inference() else Watched(tensor, why))
+
+def kept_after(module: str, sent: Sequence[Sent], elsewhere: RemoteMemory) -> list[tuple[Sent, Watched | None]]:
+    """Of the tensors that crossed for a module those whose memory is kept, once its call has let them go.
+
+    Returns:
+        Each with what notices writes to it; None in inference mode.
+    """
+    kept = []
+    for one, is_kept in zip(sent, kept_by_others([one.alias for one in sent], elsewhere), strict=True):
+        if is_kept:
+            why = f"module {module!r} kept a tensor that it was given or returned"
+            kept.append((one, None if one.alias.is_inference() else Watched(one.alias, why)))
+    return kept
 
 
 @dataclass(slots=True)
@@ -80,10 +87,10 @@ class Onward:
         )
 
 
-def sent_by(module: str, given: list[torch.Tensor], returned: Returned) -> list[Sent]:
-    """The tensors that crossed for an execution of a module: its arguments, and the results that are sent."""
-    sent = [Sent.of(index, tensor, module, is_argument=True) for index, tensor in enumerate(given)]
+def sent_by(given: list[torch.Tensor], returned: Returned) -> list[Sent]:
+    """The tensors that crossed for an execution: its arguments, and the results that are sent."""
+    sent = [Sent(True, index, tensor.detach()) for index, tensor in enumerate(given)]
     for place, tensor in enumerate(returned.tensors):
         if place not in returned.recipes:
-            sent.append(Sent.of(place, tensor, module, is_argument=False))
+            sent.append(Sent(False, place, tensor.detach()))
     return sent

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from shardwright.frames.remote import is_remote
 from shardwright.values.tensors import is_dense
 
 
@@ -25,14 +26,20 @@ class Layouts:
     relaid: list[int] = field(default_factory=list)
 
 
+#: Those of tensors that are all dense.
+_DENSE = Layouts()
+
+
 def layouts_of(tensors: list[torch.Tensor]) -> Layouts:
     """How tensors lie that are not dense.
 
     Whether ``reshape`` or ``contiguous`` gives a copy depends on it, and with that where a later write goes.
     """
+    if all(is_remote(tensor) or is_dense(tensor) for tensor in tensors):  # remote ones came so, or would be here
+        return _DENSE
     layouts = Layouts()
     for index, tensor in enumerate(tensors):
-        if is_dense(tensor):
+        if is_remote(tensor) or is_dense(tensor):
             continue
         expanded = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         overlapping = _overlaps([part for part in _parts(tensor) if part[0] > 0])

@@ -80,7 +80,7 @@ _SENT: tuple[_Sent, ...] = (
     (_core.TorchSetting.ONEDNN, torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     (
         _core.TorchSetting.ENCODER_FAST_PATH,
-        torch.backends.mha.get_fastpath_enabled,
+        functools.partial(getattr, torch.backends.mha, "_is_fastpath_enabled"),
         torch.backends.mha.set_fastpath_enabled,
     ),
     (_core.TorchSetting.WARN_ALWAYS, torch._C._get_warnAlways, torch._C._set_warnAlways),
@@ -115,8 +115,8 @@ _THREAD_GETTERS = [get for _, get, _ in _OF_THREADS]
 #: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
 _OWN: tuple[tuple[_Get, _Set], ...] = (
     (_warning_filters, _set_warning_filters),
-    (lambda: sys.stdout, lambda value: setattr(sys, "stdout", value)),
-    (lambda: sys.stderr, lambda value: setattr(sys, "stderr", value)),
+    (functools.partial(getattr, sys, "stdout"), lambda value: setattr(sys, "stdout", value)),
+    (functools.partial(getattr, sys, "stderr"), lambda value: setattr(sys, "stderr", value)),
 )
 _SETTINGS = (*((get, set_) for _, get, set_ in _SENT), *_OWN)
 _GETTERS = [get for get, _ in _SETTINGS]
@@ -124,7 +124,7 @@ _GETTERS = [get for get, _ in _SETTINGS]
 
 def cuda_in_use() -> bool:
     """Whether this process has begun to use CUDA."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return torch.cuda._initialized and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def keep_device_guard() -> None:
@@ -179,13 +179,14 @@ def set_thread(wanted: Settings) -> None:
 
 def difference(before: Settings, thread: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
     """The settings that are not as they were ``before``, those of threads not as in ``thread``; less objects."""
-    found = [*_different(_SENT, before, settings()), *_different(_OF_THREADS, thread, thread_settings())]
+    now, now_of_thread = settings(), thread_settings()
+    if now == before and now_of_thread == thread:
+        return []
+    found = [*_different(_SENT, before, now), *_different(_OF_THREADS, thread, now_of_thread)]
     return [(setting, _summary(new)) for setting, new in found]
 
 
 def _different(sent: Sequence[_Sent], before: Settings, after: Settings) -> Iterator[tuple[_core.TorchSetting, Any]]:
-    if before == after:
-        return
     for (setting, _, _), old, new in zip(sent, before, after, strict=False):
         if old != new:
             yield setting, new

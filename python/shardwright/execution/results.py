@@ -73,13 +73,13 @@ class Response:
         self.runtime[_core.Sites].set_ordered(self.site)
         self._task().ordered = True
 
-    def tensors_of(self, metas: list[Meta], *, may_stay: bool) -> list[torch.Tensor]:
+    def tensors_of(self, answer: _core.Answer | _core.Description, count: int, *, may_stay: bool) -> list[torch.Tensor]:
         """The tensors of the answer: those that are not here come when something uses them, or now."""
         return [
             self.take(index)
             if not may_stay or (self._parts is not None and self._parts.is_here(index))
-            else self._remote(index, meta)
-            for index, meta in enumerate(metas)
+            else self._remote(index, answer.meta(index))
+            for index in range(count)
         ]
 
     def _remote(self, index: int, meta: Meta) -> torch.Tensor:
@@ -178,11 +178,12 @@ def release_unused(task: RunningTask) -> None:
         return
     kept = []
     released: dict[int, list[int]] = {}
-    answered = True  # answers come in about the order of the calls: the first one that is not there is enough
-    for response in task.responses:
-        answered = answered and response.look()
+    for place, response in enumerate(task.responses):
+        if not response.look():  # answers come in about the order of the calls
+            kept += task.responses[place:]
+            break
         response.tensors = [tensor for tensor in response.tensors if is_remote(tensor)]
-        if answered and all(sys.getrefcount(tensor) <= _UNUSED for tensor in response.tensors):
+        if all(sys.getrefcount(tensor) <= _UNUSED for tensor in response.tensors):
             response.tensors = []
             released.setdefault(response.holder, []).extend(response.requests)
         else:

@@ -15,9 +15,9 @@ from shardwright import _core
 from shardwright.execution import process
 from shardwright.execution.backward import ServerBackward
 from shardwright.execution.checkpointed import run_checkpointed
-from shardwright.execution.context import TaskState, as_carried
+from shardwright.execution.context import as_carried
 from shardwright.execution.exchange import Arguments, Left, Returned, describe_results, sharing_of
-from shardwright.execution.executed import Executed, Onward, sent_by
+from shardwright.execution.executed import Executed, Onward, kept_after, sent_by
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.gradients import pack_gradients, unpack_gradients
 from shardwright.execution.hooked_views import refuse_other_uses
@@ -66,11 +66,11 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
         placement.kept.check(task, module)
     finish(task)
     # The tensors are gone now, unless autograd or the module keeps them.
-    for one in executed.sent:
-        if one.memory.lives or frame.elsewhere.keeps(one.memory.id):
-            (left.kept_arguments if one.is_argument else left.kept_results).append(one.number)
-            if one.watched is not None:
-                runtime[FrameTable].watch(request.microbatch, one.watched)
+    for one, watched in kept_after(name, executed.sent, frame.elsewhere):
+        (left.kept_arguments if one.is_argument else left.kept_results).append(one.number)
+        if watched is not None:
+            runtime[FrameTable].watch(request.microbatch, watched)
+    executed.sent = []
     if notes.private:
         left.kept_arguments = []  # nobody else has them
     runtime[FrameTable].settle(request.microbatch)
@@ -125,7 +125,7 @@ def _forward(
     frame.place = call.seed
     process.seed(frame.place)
     context = call.context
-    with TaskState.of(context).applied(), as_carried(context):
+    with as_carried(context):
         with in_frame(frame), collector.executing(context.collector) as additions:
             result = _execute(frame.executed, call.range, context, args, kwargs)
         frame.settle()
@@ -161,7 +161,7 @@ def _forward(
                 returned.dropped.append(place)
     if hooked_views := notes.hooked_views:
         refuse_other_uses(name, frame, hooked_views, [index for index, _ in returned.written])
-    parts, sent = _pack(returned), sent_by(name, given, returned)
+    parts, sent = _pack(returned), sent_by(given, returned)
     returned.tensors = []
     return Executed(spec, parts, returned, sent, onward)
 
@@ -172,8 +172,8 @@ def _cut_arguments(
     given = unpack(parts)
     for index, layout in strides:
         given[index] = restride(given[index], layout)
-    for index in range(len(given)):
-        if parts.meta(index)[4]:
+    for index, need in enumerate(parts.needs()):
+        if need:
             given[index], slot = cut(given[index], f"an argument of module {name!r}")
             frame.inputs.append((slot, index))
         frame.arguments.append(weakref.ref(given[index]))

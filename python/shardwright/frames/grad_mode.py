@@ -17,8 +17,10 @@ class GradMode:
     def __enter__(self) -> None:
         """Set it."""
         self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(self._mode)
+        if self._before is not self._mode:
+            torch._C._set_grad_enabled(self._mode)
 
     def __exit__(self, *_: object) -> None:
         """Put back what was before."""
-        torch._C._set_grad_enabled(self._before)
+        if torch.is_grad_enabled() is not self._before:
+            torch._C._set_grad_enabled(self._before)

@@ -131,6 +131,11 @@ def is_remote(value: object) -> bool:
     return type(value) is RemoteTensor and value.here is None
 
 
+def needs_gradient(tensor: torch.Tensor) -> bool:
+    """Whether a tensor requires a gradient; of a remote one without asking torch."""
+    return tensor.end is not None if type(tensor) is RemoteTensor and tensor.here is None else tensor.requires_grad
+
+
 def when_here(tensor: torch.Tensor, action: Callable[[torch.Tensor], None]) -> None:
     """Call a function with a tensor, now or as soon as its values have arrived."""
     if isinstance(tensor, RemoteTensor) and tensor.here is None:

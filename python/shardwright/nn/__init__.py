@@ -6,8 +6,7 @@ from shardwright.nn.embedding import DistributedEmbedding
 from shardwright.nn.flash_attention import FlashAttentionLayer
 from shardwright.nn.language_model import DistributedTransformerLMHead
 from shardwright.nn.layer_norm import DistributedLayerNorm, DistributedRMSNorm, FusedLayerNorm
-from shardwright.nn.linear import DistributedLinear
-from shardwright.nn.parallel_linear import ColumnParallelLinear, RowParallelLinear
+from shardwright.nn.linear import ColumnParallelLinear, DistributedLinear, RowParallelLinear
 from shardwright.nn.transformer import DistributedTransformer, DistributedTransformerLayer
 from shardwright.nn.transformer_output import DistributedTransformerOutputLayer
 from shardwright.nn.vocabulary import VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy

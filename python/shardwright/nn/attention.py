@@ -9,10 +9,9 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
-from shardwright.nn.block_linear import BlockLinear
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
+from shardwright.nn.layouts import FEATURES, SHARED, WHOLE, relayout
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
-from shardwright.tensor_parallel.communicators import bwd_allreduce_for_tp
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
@@ -123,6 +122,7 @@ class DistributedAttentionLayer(Block):
             post_layernorm,
             fp32_residual_addition,
             _STREAMS[cross_attention],
+            initializer_range if use_normal_initialization else None,
             **options,
         )
         heads, degree = num_attention_heads, self.tp_group.size
@@ -148,23 +148,14 @@ class DistributedAttentionLayer(Block):
         )
         of_query, of_key = heads * attention_head_size, pairs * attention_head_size
 
-        def linear(inputs: int, blocks: list[int], bias: bool, divided_output: bool) -> BlockLinear:
-            return BlockLinear(
-                inputs,
-                blocks,
-                bias,
-                divided_output=divided_output,
-                use_normal_initialization=use_normal_initialization,
-                initializer_range=initializer_range,
-                **self._place,
-            )
-
         if cross_attention:
-            self.query = linear(hidden_size, [of_query], query_key_value_bias, True)
-            self.key_value = linear(hidden_size, [of_key, of_key], query_key_value_bias, True)
+            self.query = self.make_linear(hidden_size, [of_query], query_key_value_bias, WHOLE, FEATURES)
+            # The gradient of cross states, which all layers take, is summed once, where they were gathered.
+            self.key_value = self.make_linear(hidden_size, [of_key, of_key], query_key_value_bias, SHARED, FEATURES)
         else:
-            self.query_key_value = linear(hidden_size, [of_query, of_key, of_key], query_key_value_bias, True)
-        self.dense = linear(of_query, [hidden_size], dense_bias, False)
+            of_all = [of_query, of_key, of_key]
+            self.query_key_value = self.make_linear(hidden_size, of_all, query_key_value_bias, WHOLE, FEATURES)
+        self.dense = self.make_linear(of_query, [hidden_size], dense_bias, FEATURES, WHOLE)
         self.query_norm, self.key_norm = (
             HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if query_key_norm else None
             for _ in range(2)
@@ -217,18 +208,18 @@ class DistributedAttentionLayer(Block):
         seed = self.seed_of(inputs.seed, self.attention_dropout_prob, 0, divided=True)
         dropout = None if seed is None else (self.attention_dropout_prob, seed)
         context = attend(query, key, value, self._added(inputs, query.shape[-2]), self.scale, dropout).to(dtype)
-        (output,) = self.dense(context.transpose(1, 2).flatten(2))
+        output = self.dense(context.transpose(1, 2).flatten(2))
         return self.after(inputs.hidden, output, inputs.seed, 1)
 
     def _projected(self, inputs: LayerInputs) -> list[torch.Tensor]:
         """Queries, keys and values of this rank's heads, [N, S or K, channels of them] each."""
         input = self.before(inputs.hidden)
         if not self.cross_attention:
-            projected: list[torch.Tensor] = self.query_key_value(input, sums_gradient=True)
+            projected: list[torch.Tensor] = self.query_key_value(input)
             return projected
         if inputs.cross_states is None:
             raise ConfigError(f"{type(self).__name__}: cross-attention needs cross_states, but they are None")
-        return [*self.query(input, sums_gradient=True), *self.key_value(inputs.cross_states)]
+        return [self.query(input), *self.key_value(inputs.cross_states)]
 
     def _added(self, inputs: LayerInputs, length: int) -> Added:
         """What this rank's heads add to their scores."""
@@ -281,9 +272,8 @@ class HeadNorm(DistributedModule):
         Returns:
             Of the same shape.
         """
-        weight: torch.Tensor = self.weight
-        if self.tp_group.size > 1:
-            weight = bwd_allreduce_for_tp(weight, group=self.tp_group, needs_grad=weight.requires_grad)
+        own: torch.Tensor = self.weight
+        weight = relayout(own, WHOLE, SHARED, group=self.tp_group, needs_grad=own.requires_grad)
         return nn.functional.rms_norm(input, weight.shape, weight, self.eps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, dropout, seed_of
 from shardwright.nn.layer_norm import make_norm
+from shardwright.nn.layouts import FEATURES, WHOLE, Layout
+from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 
@@ -58,6 +61,7 @@ class Block(DistributedModule):
         post_layernorm: bool,
         fp32_residual_addition: bool,
         first_stream: int,
+        deviation: float | None,
         *,
         normalization: str = "layer_norm",
         residual: bool = True,
@@ -68,6 +72,8 @@ class Block(DistributedModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         """Make the parts before and after; see the blocks and :class:`BlockOptions`.
+
+        Weights are drawn from a normal distribution if there is a ``deviation``.
 
         Raises:
             ConfigError: A value is not allowed.
@@ -82,10 +88,31 @@ class Block(DistributedModule):
         self.fp32_residual_addition = fp32_residual_addition
         self.residual, self.inside = residual, inside
         self._place: dict[str, Any] = {"group": self.tp_group, "device": device, "dtype": dtype}
+        self._deviation = deviation
         self._first_stream = (layer_idx or 0) * STREAMS_PER_LAYER + first_stream
         for name, wanted in (("pre_layernorm", pre_layernorm), ("layernorm", post_layernorm)):
             norm = make_norm(normalization, hidden_size, layernorm_epsilon, **self._place) if wanted else None
             self.register_module(name, norm)
+
+    def make_linear(
+        self, inputs: int, blocks: Sequence[int], bias: bool, input: Layout, output: Layout
+    ) -> ParallelLinear:
+        """A linear layer of the block, between layouts for speed; for memory channels are divided always."""
+        if self.tp_group.optimize == "memory":
+            input = output = FEATURES
+        # Where a gradient is summed elsewhere nothing is sent, and for memory slices of blocks go in one collective.
+        overlap = WHOLE in (input, output)
+        return ParallelLinear(
+            inputs,
+            blocks,
+            bias,
+            input=input,
+            output=output,
+            overlap=overlap,
+            inside=True,
+            deviation=self._deviation,
+            **self._place,
+        )
 
     def checked_probability(self, name: str, value: float) -> float:
         """A probability of dropout.

@@ -6,12 +6,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.agreement import Rule
-from shardwright.tensor_parallel.communicators import (
-    fused_allgather_for_tp,
-    gather_replicated_for_tp,
-    scatter_and_merge_for_tp,
-)
+from shardwright.nn.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule, Initialize
 from shardwright.tensor_parallel.sharding import Sharding
@@ -123,24 +118,18 @@ class DistributedEmbedding(DistributedModule):
         scatters = not (self.skips_scatter_and_merge or group.prescaled_batch)
         if not gathers and self.skips_scatter_and_merge:
             return self._look_up(input)
-        rule = Rule(name, (0,), free_dim=0 if gathers else None, divided_dim=0 if scatters and not gathers else None)
-        agreement = group.agree(rule, [input], parameters_need_grad=self.weight.requires_grad)
+        divided_dim = 0 if scatters and not gathers else None
+        agreement = self.agree([input], free_dim=0 if gathers else None, divided_dim=divided_dim)
         check_id_dtype(name, input)
         batches = agreement.sizes(0)
-        ids = fused_allgather_for_tp(input, 0, group=group, sizes=batches, needs_grad=False) if gathers else input
+        own = slices(0) if gathers else SHARED
+        ids = relayout(input, own, SHARED, group=group, sizes=batches, needs_grad=False)
         channels = self._look_up(ids)
         if self.skips_scatter_and_merge:
             return channels
-        if not scatters:
-            return gather_replicated_for_tp(channels, -1, group=group, needs_grad=agreement.parameters_need_grad)
-        return scatter_and_merge_for_tp(
-            channels,
-            0,
-            -1,
-            group=group,
-            split_sizes=batches if gathers else None,
-            needs_grad=agreement.parameters_need_grad,
-        )
+        back = samples(group) if gathers or not scatters else Layout("even slices", 0)
+        needs_grad = agreement.parameters_need_grad
+        return relayout(channels, FEATURES, back, group=group, sizes=batches, needs_grad=needs_grad)
 
     def extra_repr(self) -> str:
         """What ``print`` tells of it."""

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import draw_seed
-from shardwright.tensor_parallel.agreement import Agreement, Rule
-from shardwright.tensor_parallel.communicators import (
-    bwd_allreduce_for_tp,
-    fused_allgather_for_tp,
-    gather_replicated_for_tp,
-    scatter_and_merge_for_tp,
-    slice_replicated_for_tp,
-)
+from shardwright.nn.layouts import HEADS, SHARED, WHOLE, hidden_states, relayout, samples
+from shardwright.tensor_parallel.agreement import Agreement
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 
@@ -70,18 +64,8 @@ class GatheredCall:
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
         """Give each rank its own samples back, with all channels."""
-        group, needs_grad = self.group, hidden.requires_grad
-        if group.size == 1:
-            return hidden
-        if group.optimize == "speed":
-            if group.prescaled_batch:
-                return hidden
-            return slice_replicated_for_tp(hidden, 0, group=group, needs_grad=needs_grad, sizes=self.batches)
-        if group.prescaled_batch:
-            return gather_replicated_for_tp(hidden, hidden.dim() - 1, group=group, needs_grad=needs_grad)
-        return scatter_and_merge_for_tp(
-            hidden, 0, hidden.dim() - 1, group=group, split_sizes=self.batches, needs_grad=needs_grad
-        )
+        old, new = hidden_states(self.group), samples(self.group)
+        return relayout(hidden, old, new, group=self.group, needs_grad=hidden.requires_grad, sizes=self.batches)
 
 
 def enter(
@@ -109,13 +93,7 @@ def enter(
     given = {name: one for name, one in inputs._asdict().items() if isinstance(one, torch.Tensor)}
     trained = [name for name in _BESIDE if name in given and torch.is_grad_enabled() and given[name].requires_grad]
     words = [f"{name} with gradient" if name in trained else name for name in given]
-    free = None if group.prescaled_batch else 0
-    agreement = group.agree(
-        Rule(f"{module.operation}({', '.join(words)})", (0,), free_dim=free),
-        list(given.values()),
-        parameters_need_grad=any(p.requires_grad for p in module.parameters()),
-        seed=draw_seed() if drops else 0,
-    )
+    agreement = module.agree(list(given.values()), words, free_dim=group.samples_dim, seed=draw_seed() if drops else 0)
     for rank in range(group.size):
         shapes = dict(zip(given, agreement.signatures[rank].shapes, strict=True))
         _check_shapes(type(module).__name__, rank, shapes, hidden_size, heads)
@@ -145,30 +123,17 @@ def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: 
     Returns:
         Those of all ranks.
     """
-    batches, needs_grad = agreement.sizes(0), agreement.needs_grad
-    if group.optimize == "memory":
-        channels = next(iter(states.values())).dim() - 1
-        if group.prescaled_batch:
-            found = slice_replicated_for_tp([*states.values()], channels, group=group, needs_grad=needs_grad)
-        else:
-            found = scatter_and_merge_for_tp(
-                [*states.values()], channels, 0, group=group, merge_sizes=batches, needs_grad=needs_grad
-            )
-        return dict(zip(states, found, strict=True))
+    lies, inside, needs_grad = samples(group), hidden_states(group), agreement.needs_grad
+    call: dict[str, Any] = {"group": group, "needs_grad": needs_grad, "sizes": agreement.sizes(0)}
+    if inside != WHOLE:
+        return dict(zip(states, relayout([*states.values()], lies, inside, **call), strict=True))
     gathered = dict(states)
     if "hidden" in states:
-        hidden = states["hidden"]
-        if not group.prescaled_batch:
-            gathered["hidden"] = gather_replicated_for_tp(hidden, 0, group=group, needs_grad=needs_grad, sizes=batches)
-        elif needs_grad and not hidden.requires_grad:
-            gathered["hidden"] = hidden.detach().requires_grad_()  # other ranks' backward needs this one
+        hidden = relayout(states["hidden"], lies, inside, **call)
+        # Other ranks' backward needs this one.
+        gathered["hidden"] = hidden if hidden.requires_grad or not needs_grad else hidden.detach().requires_grad_()
     if "cross_states" in states:  # every layer's use of them is a rank's own heads, so gradients are summed here once
-        cross = states["cross_states"]
-        gathered["cross_states"] = (
-            bwd_allreduce_for_tp(cross, group=group, needs_grad=needs_grad)
-            if group.prescaled_batch
-            else fused_allgather_for_tp(cross, 0, group=group, sizes=batches, needs_grad=needs_grad)
-        )
+        gathered["cross_states"] = relayout(states["cross_states"], lies, SHARED, **call)
     return gathered
 
 
@@ -187,18 +152,11 @@ def _gather_beside(
             kinds.setdefault((has_heads, shared, name in trained), []).append(name)
     for (has_heads, shared, needs_grad), names in kinds.items():
         ones = [given[name] for name in names]
-        if has_heads and shared and group.prescaled_batch:
-            found = slice_replicated_for_tp(ones, 1, group=group, needs_grad=needs_grad)
-        elif has_heads and shared:  # this rank's own gradient has this rank's heads only
-            found = [one.chunk(group.size, 1)[group.rank] for one in ones]
-        elif has_heads:
-            found = scatter_and_merge_for_tp(ones, 1, 0, group=group, merge_sizes=batches, needs_grad=needs_grad)
-        elif group.prescaled_batch and needs_grad:
-            found = bwd_allreduce_for_tp(ones, group=group, needs_grad=True)
-        elif shared:
-            found = ones
+        if shared and not group.prescaled_batch:  # this rank's own gradient has this rank's heads only
+            found = [one.chunk(group.size, 1)[group.rank] for one in ones] if has_heads else ones
         else:
-            found = fused_allgather_for_tp(ones, 0, group=group, sizes=batches, needs_grad=needs_grad)
+            new = HEADS if has_heads else SHARED
+            found = relayout(ones, samples(group), new, group=group, needs_grad=needs_grad, sizes=batches)
         gathered.update(zip(names, found, strict=True))
     return gathered
 

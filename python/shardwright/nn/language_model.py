@@ -10,17 +10,10 @@ import torch
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_of
 from shardwright.nn.gathered import GatheredCall, LayerInputs, check_shapes, gather_states, tensors_by_name
+from shardwright.nn.layouts import FEATURES, PARTIAL, SHARED, hidden_states, relayout, samples
 from shardwright.nn.transformer import DistributedTransformer, TransformerOptions
 from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
-from shardwright.tensor_parallel.agreement import Agreement, Rule
-from shardwright.tensor_parallel.communicators import (
-    bwd_allreduce_for_tp,
-    fused_allgather_for_tp,
-    fwd_allreduce_for_tp,
-    gather_replicated_for_tp,
-    reduce_scatter_for_tp,
-    scatter_and_merge_for_tp,
-)
+from shardwright.tensor_parallel.agreement import Agreement
 from shardwright.tensor_parallel.module import DistributedModule
 
 _IDS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -77,25 +70,15 @@ class DistributedTransformerLMHead(DistributedModule):
         """Make a model with fresh weights. Sizes are those of the whole.
 
         Args:
-            num_layers: See :class:`DistributedTransformer`, as for what is not said here.
-            num_attention_heads: See there.
-            attention_head_size: See there.
-            hidden_size: See there.
-            intermediate_size: See there.
+            num_layers: See :class:`DistributedTransformer`, as for all that is not said here.
             vocab_size: The number of ids.
             num_positions: The longest sequence.
-            attention_dropout_prob: See there.
             hidden_dropout_prob: See there; of the sum of embeddings too.
-            activation: See there.
-            layernorm_epsilon: See there.
             num_token_types: The number of token types; 0 for a model that knows none.
             causal_mask_size: See there. With it the loss is that of predicting the next token.
-            add_cross_attention: See there.
             add_lm_head: Whether there is an output layer.
             initializer_range: The standard deviation of embeddings, and of normal weights.
             use_normal_initialization: See there; embeddings are normal always.
-            pre_layernorm: See there.
-            post_layernorm: See there.
             **options: Of :class:`TransformerOptions`.
 
         Raises:
@@ -193,15 +176,11 @@ class DistributedTransformerLMHead(DistributedModule):
         (hidden, *_) = self.transformer(tuple(taken))
         if self.lm_head is None:
             return GatheredCall(group, taken, batches).leave(hidden)
-        if group.size > 1:
-            hidden = (
-                bwd_allreduce_for_tp(hidden, group=group, needs_grad=needs_grad)
-                if group.optimize == "speed"
-                else fused_allgather_for_tp(hidden, 2, group=group, needs_grad=needs_grad)
-            )
-        logits = self.lm_head(hidden)
+        hidden = relayout(hidden, hidden_states(group), SHARED, group=group, needs_grad=needs_grad)
+        logits: torch.Tensor = self.lm_head(hidden)
         if "labels" not in given:
-            return self._whole(logits, batches, needs_grad)
+            logits = relayout(logits, FEATURES, samples(group), group=group, needs_grad=needs_grad, sizes=batches)
+            return logits[..., : self.vocab_size]
         labels = given["labels"].long()
         if self.causal:
             labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], _IGNORED)], 1)
@@ -227,12 +206,8 @@ class DistributedTransformerLMHead(DistributedModule):
     def _agreed(self, given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Agreement]:
         """The ranks tell each other what they bring, and hold it against what the model takes."""
         given = {name: one.detach() if name in _MASKS else one for name, one in given.items()}
-        agreement = self.tp_group.agree(
-            Rule(f"{self.operation}({', '.join(given)})", (0,), free_dim=None if self.tp_group.prescaled_batch else 0),
-            list(given.values()),
-            parameters_need_grad=any(p.requires_grad for p in self.parameters()),
-            seed=draw_seed() if self._drops else 0,
-        )
+        seed = draw_seed() if self._drops else 0
+        agreement = self.agree(list(given.values()), given, free_dim=self.tp_group.samples_dim, seed=seed)
         for rank, signature in enumerate(agreement.signatures):
             self._check_shapes(rank, dict(zip(given, signature.shapes, strict=True)))
         for name, one in given.items():
@@ -272,9 +247,8 @@ class DistributedTransformerLMHead(DistributedModule):
                 for place, name in enumerate(given)
                 if name != "cross_states" and agreement.sizes(0, place) == batches
             ]
-            together = fused_allgather_for_tp(
-                [given[name] for name in own], 0, group=group, sizes=batches, needs_grad=False
-            )
+            ones = [given[name] for name in own]
+            together = relayout(ones, samples(group), SHARED, group=group, sizes=batches, needs_grad=False)
             found.update(zip(own, together, strict=True))
         if "cross_states" in given:
             found.update(gather_states({"cross_states": given["cross_states"]}, agreement, group))
@@ -290,10 +264,7 @@ class DistributedTransformerLMHead(DistributedModule):
         if self.token_type_embedding is not None:
             types = given.get("token_type_ids")
             hidden = hidden + self.token_type_embedding(torch.zeros_like(ids) if types is None else types)
-        if group.size > 1 and group.optimize == "speed":
-            hidden = fwd_allreduce_for_tp(hidden, group=group, needs_grad=needs_grad)
-        elif group.size > 1:
-            hidden = reduce_scatter_for_tp(hidden, 2, group=group, needs_grad=needs_grad)
+        hidden = relayout(hidden, PARTIAL, hidden_states(group), group=group, needs_grad=needs_grad)
         if seed is not None and self.hidden_dropout_prob > 0:
             own = seed_of(seed, self._stream, group.rank if group.optimize == "memory" else None)
             hidden = dropout(hidden, self.hidden_dropout_prob, own)
@@ -311,12 +282,3 @@ class DistributedTransformerLMHead(DistributedModule):
                 "where a position is not seen and 0 where it is"
             )
         return (mask.to(dtype) * _UNSEEN)[:, None, None]
-
-    def _whole(self, logits: torch.Tensor, batches: list[int], needs_grad: bool) -> torch.Tensor:
-        """The logits of this rank's own samples."""
-        group = self.tp_group
-        if group.size > 1 and group.prescaled_batch:
-            logits = gather_replicated_for_tp(logits, 2, group=group, needs_grad=needs_grad)
-        elif group.size > 1:
-            logits = scatter_and_merge_for_tp(logits, 0, 2, group=group, split_sizes=batches, needs_grad=needs_grad)
-        return logits[..., : self.vocab_size]

@@ -31,6 +31,8 @@ class DistributedLayerNorm(DistributedModule):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    #: Whether the mean is subtracted.
+    _centered = True
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class DistributedLayerNorm(DistributedModule):
         self.register_parameter("bias", None)
         if elementwise_affine:
             self.make_parameter("weight", shape, sharding, nn.init.ones_, **place)
-            if bias:
+            if bias and self._centered:
                 self.make_parameter("bias", shape, sharding, nn.init.zeros_, **place)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -92,18 +94,20 @@ class DistributedLayerNorm(DistributedModule):
         Raises:
             ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
-        if not self.divides:
-            return self._normalized(input)
-        if self.inside:
-            return self._divided(input)
-        call = enter(self, LayerInputs(input), self.normalized_shape[0])
-        return call.leave(self._divided(call.inputs.hidden))
+        if self.divides and not self.inside:
+            call = enter(self, LayerInputs(input), self.normalized_shape[0])
+            return call.leave(self._normalized(call.inputs.hidden))
+        return self._normalized(input)
 
     def _normalized(self, input: torch.Tensor) -> torch.Tensor:
-        return nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-    def _divided(self, input: torch.Tensor) -> torch.Tensor:
-        return _normalize(input, self.weight, self.bias, self.eps, True, self.tp_group)
+        if self.divides:
+            output: torch.Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]
+                input, self.weight, self.bias, self.eps, self._centered, self.tp_group
+            )
+            return output
+        if self._centered:
+            return nn.functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """What ``print`` tells of it."""
@@ -117,27 +121,7 @@ class DistributedRMSNorm(DistributedLayerNorm):
         weight: As :class:`DistributedLayerNorm`'s; it has no bias.
     """
 
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        *,
-        inside: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """Make a layer whose weight is one; arguments and errors are those of :class:`DistributedLayerNorm`."""
-        super().__init__(
-            normalized_shape, eps, elementwise_affine, False, inside=inside, group=group, device=device, dtype=dtype
-        )
-
-    def _normalized(self, input: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
-
-    def _divided(self, input: torch.Tensor) -> torch.Tensor:
-        return _normalize(input, self.weight, None, self.eps, False, self.tp_group)
+    _centered = False
 
 
 class FusedLayerNorm(nn.LayerNorm):
@@ -152,11 +136,10 @@ def make_norm(
     Raises:
         ConfigError: The kind is none of ``"layer_norm"`` and ``"rms_norm"``.
     """
-    if kind == "layer_norm":
-        return DistributedLayerNorm(channels, eps, inside=True, group=group, device=device, dtype=dtype)
-    if kind == "rms_norm":
-        return DistributedRMSNorm(channels, eps, inside=True, group=group, device=device, dtype=dtype)
-    raise ConfigError(f"normalization is {kind!r}; allowed: 'layer_norm', 'rms_norm'")
+    kinds = {"layer_norm": DistributedLayerNorm, "rms_norm": DistributedRMSNorm}
+    if kind not in kinds:
+        raise ConfigError(f"normalization is {kind!r}; allowed: {', '.join(map(repr, kinds))}")
+    return kinds[kind](channels, eps, inside=True, group=group, device=device, dtype=dtype)
 
 
 class _Normalize(torch.autograd.Function):
@@ -219,18 +202,6 @@ class _Normalize(torch.autograd.Function):
                 of_input = of_input - sums[1]
             of_input = (of_input * scale).to(input.dtype)
         return of_input, of_weight, of_bias, None, None, None
-
-
-def _normalize(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    centered: bool,
-    group: TensorGroup,
-) -> torch.Tensor:
-    output: torch.Tensor = _Normalize.apply(input, weight, bias, eps, centered, group)  # type: ignore[no-untyped-call]
-    return output
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

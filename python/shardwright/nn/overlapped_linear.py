@@ -1,139 +1,223 @@
-"""Parallel linear layers whose collectives run beside their products."""
+"""The products of a parallel linear layer as one autograd function, whose collectives run beside them."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
+from shardwright.nn.layouts import WHOLE
+from shardwright.tensor_parallel.communicators import (
+    fused_allgather_for_tp,
+    fwd_allreduce_for_tp,
+    reduce_scatter_for_tp,
+)
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.packing import resized
 from shardwright.tensor_parallel.pending import Pending
 
-LinearGradients = tuple[None, None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+if TYPE_CHECKING:
+    from shardwright.nn.parallel_linear import ParallelLinear
 
 
 @dataclass(frozen=True)
-class Slices:
-    """How a sequence lies over tp ranks, and what backward is for; the same on all ranks.
+class Known:
+    """What is known of one call of a parallel linear layer, on all ranks.
 
     Attributes:
-        group: The ranks.
-        dim: Of the sequence, not negative.
-        sizes: Of every tp rank's slice.
+        sizes: Of every tp rank's slice; None where all are of one size.
         input_needs_grad: Whether the input needs a gradient on any rank.
         parameters_need_grad: Whether a parameter does on any rank.
     """
 
-    group: TensorGroup
-    dim: int
-    sizes: list[int]
+    sizes: list[int] | None
     input_needs_grad: bool
     parameters_need_grad: bool
 
-    def start_gather(self, own: torch.Tensor) -> Pending[list[torch.Tensor]]:
-        """Begin to gather the slices of all ranks."""
-        return self.group.start_all_gather([own], [self.dim], [self.sizes])
-
-    def start_scatter(self, summand: torch.Tensor) -> Pending[list[torch.Tensor]]:
-        """Begin to sum over ranks what each gets its slice of."""
-        return self.group.start_reduce_scatter([summand], [self.dim], [self.sizes])
+    @property
+    def needs_grad(self) -> bool:
+        """Whether the output does."""
+        return self.input_needs_grad or self.parameters_need_grad
 
 
-class OverlappedColumn(torch.autograd.Function):
-    """A product with a sequence that is gathered meanwhile. Only the own slice is kept for backward.
+@dataclass(frozen=True)
+class Overlap:
+    """What is sent in one call.
 
-    Backward gathers the sequence again while it computes the gradient of it, and sums that over ranks while it computes
-    the gradient of the weight.
+    Attributes:
+        linear: One of the layers, which all have its layouts.
+        known: What is known of the call.
+        gather_dim: Along which slices of the input are gathered, not negative; None where it is not sliced.
+        scatter_dim: Along which the sum of products is sliced, not negative; None where it is not.
+    """
+
+    linear: ParallelLinear
+    known: Known
+    gather_dim: int | None
+    scatter_dim: int | None
+
+    @property
+    def group(self) -> TensorGroup:
+        """The ranks."""
+        return self.linear.tp_group
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of every tp rank's slice."""
+        return self.known.sizes or []
+
+    def start_gather(self, own: torch.Tensor, dim: int) -> Pending[list[torch.Tensor]]:
+        """Begin to gather the slices of all ranks; at once where that is differentiated itself."""
+        if torch.is_grad_enabled():
+            whole = fused_allgather_for_tp(own, dim, group=self.group, sizes=self.sizes, needs_grad=True)
+            return Pending(lambda: [whole])
+        return self.group.start_all_gather([own], [dim], [self.sizes])
+
+    def start_sum(self, gradient: torch.Tensor) -> Pending[list[torch.Tensor]]:
+        """Begin to sum the input's gradient over ranks, each of which gets all of it or its slice."""
+        if torch.is_grad_enabled():
+            total = (
+                fwd_allreduce_for_tp(gradient, group=self.group, needs_grad=True)
+                if self.gather_dim is None
+                else reduce_scatter_for_tp(
+                    gradient, self.gather_dim, group=self.group, sizes=self.sizes, needs_grad=True
+                )
+            )
+            return Pending(lambda: [total])
+        if self.gather_dim is None:
+            summed = self.group.start_all_reduce(gradient)
+            return Pending(lambda: [summed.result()])
+        return self.group.start_reduce_scatter([gradient], [self.gather_dim], [self.sizes])
+
+
+class OverlappedProducts(torch.autograd.Function):
+    """Products of one input with several weights. Of slices that are gathered only the own one is kept for backward.
+
+    Forward multiplies the own slice while the others are gathered. Backward gathers them again while it computes their
+    gradient, sums that over ranks while it computes the gradients of weights, and multiplies its own slice of a sum's
+    gradient while it gathers the others.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        slices: Slices,
-        _anchor: torch.Tensor | None,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Multiply the slices of all ranks, this one's being [..., n_r, ..., in]: [..., out] of the whole sequence."""
-        ctx.slices = slices
-        ctx.save_for_backward(input, weight)
-        return _multiply_while_gathering(slices, input, weight, bias)[0]
+        ctx: Any, overlap: Overlap, _anchor: torch.Tensor | None, input: torch.Tensor, *tensors: Any
+    ) -> tuple[torch.Tensor, ...]:
+        """Multiply.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> LinearGradients:
-        """From the gradient of the whole sequence that of this rank's slice, summed over ranks, and of parameters."""
-        slices: Slices = ctx.slices
-        input, weight = ctx.saved_tensors
-        gathered = slices.start_gather(input) if slices.parameters_need_grad else None
-        of_input, of_weight, of_bias = None, None, None
-        scattered = slices.start_scatter(gradient.matmul(weight)) if slices.input_needs_grad else None
-        if gathered is not None:
-            (whole,) = gathered.result()
-            of_weight, of_bias = _of_parameters(ctx, gradient, whole)
-        if scattered is not None:
-            (of_input,) = scattered.result()
-        return None, None, of_input, of_weight, of_bias
-
-
-class OverlappedRow(torch.autograd.Function):
-    """A product that is summed over ranks, each getting its slice of the sequence.
-
-    Backward computes the gradient of the own slice's product while it gathers those of the other slices.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        slices: Slices,
-        _anchor: torch.Tensor | None,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Multiply this rank's channels of the whole sequence: this rank's slice of the sum, [..., n_r, ..., out]."""
-        ctx.slices = slices
-        ctx.save_for_backward(input, weight)
-        return slices.start_scatter(nn.functional.linear(input, weight, bias)).result()[0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> LinearGradients:
-        """From the gradient of this rank's slice that of its channels of the whole sequence, and of parameters."""
-        slices: Slices = ctx.slices
-        input, weight = ctx.saved_tensors
-        of_input = None
-        if slices.input_needs_grad:
-            of_input, whole = _multiply_while_gathering(slices, gradient, weight.t(), None)
+        Args:
+            ctx: Of autograd.
+            overlap: What is sent.
+            _anchor: Has all ranks take part in backward, also one that needs no gradient itself.
+            input: [..., in features].
+            *tensors: Weights, and as many biases or None.
+        """
+        weights, biases = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        ctx.overlap = overlap
+        ctx.save_for_backward(input, *weights)
+        summands = biases if overlap.linear.bias_is_summand else [None] * len(biases)
+        if overlap.gather_dim is None:
+            outputs = [nn.functional.linear(input, *of) for of in zip(weights, summands, strict=True)]
         else:
-            (whole,) = slices.start_gather(gradient).result()
-        return None, None, of_input, *_of_parameters(ctx, whole, input)
+            outputs, _ = _multiply_while_gathering(overlap, overlap.gather_dim, input, weights, summands)
+        number = len(outputs)
+        if overlap.scatter_dim is not None:
+            outputs = overlap.group.reduce_scatter(outputs, [overlap.scatter_dim] * number, [overlap.sizes] * number)
+        elif overlap.linear.output == WHOLE:
+            sums = [overlap.group.start_all_reduce(one) for one in outputs]
+            outputs = [one.result() for one in sums]
+        if not overlap.linear.bias_is_summand:
+            outputs = [one if bias is None else one.add_(bias) for one, bias in zip(outputs, biases, strict=True)]
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the input, and of those weights and biases of this rank that need one."""
+        overlap: Overlap = ctx.overlap
+        input, *weights = ctx.saved_tensors
+        of_input: torch.Tensor | None = None
+        of_products = [*gradients]
+        if overlap.scatter_dim is not None:
+            (own,), (weight,) = gradients, weights
+            if overlap.known.input_needs_grad:
+                (of_input,), whole = _multiply_while_gathering(overlap, overlap.scatter_dim, own, [weight.t()], [None])
+            else:
+                (whole,) = overlap.start_gather(own, overlap.scatter_dim).result()
+            of_products = [whole]
+        gathers = overlap.gather_dim is not None and overlap.known.parameters_need_grad
+        gathered = overlap.start_gather(input, overlap.gather_dim or 0) if gathers else None
+        if of_input is None and overlap.known.input_needs_grad:
+            products = (one.matmul(weight) for one, weight in zip(of_products, weights, strict=True))
+            of_input = functools.reduce(torch.add, products)
+        summed = None
+        if of_input is not None and (overlap.gather_dim is not None or overlap.linear.input == WHOLE):
+            summed = overlap.start_sum(of_input)
+        if gathered is not None:
+            (input,) = gathered.result()
+        number, needed = len(weights), ctx.needs_input_grad[3:]
+        of_weights = [_rows(one).t().mm(_rows(input)) if needed[i] else None for i, one in enumerate(of_products)]
+        summands = of_products if overlap.linear.bias_is_summand else gradients
+        of_biases = [_rows(one).sum(0) if needed[number + i] else None for i, one in enumerate(summands)]
+        if summed is not None:
+            (of_input,) = summed.result()
+        return None, None, of_input, *of_weights, *of_biases
+
+
+def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known) -> list[torch.Tensor]:
+    """Apply :class:`OverlappedProducts`, in the dtype that autocast says.
+
+    Args:
+        linears: Layers of the same layouts.
+        input: As they take it.
+        known: What is known of the call.
+
+    Returns:
+        The output of each.
+    """
+    dims = (linears[0].input.sizes_dim, linears[0].output.sizes_dim)
+    overlap = Overlap(linears[0], known, *(None if dim is None else dim % input.dim() for dim in dims))
+    weights, biases = [one.weight for one in linears], [one.bias for one in linears]
+    tensors: list[torch.Tensor | None] = [input, *weights, *biases]
+    kind = input.device.type
+    if torch.is_autocast_enabled(kind):  # which does not reach into backward
+        dtype = torch.get_autocast_dtype(kind)
+        tensors = [one if one is None or one.dtype == torch.float64 else one.to(dtype) for one in tensors]
+    anchor, recorded = None, any(one is not None and one.requires_grad for one in tensors)
+    if known.needs_grad and torch.is_grad_enabled() and not recorded:
+        anchor = torch.empty(0, device=input.device, requires_grad=True)
+    outputs: tuple[torch.Tensor, ...] = OverlappedProducts.apply(overlap, anchor, *tensors)  # type: ignore[no-untyped-call]
+    return list(outputs)
 
 
 def _multiply_while_gathering(
-    slices: Slices, own: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The products of the whole sequence, that of the own slice first, and the sequence."""
-    gathered = slices.start_gather(own)
-    dim, rank, sizes = slices.dim, slices.group.rank, slices.sizes
+    overlap: Overlap,
+    dim: int,
+    own: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The products of the whole of what is sliced, those of the own slice first, and the whole."""
+    gathered = overlap.start_gather(own, dim)
+    if torch.is_grad_enabled():
+        (whole,) = gathered.result()
+        return [nn.functional.linear(whole, *of) for of in zip(weights, biases, strict=True)], whole
+    rank, sizes = overlap.group.rank, overlap.sizes
     before, mine, total = sum(sizes[:rank]), sizes[rank], sum(sizes)
-    products = own.new_empty((*resized(own.shape, dim, total)[:-1], weight.shape[0]))
+    shape = resized(own.shape, dim, total)[:-1]
+    products = [own.new_empty((*shape, weight.shape[0])) for weight in weights]
 
     def multiply(source: torch.Tensor, first: int, size: int) -> None:
-        place = products.narrow(dim, first, size)
-        if not place.is_contiguous():
-            place.copy_(nn.functional.linear(source, weight, bias))
-            return
-        rows, flat = source.reshape(-1, source.shape[-1]), place.view(-1, place.shape[-1])
-        if bias is None:
-            torch.mm(rows, weight.t(), out=flat)
-        else:
-            torch.addmm(bias, rows, weight.t(), out=flat)
+        for product, weight, bias in zip(products, weights, biases, strict=True):
+            place = product.narrow(dim, first, size)
+            if not place.is_contiguous():
+                place.copy_(nn.functional.linear(source, weight, bias))
+            elif bias is None:
+                torch.mm(_rows(source), weight.t(), out=_rows(place))
+            else:
+                torch.addmm(bias, _rows(source), weight.t(), out=_rows(place))
 
     multiply(own, before, mine)
     (whole,) = gathered.result()
@@ -143,11 +227,5 @@ def _multiply_while_gathering(
     return products, whole
 
 
-def _of_parameters(
-    ctx: Any, gradient: torch.Tensor, input: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of weight and bias, where this rank's need one, from whole sequences."""
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    needed = ctx.needs_input_grad
-    of_weight = rows.t().mm(input.reshape(-1, input.shape[-1])) if needed[3] else None
-    return of_weight, rows.sum(0) if needed[4] else None
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])

@@ -1,249 +1,229 @@
-"""Linear layers divided over output or input channels, for activations that are replicated or sliced along a sequence.
-
-A :class:`ColumnParallelLinear`, what is done element by element, and a :class:`RowParallelLinear` make a block with one
-collective before it and one after it (Megatron's split; paper, appendix F.1).
-"""
+"""The linear layer that is divided over tp ranks, for every layout of what it takes and of what it gives."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.linear import DividedLinear
-from shardwright.nn.overlapped_linear import OverlappedColumn, OverlappedRow, Slices
-from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check, check_sizes
-from shardwright.tensor_parallel.communicators import (
-    bwd_allreduce_for_tp,
-    fused_allgather_for_tp,
-    fwd_allreduce_for_tp,
-    reduce_scatter_for_tp,
-)
+from shardwright.nn.layouts import FEATURES, PARTIAL, SHARED, Layout, relayout
+from shardwright.nn.overlapped_linear import Known, overlapped_products
+from shardwright.tensor_parallel.agreement import check_sizes
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 
 
-class _ParallelLinear(DividedLinear):
-    """What both have in common.
+class ParallelLinear(DistributedModule):
+    """A linear layer between any two layouts.
+
+    Where the output is divided over its features and the input is not, tp rank i has the i-th slice of the weight's
+    rows, and what the rank has not of the input is gathered. Otherwise it has the i-th slice of the columns: it takes
+    its features of the input, and its products are summed over ranks, each of which gets what the output's layout says.
 
     Attributes:
-        sequence_dim: Along which activations outside the block are sliced over tp ranks; None where they are
-            replicated.
-        asynchronous: Whether collectives run beside products.
+        in_features: Of the whole layer.
+        blocks: The sizes of the blocks of output features, of the whole layer, each of which is divided for itself.
+        input: The layout of what it takes.
+        output: The layout of what it gives.
+        overlap: Whether collectives run beside products.
+        inside: Whether it is part of another distributed module, which knows what all ranks bring.
+        bias_is_summand: Whether the bias belongs to this rank's products, not to their sum over ranks.
+        weight: This rank's part of [out features, in features].
+        bias: This rank's part of [out features]; None where it has none.
     """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self,
         in_features: int,
-        out_features: int,
-        group: TensorGroup | None,
-        sequence_dim: int | None,
-        asynchronous: bool,
-    ) -> None:
-        super().__init__(in_features, out_features, group)
-        if asynchronous and sequence_dim is None:
-            raise ConfigError(
-                f"{type(self).__name__}: asynchronous is True and sequence_dim None; only the collectives of a "
-                "sequence that is sliced over ranks run beside products, so a sequence_dim is needed"
-            )
-        self.sequence_dim = sequence_dim
-        self.asynchronous = asynchronous
-
-    def _hear(self, rule: Rule, input: torch.Tensor, known: bool, features: int) -> Agreement:
-        """What all ranks bring: told by them, or known to be like this rank's."""
-        needs_grad = any(one.requires_grad for one in self.parameters())
-        if known:
-            agreement = Agreement((Signature.of(rule, [input], needs_grad),) * self.tp_group.size)
-            check(rule, agreement, self.tp_group.size)
-        else:
-            agreement = self.tp_group.agree(rule, [input], needs_grad)
-        name, dim = type(self).__name__, self.sequence_dim
-        if input.shape[-1] != features:
-            raise ConfigError(f"{name}: the input has shape {tuple(input.shape)}; expected [..., {features}]")
-        if dim is not None and dim % input.dim() == input.dim() - 1:
-            raise ConfigError(f"{name}: sequence_dim {dim} is the dim of features in shape {tuple(input.shape)}")
-        if self.asynchronous and input.is_cuda and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
-            raise ConfigError(
-                f"{name}: CUDA_DEVICE_MAX_CONNECTIONS is {os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS')!r}; "
-                "asynchronous=True needs '1' on a GPU, so that a collective starts before the product beside it"
-            )
-        return agreement
-
-    def _overlapped(
-        self, function: type[OverlappedColumn] | type[OverlappedRow], input: torch.Tensor, slices: Slices
-    ) -> torch.Tensor:
-        tensors = [input, self.weight, self.bias]
-        kind = input.device.type
-        if torch.is_autocast_enabled(kind):  # which does not reach into backward
-            dtype = torch.get_autocast_dtype(kind)
-            tensors = [one if one is None else one.to(dtype) for one in tensors]
-        anchor = None
-        if torch.is_grad_enabled() and (slices.input_needs_grad or slices.parameters_need_grad):
-            # All ranks take part in backward, also one that needs no gradient itself.
-            anchor = torch.empty(0, device=input.device, requires_grad=True)
-        result: torch.Tensor = function.apply(slices, anchor, *tensors)  # type: ignore[no-untyped-call]
-        return result
-
-
-class ColumnParallelLinear(_ParallelLinear):
-    """A linear layer divided over its output channels: tp rank i has the i-th slice of them.
-
-    Without a ``sequence_dim`` the input is the same on all ranks, and the gradient of it is summed over ranks by an
-    all-reduce. With one, each rank has its slice of a sequence: an all-gather before, a reduce-scatter of the gradient.
-
-    ``asynchronous=True`` does the same with collectives that run beside products: the own slice is multiplied while the
-    others are gathered; backward gathers the sequence again, since only the own slice is kept, while it computes the
-    gradient of it, and scatters that while it computes the gradient of the weight.
-
-    Attributes:
-        weight: [out_features / tp degree, in_features].
-        bias: [out_features / tp degree]; None without one.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
+        blocks: Sequence[int],
+        bias: bool,
         *,
-        sequence_dim: int | None = None,
-        asynchronous: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        input: Layout,
+        output: Layout,
+        overlap: bool = False,
+        inside: bool = False,
+        deviation: float | None = None,
+        group: TensorGroup | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
     ) -> None:
         """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
 
         Args:
-            in_features: Of the whole layer.
-            out_features: Of the whole layer.
-            bias: Whether it has one.
-            sequence_dim: Along which the input is sliced over tp ranks; None for one that is replicated.
-            asynchronous: Whether collectives run beside products.
+            in_features: See above, as for what is not said here.
+            blocks: See there.
+            bias: Whether it has one. Where products are summed it is a summand of tp rank 0; inside another distributed
+                module, which gets the sum, it is added to that and lies as the output does.
+            input: See there.
+            output: See there.
+            overlap: See there.
+            inside: See there.
+            deviation: Draw weights from a normal distribution of this standard deviation, with a bias of zero.
             group: The ranks that divide it; by default the running job's TP_GROUP.
             device: Of the parameters.
             dtype: Of the parameters.
 
         Raises:
-            ConfigError: ``out_features`` does not divide by the tensor parallelism degree, or ``asynchronous`` is asked
-                for without a ``sequence_dim``.
+            ConfigError: What is divided does not divide by the tensor parallelism degree.
         """
-        super().__init__(in_features, out_features, group, sequence_dim, asynchronous)
-        self.make_parameters(Sharding(dim=0), Sharding(dim=0) if bias else None, device, dtype)
+        super().__init__(group)
+        self.in_features, self.blocks = in_features, tuple(blocks)
+        self.input, self.output = input, output
+        self.overlap, self.inside = overlap and self.tp_group.size > 1, inside
+        self._by_rows = output == FEATURES and input != FEATURES
+        self.bias_is_summand = self._by_rows or not inside or output == PARTIAL
+        bound = 1 / math.sqrt(in_features) if in_features else 0.0
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+
+        def draw(weight: torch.Tensor) -> None:
+            if deviation is None:
+                nn.init.kaiming_uniform_(weight, math.sqrt(5))
+            else:
+                nn.init.normal_(weight, 0.0, deviation)
+
+        def draw_bias(one: torch.Tensor) -> None:
+            nn.init.uniform_(one, -bound, bound) if deviation is None else nn.init.zeros_(one)
+
+        shape = (sum(self.blocks), in_features)
+        as_output = Sharding(dim=0, blocks=self.blocks) if output == FEATURES else Sharding()
+        as_output.check(f"{type(self).__name__}.bias", shape[:1], self.tp_group.size)
+        self.make_parameter("weight", shape, as_output if self._by_rows else Sharding(dim=1), draw, **place)
+        self.register_parameter("bias", None)
+        if bias:
+            sums_alone = self.bias_is_summand and not self._by_rows
+            self.make_parameter("bias", shape[:1], Sharding(owner=0) if sums_alone else as_output, draw_bias, **place)
+
+    @property
+    def out_features(self) -> int:
+        """Of the whole layer."""
+        return sum(self.blocks)
 
     def forward(
         self, input: torch.Tensor, *, sizes: Sequence[int] | None = None, needs_grad: bool | None = None
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | list[torch.Tensor]:
         """Apply the layer; all ranks of the group call it together.
 
         Args:
-            input: [..., in_features], the same on all ranks; with a ``sequence_dim`` this rank's slice [..., n_r, ...,
-                in_features], of any size there.
-            sizes: n_r of every tp rank, where the caller knows them.
+            input: Floating or complex, [..., in_features] or what its layout leaves each rank of that.
+            sizes: Of every tp rank's slice, where the caller knows them, and of an output's that are not of one size.
             needs_grad: Whether a gradient is needed by any rank, where the caller knows. With neither this nor
                 ``sizes`` the ranks tell each other shapes first, one small all-gather.
 
         Returns:
-            [..., out_features / tp degree], of the whole sequence.
+            [..., out_features] or what its layout leaves each rank; for several blocks a list of them.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or on a GPU an asynchronous layer finds another
-                CUDA_DEVICE_MAX_CONNECTIONS than 1.
+            ConfigError: Shapes or dtypes do not fit together, what is sliced does not divide by the tp degree and no
+                sizes are given, or on a GPU collectives are to run beside products and CUDA_DEVICE_MAX_CONNECTIONS is
+                another than 1. All ranks raise it.
         """
-        group, dim = self.tp_group, self.sequence_dim
-        rule = Rule(self.operation, (-1,) if dim is None else (dim, -1), free_dim=dim)
-        agreement = self._hear(rule, input, sizes is not None or needs_grad is not None, self.in_features)
-        of_input = agreement.needs_grad if needs_grad is None else needs_grad
-        if dim is None:
-            replicated = bwd_allreduce_for_tp(input, group=group, needs_grad=of_input)
-            return nn.functional.linear(replicated, self.weight, self.bias)
-        sizes = agreement.sizes(dim) if sizes is None else list(sizes)
-        if not self.asynchronous:
-            whole = fused_allgather_for_tp(input, dim, group=group, sizes=sizes, needs_grad=of_input)
-            return nn.functional.linear(whole, self.weight, self.bias)
-        check_sizes(rule.operation, sizes, group.size, dim, group.rank, input.shape[dim])
-        of_parameters = agreement.parameters_need_grad if needs_grad is None else needs_grad
-        slices = Slices(group, dim % input.dim(), sizes, of_input, of_parameters)
-        return self._overlapped(OverlappedColumn, input, slices)
+        known = None if self.inside else self._hear(input, sizes, needs_grad)
+        outputs = apply_together([self], input, known)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def extra_repr(self) -> str:
+        """What ``print`` tells of it."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, tp_degree={self.tp_group.size}"
+
+    def own_blocks(self) -> list[int]:
+        """This rank's sizes of the output's blocks."""
+        return [size // (self.tp_group.size if self.output == FEATURES else 1) for size in self.blocks]
+
+    def _hear(self, input: torch.Tensor, sizes: Sequence[int] | None, needs_grad: bool | None) -> Known:
+        """What all ranks bring: told by them, or known by the caller to be like this rank's."""
+        group, name = self.tp_group, type(self).__name__
+        taken, given = self.input.sizes_dim, self.output.sizes_dim
+        divided = given if taken is None and sizes is None else None
+        if not self._by_rows and self.input != FEATURES:
+            divided = -1
+        dims = [dim for dim in (taken if given is None else given, -1) if dim is not None]
+        agreement = self.agree(
+            [input],
+            dims=tuple(dims),
+            free_dim=taken,
+            divided_dim=divided,
+            sums=not self._by_rows,
+            known=sizes is not None or needs_grad is not None,
+        )
+        shape, sliced = tuple(input.shape), dims[0] if len(dims) > 1 else None
+        features = self.in_features // (group.size if self.input == FEATURES else 1)
+        if shape[-1] != features or (sliced == 0 and len(shape) < 2):
+            first = "batch, ..." if sliced == 0 else "..."
+            raise ConfigError(f"{name}: the input has shape {shape}; expected [{first}, {features}]")
+        if sliced is not None and sliced % len(shape) == len(shape) - 1:
+            raise ConfigError(f"{name}: sequence_dim {sliced} is the dim of features in shape {shape}")
+        if self.overlap and input.is_cuda and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+            raise ConfigError(
+                f"{name}: CUDA_DEVICE_MAX_CONNECTIONS is {os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS')!r}; "
+                "asynchronous=True needs '1' on a GPU, so that a collective starts before the product beside it"
+            )
+        known: list[int] | None = None if sizes is None else list(sizes)
+        if sliced is not None:
+            if known is None:
+                known = agreement.sizes(sliced) if taken is not None else [shape[sliced] // group.size] * group.size
+            rank = None if taken is None else group.rank
+            check_sizes(self.operation, known, group.size, sliced, rank, shape[sliced])
+        return Known(
+            known,
+            agreement.needs_grad if needs_grad is None else needs_grad,
+            agreement.parameters_need_grad if needs_grad is None else needs_grad,
+        )
 
 
-class RowParallelLinear(_ParallelLinear):
-    """A linear layer divided over its input channels: tp rank i has the i-th slice of them, tp rank 0 the bias.
+def apply_together(
+    linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known | None = None
+) -> list[torch.Tensor]:
+    """Apply several layers of the same layouts to one input, with one collective for all of them.
 
-    Without a ``sequence_dim`` the products are summed by an all-reduce, and the result is the same on all ranks. With
-    one, a reduce-scatter gives each rank its slice of a sequence, and backward is an all-gather of the gradient.
+    Args:
+        linears: The layers.
+        input: As for :meth:`ParallelLinear.forward`.
+        known: What is known of the call; None inside another distributed module, where ranks are alike.
 
-    With ``asynchronous=True`` backward multiplies the own slice of the gradient while it gathers the others.
-
-    Attributes:
-        weight: [out_features, in_features / tp degree].
-        bias: [out_features] on tp rank 0, otherwise None; None everywhere without one.
+    Returns:
+        The blocks of all of them, one after another.
     """
+    first, group = linears[0], linears[0].tp_group
+    if known is None:
+        enabled = torch.is_grad_enabled()
+        trained = enabled and any(one.requires_grad for linear in linears for one in linear.parameters())
+        known = Known(None, enabled and input.requires_grad, trained)
+    weights, biases = [one.weight for one in linears], [one.bias for one in linears]
+    own = [one.own_blocks() for one in linears]
+    if first.overlap:
+        return _blocks(overlapped_products(linears, input, known), own)
+    needed = SHARED if first._by_rows else FEATURES
+    input = relayout(input, first.input, needed, group=group, needs_grad=known.input_needs_grad, sizes=known.sizes)
+    if first.bias_is_summand:
+        outputs = [nn.functional.linear(input, *of) for of in zip(weights, biases, strict=True)]
+    else:
+        outputs = [nn.functional.linear(input, weight) for weight in weights]
+    blocks = _blocks(outputs, own if first._by_rows else [one.blocks for one in linears])
+    if not first._by_rows:
+        blocks = relayout(blocks, PARTIAL, first.output, group=group, needs_grad=known.needs_grad, sizes=known.sizes)
+    if first.bias_is_summand:
+        return blocks
+    added = [
+        part
+        for bias, sizes in zip(biases, own, strict=True)
+        for part in ([None] * len(sizes) if bias is None else torch.split(bias, sizes))
+    ]
+    return [one if bias is None else one + bias for one, bias in zip(blocks, added, strict=True)]
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        sequence_dim: int | None = None,
-        asynchronous: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
 
-        Args:
-            in_features: Of the whole layer.
-            out_features: Of the whole layer.
-            bias: Whether it has one.
-            sequence_dim: Along which the result is sliced over tp ranks; None for one that is replicated.
-            asynchronous: Whether collectives run beside products.
-            group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
-
-        Raises:
-            ConfigError: ``in_features`` does not divide by the tensor parallelism degree, or ``asynchronous`` is asked
-                for without a ``sequence_dim``: an all-reduce leaves nothing to compute beside it.
-        """
-        super().__init__(in_features, out_features, group, sequence_dim, asynchronous)
-        self.make_parameters(Sharding(dim=1), Sharding(owner=0) if bias else None, device, dtype)
-
-    def forward(
-        self, input: torch.Tensor, *, sizes: Sequence[int] | None = None, needs_grad: bool | None = None
-    ) -> torch.Tensor:
-        """Apply the layer; all ranks of the group call it together.
-
-        Args:
-            input: This rank's channels, [..., in_features / tp degree], of the same samples on all ranks.
-            sizes: Of the slice of the sequence of every tp rank, where they are not of one size.
-            needs_grad: As for :meth:`ColumnParallelLinear.forward`.
-
-        Returns:
-            [..., out_features], the same on all ranks; with a ``sequence_dim`` this rank's slice of it.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not fit together, the sequence does not divide by the tp degree and no
-                sizes are given, or on a GPU an asynchronous layer finds another CUDA_DEVICE_MAX_CONNECTIONS than 1.
-        """
-        group, dim = self.tp_group, self.sequence_dim
-        divided = dim if sizes is None else None
-        rule = Rule(self.operation, (-1,) if dim is None else (dim, -1), divided_dim=divided, sums=True)
-        known = sizes is not None or needs_grad is not None
-        agreement = self._hear(rule, input, known, self.in_features // group.size)
-        of_input = agreement.needs_grad if needs_grad is None else needs_grad
-        of_parameters = agreement.parameters_need_grad if needs_grad is None else needs_grad
-        if self.asynchronous and dim is not None:
-            of = [input.shape[dim] // group.size] * group.size if sizes is None else list(sizes)
-            check_sizes(rule.operation, of, group.size, dim, None, input.shape[dim])
-            return self._overlapped(OverlappedRow, input, Slices(group, dim % input.dim(), of, of_input, of_parameters))
-        products = nn.functional.linear(input, self.weight, self.bias)
-        needs_grad = of_input or of_parameters
-        if dim is None:
-            return fwd_allreduce_for_tp(products, group=group, needs_grad=needs_grad)
-        return reduce_scatter_for_tp(products, dim, group=group, sizes=sizes, needs_grad=needs_grad)
+def _blocks(outputs: Sequence[torch.Tensor], sizes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """The blocks of several outputs; an output of one block itself, which may be written to."""
+    return [
+        block
+        for output, of in zip(outputs, sizes, strict=True)
+        for block in ([output] if len(of) == 1 else torch.split(output, list(of), -1))
+    ]

@@ -82,17 +82,11 @@ class DistributedTransformerLayer(DistributedModule):
         """Make a layer with fresh weights. Sizes are those of the whole.
 
         Args:
-            num_attention_heads: See :class:`DistributedAttentionLayer`, as for what is not said here.
-            attention_head_size: See there.
-            hidden_size: See there.
+            num_attention_heads: See :class:`DistributedAttentionLayer`, as for all that is not said here.
             intermediate_size: See :class:`DistributedTransformerOutputLayer`.
-            attention_dropout_prob: See there.
             hidden_dropout_prob: Of each block's output, in training.
             activation: See :class:`DistributedTransformerOutputLayer`.
             layernorm_epsilon: Of all normalizations.
-            initializer_range: See there.
-            use_normal_initialization: See there.
-            causal_mask_size: See there.
             add_cross_attention: Whether there is a block of attention to cross states.
             pre_layernorm: Whether each block's input is normalized.
             post_layernorm: Whether each block's sum is.
@@ -216,21 +210,8 @@ class DistributedTransformer(DistributedModule):
 
         Args:
             num_layers: How many.
-            num_attention_heads: As for each layer, as all others up to ``post_layernorm``.
-            attention_head_size: See there.
-            hidden_size: See there.
-            intermediate_size: See there.
-            attention_dropout_prob: See there.
-            hidden_dropout_prob: See there.
-            activation: See there.
-            layernorm_epsilon: See there.
-            initializer_range: See there.
-            use_normal_initialization: See there.
-            causal_mask_size: See there.
-            add_cross_attention: See there.
-            pre_layernorm: See there. With ``post_layernorm`` too, the transformer's input and output are normalized
-                besides.
-            post_layernorm: See there.
+            pre_layernorm: As for each layer. With ``post_layernorm`` too, the transformer's input and output are
+                normalized besides.
             **options: Of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
 
         Raises:

@@ -10,9 +10,10 @@ from torch import nn
 
 from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
-from shardwright.nn.block_linear import BlockLinear, apply_to_one
 from shardwright.nn.dropout import dropout
 from shardwright.nn.gathered import LayerInputs, enter
+from shardwright.nn.layouts import FEATURES, WHOLE
+from shardwright.nn.parallel_linear import apply_together
 
 _STREAM = 4
 
@@ -92,6 +93,7 @@ class DistributedTransformerOutputLayer(Block):
             post_layernorm,
             fp32_residual_addition,
             _STREAM,
+            initializer_range if use_normal_initialization else None,
             **options,
         )
         if activation not in ACTIVATIONS:
@@ -101,20 +103,9 @@ class DistributedTransformerOutputLayer(Block):
             "intermediate_dropout_prob", intermediate_dropout_prob
         )
 
-        def linear(inputs: int, outputs: int, divided_output: bool) -> BlockLinear:
-            return BlockLinear(
-                inputs,
-                [outputs],
-                mlp_bias,
-                divided_output=divided_output,
-                use_normal_initialization=use_normal_initialization,
-                initializer_range=initializer_range,
-                **self._place,
-            )
-
-        self.dense1 = linear(hidden_size, intermediate_size, True)
-        self.gate = linear(hidden_size, intermediate_size, True) if gated else None
-        self.dense2 = linear(intermediate_size, hidden_size, False)
+        self.dense1 = self.make_linear(hidden_size, [intermediate_size], mlp_bias, WHOLE, FEATURES)
+        self.gate = self.make_linear(hidden_size, [intermediate_size], mlp_bias, WHOLE, FEATURES) if gated else None
+        self.dense2 = self.make_linear(intermediate_size, [hidden_size], mlp_bias, FEATURES, WHOLE)
 
     def forward(self, inputs: torch.Tensor | tuple[object, ...]) -> torch.Tensor:
         """Apply the block; all ranks of the group call it together.
@@ -143,13 +134,12 @@ class DistributedTransformerOutputLayer(Block):
         input = self.before(inputs.hidden)
         function = ACTIVATIONS[self.activation]
         if self.gate is None:
-            (between,) = self.dense1(input, sums_gradient=True)
-            between = function(between)
+            between = function(self.dense1(input))
         else:
-            dense, gate = apply_to_one([self.dense1, self.gate], input, sums_gradient=True)
+            dense, gate = apply_together([self.dense1, self.gate], input)
             between = function(gate) * dense
         seed = self.seed_of(inputs.seed, self.intermediate_dropout_prob, 1, divided=True)
         if seed is not None:
             between = dropout(between, self.intermediate_dropout_prob, seed)
-        (output,) = self.dense2(between)
+        output = self.dense2(between)
         return self.after(inputs.hidden, output, inputs.seed, 0)

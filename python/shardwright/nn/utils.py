@@ -89,10 +89,7 @@ def initialize_with_input_partition(module: DistributedModule) -> Iterator[None]
     Raises:
         ConfigError: It is in no such scope.
     """
-    scope = _scope_of(module, "initialize_with_input_partition")
-    scope.enter(None)
-    yield
-    scope.enter("input")
+    yield from _partition(module, "input")
 
 
 @contextmanager
@@ -108,10 +105,14 @@ def initialize_with_output_partition(module: DistributedModule) -> Iterator[None
     Raises:
         ConfigError: It is in no such scope.
     """
-    scope = _scope_of(module, "initialize_with_output_partition")
+    yield from _partition(module, "output")
+
+
+def _partition(module: DistributedModule, kind: str) -> Iterator[None]:
+    scope = _scope_of(module, f"initialize_with_{kind}_partition")
     scope.enter(None)
     yield
-    scope.enter("output")
+    scope.enter(kind)
 
 
 class _Scope:

@@ -11,13 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from shardwright.errors import ConfigError
 from shardwright.nn.embedding import check_id_dtype, check_ids, checked_padding_idx, normal_but_padding
+from shardwright.nn.layouts import PARTIAL, SHARED, relayout, samples
 from shardwright.tensor_parallel.agreement import Rule
-from shardwright.tensor_parallel.communicators import (
-    fused_allgather_for_tp,
-    fwd_allreduce_for_tp,
-    reduce_scatter_for_tp,
-    slice_replicated_for_tp,
-)
+from shardwright.tensor_parallel.communicators import slice_replicated_for_tp
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
@@ -101,15 +97,12 @@ class VocabularyParallelEmbedding(DistributedModule):
         if self.inside:
             return self.partial(input)
         group = self.tp_group
-        rule = Rule(self.operation, (0,), free_dim=None if group.prescaled_batch else 0)
-        agreement = group.agree(rule, [input], parameters_need_grad=self.weight.requires_grad)
-        check_id_dtype(rule.operation, input)
+        agreement = self.agree([input], free_dim=group.samples_dim)
+        check_id_dtype(self.operation, input)
+        lies, batches = samples(group), agreement.sizes(0)
+        ids = relayout(input, lies, SHARED, group=group, sizes=batches, needs_grad=False)
         needs_grad = agreement.parameters_need_grad
-        if group.prescaled_batch:
-            return fwd_allreduce_for_tp(self.partial(input), group=group, needs_grad=needs_grad)
-        batches = agreement.sizes(0)
-        ids = fused_allgather_for_tp(input, 0, group=group, sizes=batches, needs_grad=False)
-        return reduce_scatter_for_tp(self.partial(ids), 0, group=group, sizes=batches, needs_grad=needs_grad)
+        return relayout(self.partial(ids), PARTIAL, lies, group=group, sizes=batches, needs_grad=needs_grad)
 
     def partial(self, ids: torch.Tensor) -> torch.Tensor:
         """What this rank adds to the embeddings of ids that are the same on all ranks, without communication.

@@ -128,6 +128,8 @@ def _run_once(
         with interrupts.DeliverSignals():
             taking_part = _begin_reductions(runtime, transaction, placements)
             results = _run_tasks(runtime, step, transaction, args, kwargs)
+            if (group := runtime.find(TensorGroup)) is not None:
+                group.end_step()
             _prepare(runtime, step, transaction, taking_part)
             check_left_out(runtime, placements, taking_part)
         _commit(runtime, transaction, taking_part)

@@ -36,6 +36,7 @@ class Rule:
         free_dim: The one of them in which shapes may differ between ranks, or None.
         divided_dim: The one of them that is cut into slices of one size, or None.
         sums: Whether it adds elements, so that dtypes without a sum are refused.
+        site: The name in its model of the module that calls it; empty for any other caller.
     """
 
     operation: str
@@ -43,6 +44,7 @@ class Rule:
     free_dim: int | None = None
     divided_dim: int | None = None
     sums: bool = False
+    site: str = ""
 
 
 @dataclass(frozen=True)

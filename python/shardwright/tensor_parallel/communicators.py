@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.tensor_parallel.agreement import SUMMED, Agreement, Rule, Signature, check, check_sizes
+from shardwright.tensor_parallel.agreement import SUMMED, Agreement, Rule, check_sizes
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
 #: A tensor, or several that go in one collective: the result is of the same kind.
@@ -45,15 +45,7 @@ def fused_allgather_for_tp(
         ConfigError: ``dim`` is out of range, shapes differ in another dim, dtypes differ, or ``sizes`` are not those
             of the tensor.
     """
-    group = current_tensor_group() if group is None else group
-    rule = Rule("fused_allgather_for_tp", (dim,), free_dim=dim)
-    tensors, agreement = _ask(rule, tensor, group, sizes is not None or needs_grad is not None)
-    dims = [dim % one.dim() for one in tensors]
-    all_sizes = [agreement.sizes(dim, i) if sizes is None else sizes for i in range(len(tensors))]
-    for one, of in zip(tensors, all_sizes, strict=True):
-        check_sizes(rule.operation, of, group.size, dim, group.rank, one.shape[dim])
-    plan = _Plan(_Kind.ALL_GATHER, group, dims, all_sizes)
-    return _apply(plan, tensor, tensors, agreement, needs_grad)
+    return _over_slices(_Kind.ALL_GATHER, tensor, dim, group, sizes, needs_grad)
 
 
 def reduce_scatter_for_tp(
@@ -77,15 +69,7 @@ def reduce_scatter_for_tp(
         ConfigError: ``dim`` is out of range, n does not divide by the tp degree, shapes or dtypes differ between
             ranks, the dtype has no sum, or ``sizes`` are not those of the tensor.
     """
-    group = current_tensor_group() if group is None else group
-    rule = Rule("reduce_scatter_for_tp", (dim,), divided_dim=dim if sizes is None else None, sums=True)
-    tensors, agreement = _ask(rule, tensor, group, sizes is not None or needs_grad is not None)
-    dims = [dim % one.dim() for one in tensors]
-    all_sizes = [_slices(one.shape[dim], group) if sizes is None else sizes for one in tensors]
-    for one, of in zip(tensors, all_sizes, strict=True):
-        check_sizes(rule.operation, of, group.size, dim, None, one.shape[dim])
-    plan = _Plan(_Kind.REDUCE_SCATTER, group, dims, all_sizes)
-    return _apply(plan, tensor, tensors, agreement, needs_grad)
+    return _over_slices(_Kind.REDUCE_SCATTER, tensor, dim, group, sizes, needs_grad)
 
 
 def scatter_and_merge_for_tp(
@@ -125,9 +109,9 @@ def scatter_and_merge_for_tp(
         free_dim=merge_dim,
         divided_dim=split_dim if split_sizes is None else None,
     )
-    tensors, agreement = _ask(
-        rule, tensor, group, any(told is not None for told in (split_sizes, merge_sizes, needs_grad))
-    )
+    tensors = _listed(tensor)
+    known = any(told is not None for told in (split_sizes, merge_sizes, needs_grad))
+    agreement = group.agree(rule, tensors, known=known)
     splits = [split_dim % one.dim() for one in tensors]
     merges = [merge_dim % one.dim() for one in tensors]
     sent: list[Sizes] = []
@@ -169,10 +153,7 @@ def fwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     Raises:
         ConfigError: Shapes or dtypes differ between ranks, or the dtype has no sum.
     """
-    group = current_tensor_group() if group is None else group
-    rule = Rule("fwd_allreduce_for_tp", sums=True)
-    tensors, agreement = _ask(rule, tensor, group, needs_grad is not None)
-    return _apply(_Plan(_Kind.SUM, group), tensor, tensors, agreement, needs_grad)
+    return _of_replicated(_Kind.SUM, tensor, group, needs_grad)
 
 
 def bwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_grad: bool | None = None) -> T:
@@ -189,9 +170,7 @@ def bwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     Raises:
         ConfigError: Shapes or dtypes differ between ranks.
     """
-    group = current_tensor_group() if group is None else group
-    tensors, agreement = _ask(Rule("bwd_allreduce_for_tp"), tensor, group, needs_grad is not None)
-    return _apply(_Plan(_Kind.IDENTITY, group), tensor, tensors, agreement, needs_grad)
+    return _of_replicated(_Kind.IDENTITY, tensor, group, needs_grad)
 
 
 def gather_replicated_for_tp(
@@ -215,12 +194,7 @@ def gather_replicated_for_tp(
     Raises:
         ConfigError: ``sizes`` are not those of the tensor.
     """
-    tensors, agreement = _ask(Rule("gather_replicated_for_tp", (dim,), free_dim=dim), tensor, group, True)
-    all_sizes = [[one.shape[dim]] * group.size if sizes is None else sizes for one in tensors]
-    for one, of in zip(tensors, all_sizes, strict=True):
-        check_sizes("gather_replicated_for_tp", of, group.size, dim, group.rank, one.shape[dim])
-    plan = _Plan(_Kind.GATHER_REPLICATED, group, [dim % one.dim() for one in tensors], all_sizes)
-    return _apply(plan, tensor, tensors, agreement, needs_grad)
+    return _over_slices(_Kind.GATHER_REPLICATED, tensor, dim, group, sizes, needs_grad)
 
 
 def slice_replicated_for_tp(
@@ -244,23 +218,19 @@ def slice_replicated_for_tp(
     Raises:
         ConfigError: n does not divide by the tp degree, or ``sizes`` are not those of the tensor.
     """
-    rule = Rule("slice_replicated_for_tp", (dim,), divided_dim=dim if sizes is None else None)
-    tensors, agreement = _ask(rule, tensor, group, True)
-    all_sizes = [_slices(one.shape[dim], group) if sizes is None else sizes for one in tensors]
-    for one, of in zip(tensors, all_sizes, strict=True):
-        check_sizes(rule.operation, of, group.size, dim, None, one.shape[dim])
-    plan = _Plan(_Kind.SLICE_REPLICATED, group, [dim % one.dim() for one in tensors], all_sizes)
-    return _apply(plan, tensor, tensors, agreement, needs_grad)
+    return _over_slices(_Kind.SLICE_REPLICATED, tensor, dim, group, sizes, needs_grad)
 
 
 class _Kind(Enum):
-    ALL_GATHER = auto()
-    REDUCE_SCATTER = auto()
-    ALL_TO_ALL = auto()
-    SUM = auto()
-    IDENTITY = auto()
-    GATHER_REPLICATED = auto()
-    SLICE_REPLICATED = auto()
+    """By the name of the primitive."""
+
+    ALL_GATHER = "fused_allgather_for_tp"
+    REDUCE_SCATTER = "reduce_scatter_for_tp"
+    ALL_TO_ALL = "scatter_and_merge_for_tp"
+    SUM = "fwd_allreduce_for_tp"
+    IDENTITY = "bwd_allreduce_for_tp"
+    GATHER_REPLICATED = "gather_replicated_for_tp"
+    SLICE_REPLICATED = "slice_replicated_for_tp"
 
 
 _ADJOINTS = {
@@ -343,16 +313,39 @@ def _run(plan: _Plan, anchor: torch.Tensor | None, tensors: Sequence[torch.Tenso
     return result
 
 
-def _ask(
-    rule: Rule, tensor: torch.Tensor | list[torch.Tensor], group: TensorGroup, known: bool
-) -> tuple[list[torch.Tensor], Agreement]:
-    """The tensors as a list, and what all ranks bring: told by them, or known to be like this rank's."""
-    tensors = [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
-    if not known:
-        return tensors, group.agree(rule, tensors)
-    agreement = Agreement((Signature.of(rule, tensors),) * group.size)
-    check(rule, agreement, group.size)
-    return tensors, agreement
+def _over_slices(
+    kind: _Kind, tensor: T, dim: int, group: TensorGroup | None, sizes: Sizes | None, needs_grad: bool | None
+) -> T:
+    """Gather slices of one dim, or keep one."""
+    group = current_tensor_group() if group is None else group
+    gathers = kind in (_Kind.ALL_GATHER, _Kind.GATHER_REPLICATED)
+    rule = Rule(
+        kind.value,
+        (dim,),
+        free_dim=dim if gathers else None,
+        divided_dim=None if gathers or sizes is not None else dim,
+        sums=kind is _Kind.REDUCE_SCATTER,
+    )
+    tensors = _listed(tensor)
+    agreement = group.agree(rule, tensors, known=sizes is not None or needs_grad is not None)
+    all_sizes = []
+    for i, one in enumerate(tensors):
+        default = agreement.sizes(dim, i) if gathers else _slices(one.shape[dim], group)
+        all_sizes.append(default if sizes is None else sizes)
+        check_sizes(kind.value, all_sizes[-1], group.size, dim, group.rank if gathers else None, one.shape[dim])
+    plan = _Plan(kind, group, [dim % one.dim() for one in tensors], all_sizes)
+    return _apply(plan, tensor, tensors, agreement, needs_grad)
+
+
+def _of_replicated(kind: _Kind, tensor: T, group: TensorGroup | None, needs_grad: bool | None) -> T:
+    """Sum tensors forward, or their gradients backward."""
+    group, tensors = current_tensor_group() if group is None else group, _listed(tensor)
+    agreement = group.agree(Rule(kind.value, sums=kind is _Kind.SUM), tensors, known=needs_grad is not None)
+    return _apply(_Plan(kind, group), tensor, tensors, agreement, needs_grad)
+
+
+def _listed(tensor: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
 
 
 def _apply(

@@ -16,10 +16,7 @@ from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.packing import Shape, num_bytes, pack, resized, sum_in_order, unpack
 from shardwright.tensor_parallel.pending import Pending
-
-#: What a rank tells of its tensors goes in one message of so many bytes; a longer text takes a second one.
-_MESSAGE_BYTES = 512
-_LENGTH_BYTES = 4
+from shardwright.tensor_parallel.telling import Telling
 
 
 @dataclass
@@ -48,7 +45,7 @@ class TensorGroup:
         optimize: How transformer layers are divided (paper, appendix F): ``"speed"`` or ``"memory"``.
         prescaled_batch: Whether all ranks bring the same samples, so that nothing is gathered (paper, appendix I.1).
         counts: For each kind (``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"all_reduce"``, and
-            ``"agree"`` for shapes) what was sent.
+            ``"agree"`` for shapes, ``"as_before"`` for shapes that are known) what was sent.
     """
 
     def __init__(
@@ -88,6 +85,7 @@ class TensorGroup:
         if back_end is None and process_group is not None:
             self._back_end = ByProcessGroup(process_group)
         self._host = host
+        self._telling = Telling(self._exchange_blocks, self.size, self.rank, remembers=host is not None)
 
     def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
         """The same ranks and back end with other settings, where they are given, and counts of its own."""
@@ -104,9 +102,14 @@ class TensorGroup:
         """Copies of a module share its group, as copies of tensors share their device."""
         return self
 
+    @property
+    def samples_dim(self) -> int | None:
+        """The dim of samples, in which shapes differ where each rank brings its own; None where all bring the same."""
+        return None if self.prescaled_batch else 0
+
     def as_first(self, flag: bool) -> bool:
         """What the group's first rank says, for decisions that all have to take alike."""
-        return flag if self.size == 1 else self._all_gather_blocks(bytes([flag]))[0] == b"\1"
+        return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag])).result()[0] == b"\1"
 
     def begin_step(self) -> None:
         """Begin a step."""
@@ -115,6 +118,7 @@ class TensorGroup:
 
     def abandon_step(self) -> None:
         """The step has failed on all ranks of the group."""
+        self._telling.forget()
         for each in self._back_ends:
             each.abandon_step()
 
@@ -134,18 +138,37 @@ class TensorGroup:
             ConfigError: A rank has come here where another one calls a module; all ranks raise it.
         """
         if self.size > 1:
-            self.agree(Rule(place), [torch.empty(0)])
+            if self._enter is not None:
+                self._enter(place)
+            rule = Rule(place)
+            self._telling.ask(rule, Signature.of(rule, [torch.empty(0)]))
+
+    def end_step(self) -> None:
+        """Read what ranks told in the step and nobody waited for.
+
+        Raises:
+            ConfigError: A rank went on as before in a call where another one did not; both raise it.
+        """
+        self._telling.catch_up()
 
     def agree(
-        self, rule: Rule, tensors: Sequence[torch.Tensor], parameters_need_grad: bool = False, seed: int = 0
+        self,
+        rule: Rule,
+        tensors: Sequence[torch.Tensor],
+        parameters_need_grad: bool = False,
+        seed: int = 0,
+        known: bool = False,
     ) -> Agreement:
         """Tell all ranks the shapes and dtypes of this rank's tensors, and hear theirs: one small all-gather.
+
+        Where nothing may differ between ranks, a call of what the last one brought waits for nobody (``telling.py``).
 
         Args:
             rule: What the following collective asks of them.
             tensors: What this rank brings to it.
             parameters_need_grad: Whether a parameter of this rank's part of the module needs a gradient.
             seed: A number that this rank drew, where the ranks need one in common.
+            known: Whether the caller knows that all ranks bring what this one does; then nothing is sent.
 
         Returns:
             What all ranks bring.
@@ -154,15 +177,13 @@ class TensorGroup:
             ConfigError: They do not fit together; all ranks raise it.
         """
         own = Signature.of(rule, tensors, parameters_need_grad, seed)
-        if self.size == 1:
-            agreement = Agreement((own,))
-        else:
-            if self._enter is not None:
-                self._enter(rule.operation)
-            texts = self._tell(own.encode())
-            agreement = Agreement(tuple(Signature.decode(text) for text in texts))
-        check(rule, agreement, self.size)
-        return agreement
+        if known or self.size == 1:
+            agreement = Agreement((own,) * self.size)
+            check(rule, agreement, self.size)
+            return agreement
+        if self._enter is not None:
+            self._enter(rule.operation)
+        return self._telling.agree(rule, own)
 
     def all_gather(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
@@ -305,27 +326,16 @@ class TensorGroup:
         self._count("all_reduce", 2 * (self.size - 1) * total.numel() * total.dtype.itemsize // self.size)
         return self._back_end.all_reduce(total)
 
-    def _tell(self, text: bytes) -> list[bytes]:
-        """Every rank's text; a second all-gather if one is longer than a message."""
-        message = (len(text).to_bytes(_LENGTH_BYTES, "little") + text).ljust(_MESSAGE_BYTES, b"\0")
-        blocks = self._all_gather_blocks(message[:_MESSAGE_BYTES])
-        lengths = [int.from_bytes(block[:_LENGTH_BYTES], "little") for block in blocks]
-        first = _MESSAGE_BYTES - _LENGTH_BYTES
-        texts = [block[_LENGTH_BYTES:] for block in blocks]
-        if max(lengths) > first:
-            rest = self._all_gather_blocks(text[first:].ljust(max(lengths) - first, b"\0"))
-            texts = [begin + end for begin, end in zip(texts, rest, strict=True)]
-        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
-
-    def _all_gather_blocks(self, block: bytes) -> list[bytes]:
+    def _exchange_blocks(self, kind: str, block: bytes) -> Pending[list[bytes]]:
+        """Begin to tell all ranks a block, all of one size, and to hear theirs."""
         carrier = self._host or self._back_end
         assert carrier is not None
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
         if self._host is None and dist.get_backend(self._process_group) == "nccl":
             own = own.cuda()
-        self._count("agree", len(block) * (self.size - 1))
-        received = carrier.all_gather(own, [len(block)] * self.size).result()
-        return [bytes(piece.tolist()) for piece in received]
+        self._count(kind, len(block) * (self.size - 1))
+        received = carrier.all_gather(own, [len(block)] * self.size)
+        return Pending(lambda: [bytes(piece.tolist()) for piece in received.result()])
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, contiguous and in new memory."""

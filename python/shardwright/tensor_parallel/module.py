@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.tensor_parallel.agreement import Agreement, Rule
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -47,6 +48,39 @@ class DistributedModule(nn.Module):
         """What errors call it, and what ranks compare before its collectives."""
         name = type(self).__name__
         return f"{name} {self.name_in_model!r}" if self.name_in_model else name
+
+    def agree(
+        self,
+        tensors: Sequence[torch.Tensor],
+        words: Iterable[str] = (),
+        *,
+        free_dim: int | None,
+        dims: tuple[int, ...] = (0,),
+        divided_dim: int | None = None,
+        sums: bool = False,
+        seed: int = 0,
+        known: bool = False,
+    ) -> Agreement:
+        """What all ranks bring to a call of this module; see ``TensorGroup.agree`` and ``Rule``.
+
+        Args:
+            tensors: What this rank brings.
+            words: What they are, where calls may differ in that.
+            free_dim: The dim in which shapes may differ between ranks, or None.
+            dims: See ``Rule``.
+            divided_dim: See there.
+            sums: See there.
+            seed: See ``TensorGroup.agree``.
+            known: See there.
+
+        Raises:
+            ConfigError: They do not fit together; all ranks raise it.
+        """
+        listed = ", ".join(words)
+        operation = f"{self.operation}({listed})" if listed else self.operation
+        rule = Rule(operation, dims, free_dim, divided_dim, sums, site=self.name_in_model)
+        parameters_need_grad = any(parameter.requires_grad for parameter in self.parameters())
+        return self.tp_group.agree(rule, tensors, parameters_need_grad, seed, known)
 
     def make_parameter(
         self,

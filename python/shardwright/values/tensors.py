@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,7 @@ _DTYPES: dict[str, torch.dtype] = {
     if hasattr(torch, name)
 }
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+_from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack  # without the checks of what is no capsule
 _NOT_ELSEWHERE: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -57,25 +58,27 @@ def pack(
     """
     parts = _core.TensorParts()
     here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
-    here = bring_all(here)
     # All are looked at before the first copy.
-    rest = iter([_dense(tensor) for tensor in here])
+    dense = [_dense(tensor) for tensor in bring_all(here)]
+    dense.reverse()
     for index, need in enumerate(requires_grad):
         if index in origins:
             (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
             held = {"holder": holder, "requester": requester, "request": request, "index": place}
             parts.append_held(dtype, shape, strides, device_type, need, **held)
-            continue
-        dense = next(rest)
-        device_type = dense.device.type
-        if device_type == "cuda":
-            if _append_device(parts, dense, need):
-                continue
-            dense = _on_host(dense)
-        parts.append(
-            dense.data_ptr(), dense.nbytes, _NAMES[dense.dtype], dense.shape, dense.stride(), device_type, need
-        )
+        else:
+            _append(parts, dense.pop(), need)
     return parts
+
+
+def _append(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> None:
+    device_type = tensor.device.type
+    if device_type == "cuda":
+        if _append_device(parts, tensor, requires_grad):
+            return
+        tensor = _on_host(tensor)
+    dtype = _NAMES[tensor.dtype]
+    parts.append(tensor.data_ptr(), tensor.nbytes, dtype, tensor.shape, tensor.stride(), device_type, requires_grad)
 
 
 def _append_device(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> bool:
@@ -177,8 +180,12 @@ def _on_device(parts: _core.TensorParts, index: int) -> torch.Tensor:
 
 def _wrapped(parts: _core.TensorParts, index: int) -> torch.Tensor:
     """A tensor around received bytes in host memory."""
-    buffer, dtype, shape, strides, _ = parts.take_tensor(index)
-    if len(buffer):
-        # In place: views of received tensors must find the tensor itself as their base.
-        return torch.frombuffer(buffer, dtype=_DTYPES[dtype]).as_strided_(shape, strides)
-    return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
+    capsule, other_dtype = parts.take_tensor(index)
+    if capsule is not None and other_dtype is None:
+        return _from_dlpack(capsule)
+    dtype, shape, strides, _, _ = parts.meta(index)
+    if capsule is None:
+        return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
+    # Not a view of the bytes: views of received tensors must find the tensor itself as their base.
+    bytes_ = _from_dlpack(capsule).untyped_storage()
+    return torch.empty(0, dtype=_DTYPES[dtype], device="cpu").set_(bytes_, 0, shape, strides)

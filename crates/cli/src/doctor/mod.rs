@@ -143,7 +143,7 @@ mod tests {
 
     use super::{cuda, judge_ucx, open_files, torch};
     use crate::facts::PythonFacts;
-    use crate::report::Status::{Missing, Ok, Warn};
+    use crate::report::CheckStatus::{Missing, Ok, Warn};
     use crate::ucx::UcxReport;
 
     #[test]

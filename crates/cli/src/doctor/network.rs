@@ -92,12 +92,12 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use super::{judge, loopback, resolve};
-    use crate::report::Status;
+    use crate::report::CheckStatus;
 
     #[test]
     fn the_loopback_interface_is_required_and_here() {
         let check = loopback();
-        assert_eq!((check.status, check.required), (Status::Ok, true));
+        assert_eq!((check.status, check.required), (CheckStatus::Ok, true));
     }
 
     #[test]
@@ -112,12 +112,12 @@ mod tests {
         let outer = vec![IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)); 2];
         let unknown = || Err("unknown".to_owned());
         for (addresses, own, status, required) in [
-            (Ok(outer.clone()), true, Status::Ok, false),
-            (Ok(outer), false, Status::Ok, false),
-            (Ok(local), true, Status::Warn, false),
-            (unknown(), true, Status::Warn, false),
-            (unknown(), false, Status::Missing, true),
-            (Ok(Vec::new()), false, Status::Missing, true),
+            (Ok(outer.clone()), true, CheckStatus::Ok, false),
+            (Ok(outer), false, CheckStatus::Ok, false),
+            (Ok(local), true, CheckStatus::Warn, false),
+            (unknown(), true, CheckStatus::Warn, false),
+            (unknown(), false, CheckStatus::Missing, true),
+            (Ok(Vec::new()), false, CheckStatus::Missing, true),
         ] {
             let check = judge("node-1", addresses, own);
             assert_eq!(

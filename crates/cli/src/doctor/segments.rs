@@ -111,7 +111,7 @@ fn abandoned(table: &str, user: u32, alive: impl Fn(u32) -> bool) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::{abandoned, judge, paths_of};
-    use crate::report::Status;
+    use crate::report::CheckStatus;
 
     const TABLE: &str = "\
        key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid
@@ -137,10 +137,10 @@ mod tests {
 
     #[test]
     fn stale_segments_are_a_warning_with_the_commands_that_remove_them() {
-        assert_eq!(judge(&[]).status, Status::Ok);
+        assert_eq!(judge(&[]).status, CheckStatus::Ok);
         let remedies: Vec<String> = (0..10).map(|id| format!("ipcrm -m {id}")).collect();
         let check = judge(&remedies);
-        assert_eq!((check.status, check.required), (Status::Warn, false));
+        assert_eq!((check.status, check.required), (CheckStatus::Warn, false));
         let advice = check.advice.unwrap();
         assert!(advice.contains("ipcrm -m 7, and 2 more"), "{advice}");
     }

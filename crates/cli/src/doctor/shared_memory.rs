@@ -111,7 +111,7 @@ fn read_elsewhere(path: &str) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use super::{judge_room, read_elsewhere};
-    use crate::report::Status;
+    use crate::report::CheckStatus;
 
     #[test]
     fn another_process_reads_what_is_there_and_says_what_is_not() {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn little_room_is_a_warning() {
-        assert_eq!(judge_room(64 << 20).status, Status::Warn);
-        assert_eq!(judge_room(1 << 30).status, Status::Ok);
+        assert_eq!(judge_room(64 << 20).status, CheckStatus::Warn);
+        assert_eq!(judge_room(1 << 30).status, CheckStatus::Ok);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use shardwright_schedule::{ProgramError, Wait};
-use shardwright_simulate::{Outcome, RankUse, TaskSpan};
+use shardwright_simulate::{RankUse, SimulatedStep, TaskSpan};
 
 #[derive(Serialize)]
 struct Step {
@@ -47,7 +47,7 @@ struct Waiting {
 }
 
 /// A step that was simulated.
-pub(crate) fn outcome(outcome: &Outcome) -> String {
+pub(crate) fn outcome(outcome: &SimulatedStep) -> String {
     to_text(&Step {
         makespan_ns: nanoseconds(outcome.makespan),
         bubble: outcome.bubble(),

@@ -18,8 +18,8 @@ use shardwright_schedule::{
     Complete, ParseProgramError, Program, Reference, ReferenceError, Schedule, Shape,
 };
 use shardwright_simulate::{
-    Chain, Control, Costs, Latency, Outcome, SimulationError, StageCosts, simulate_program,
-    simulate_schedule,
+    Chain, Control, Latency, SimulatedStep, SimulationError, StageCosts, StepCosts,
+    simulate_program, simulate_schedule,
 };
 
 use crate::Finished;
@@ -144,7 +144,7 @@ pub fn simulate(
 fn run(
     arguments: &SimulateArguments,
     read: impl FnOnce(&Path) -> io::Result<String>,
-) -> Result<Outcome, Misuse> {
+) -> Result<SimulatedStep, Misuse> {
     let latency = Latency::Uniform(arguments.latency);
     if let Some(schedule) = &arguments.policy {
         let chain = Chain {
@@ -200,7 +200,7 @@ fn program(
     Ok(reference.program(shape)?)
 }
 
-fn costs(arguments: &SimulateArguments, num_stages: usize) -> Result<Costs, Misuse> {
+fn costs(arguments: &SimulateArguments, num_stages: usize) -> Result<StepCosts, Misuse> {
     let forward = for_stages("forward", &arguments.forward, num_stages)?;
     let backward = for_stages("backward", &arguments.backward, num_stages)?;
     let weight = if arguments.weight.is_empty() {
@@ -215,7 +215,7 @@ fn costs(arguments: &SimulateArguments, num_stages: usize) -> Result<Costs, Misu
             .ok_or(Misuse::WeightTooLong { weight, backward })?;
         Ok(StageCosts::split(forward, input, weight))
     });
-    stages.collect::<Result<_, _>>().map(Costs::Same)
+    stages.collect::<Result<_, _>>().map(StepCosts::Same)
 }
 
 fn for_stages(

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use shardwright_schedule::ActionKind;
-use shardwright_simulate::{Outcome, TaskKind};
+use shardwright_simulate::{SimulatedStep, TaskKind};
 
 /// How many characters wide the drawing is, without the names of the ranks.
 const WIDTH: usize = 100;
@@ -14,7 +14,7 @@ stage, where a rank has several); . idle
 ";
 
 /// The makespan, a row for each rank, and what it does when.
-pub(crate) fn outcome(outcome: &Outcome) -> String {
+pub(crate) fn outcome(outcome: &SimulatedStep) -> String {
     let mut text = format!(
         "makespan {:.2?}, bubble {:.1}%\n\n{:>4} {:>12} {:>12} {:>7}\n",
         outcome.makespan,
@@ -39,7 +39,7 @@ pub(crate) fn outcome(outcome: &Outcome) -> String {
     text
 }
 
-fn draw(outcome: &Outcome) -> Vec<Vec<char>> {
+fn draw(outcome: &SimulatedStep) -> Vec<Vec<char>> {
     let mut lines = vec![vec![IDLE; WIDTH]; outcome.ranks.len()];
     let makespan = outcome.makespan.as_nanos().max(1);
     let column = |time: std::time::Duration| (time.as_nanos() * WIDTH as u128 / makespan) as usize;

@@ -8,8 +8,8 @@ use shardwright_core::{
 use shardwright_wire::codec::{encode, encode_placed};
 use shardwright_wire::{
     Abort, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardCall, ForwardOver, Frame, HeldTensor,
-    Limits, Message, ObjectMessage, Outcome, Place, Request, Response, SharedMemory, SharedPlace,
-    StepBegin, StepEnd, TaskEvent, TaskOrder, TensorMeta, TensorPart, Value,
+    Limits, Message, ObjectMessage, Place, Request, Response, ResponseOutcome, SharedMemory,
+    SharedPlace, StepBegin, StepEnd, TaskEvent, TaskOrder, TensorMeta, TensorPart, Value,
 };
 
 /// A tensor of so many bytes in an object, which lies at a place in shared memory where one is given.
@@ -104,7 +104,7 @@ fn answers(step: StepEpoch) -> Vec<(&'static str, Message)> {
                 id: REQUEST,
                 step,
                 responder: FAR,
-                outcome: Outcome::Value(body().into()),
+                outcome: ResponseOutcome::Value(body().into()),
             })),
         ),
         (
@@ -113,7 +113,7 @@ fn answers(step: StepEpoch) -> Vec<(&'static str, Message)> {
                 id: REQUEST,
                 step,
                 responder: FAR,
-                outcome: Outcome::Failed(report()),
+                outcome: ResponseOutcome::Failed(report()),
             })),
         ),
         (

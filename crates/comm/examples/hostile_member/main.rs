@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use shardwright_comm::{CommOptions, JobOptions, MeetingPlace, Secret, hostile};
 use shardwright_core::Rank;
-use shardwright_ucx::{Candidates, EndpointId, Event, Library, Options, Worker};
+use shardwright_ucx::{Candidates, EndpointId, Library, Options, Worker, WorkerEvent};
 use shardwright_wire::{Buffer, Limits};
 
 use frames::{object, places, print_frames};
@@ -53,7 +53,7 @@ impl Attacker {
         while began.elapsed() < limit {
             self.worker.progress()?;
             for event in self.worker.take_events()? {
-                if let Event::EndpointFailed { reason, .. } = event {
+                if let WorkerEvent::EndpointFailed { reason, .. } = event {
                     return Err(reason.into());
                 }
             }

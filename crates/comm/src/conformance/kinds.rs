@@ -18,7 +18,7 @@ use crate::{Faults, InProcess, in_process};
 
 /// A kind of transport, as the laws see it.
 #[derive(Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum TransportKind {
     InProcess,
     /// In one process with harmless faults of this seed.
     Faulty(u64),
@@ -78,7 +78,7 @@ impl Doomed for testing::Frozen {
     fn die(self: Box<Self>) {}
 }
 
-impl Kind {
+impl TransportKind {
     /// A job of as many ranks as there are receivers.
     pub(crate) fn connect(self, receivers: Vec<Arc<dyn Receiver>>) -> Vec<Arc<dyn Transport>> {
         match self {

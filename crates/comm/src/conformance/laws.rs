@@ -6,7 +6,7 @@ use std::time::Instant;
 use shardwright_core::Rank;
 use shardwright_wire::{Beat, ErrorReport, Message};
 
-use super::{Kind, Recorder, Told, WATCHDOG, heavy, number_of, numbered};
+use super::{Recorder, Told, TransportKind, WATCHDOG, heavy, number_of, numbered};
 use crate::error::CommError;
 use crate::transport::{Loss, Receiver};
 
@@ -24,7 +24,7 @@ for_every_kind! { laws_of_kind {
     sending_to_nobody_is_refused
 }}
 
-fn messages_of_a_pair_arrive_in_the_order_of_sending(kind: Kind) {
+fn messages_of_a_pair_arrive_in_the_order_of_sending(kind: TransportKind) {
     let job = kind.recorded(3);
     std::thread::scope(|scope| {
         for (transport, _) in &job {
@@ -75,7 +75,7 @@ impl Receiver for Gate {
     fn beat(&self, _: Rank, _: Beat) {}
 }
 
-fn no_send_waits_for_its_receiver(kind: Kind) {
+fn no_send_waits_for_its_receiver(kind: TransportKind) {
     let gates: Vec<Arc<Gate>> = (0..2).map(|_| Arc::default()).collect();
     let job = kind.connect(
         gates
@@ -121,7 +121,7 @@ impl Receiver for Echo {
     fn beat(&self, _: Rank, _: Beat) {}
 }
 
-fn a_receiver_may_send_while_it_is_delivered_to(kind: Kind) {
+fn a_receiver_may_send_while_it_is_delivered_to(kind: TransportKind) {
     let echoes: Vec<Arc<Echo>> = (0..2).map(|_| Arc::default()).collect();
     let job = kind.connect(
         echoes
@@ -140,7 +140,7 @@ fn a_receiver_may_send_while_it_is_delivered_to(kind: Kind) {
     }
 }
 
-fn a_large_message_arrives_whole(kind: Kind) {
+fn a_large_message_arrives_whole(kind: TransportKind) {
     let job = kind.recorded(2);
     let message = heavy(64 << 20, 7);
     job[0].0.send(Rank(1), message.clone()).unwrap();
@@ -149,7 +149,7 @@ fn a_large_message_arrives_whole(kind: Kind) {
     assert!(job[0].1.wait_messages(1)[0].1 == heavy(64 << 20, 9));
 }
 
-fn concurrent_senders_lose_nothing(kind: Kind) {
+fn concurrent_senders_lose_nothing(kind: TransportKind) {
     let job = kind.recorded(2);
     std::thread::scope(|scope| {
         for sender in 0..8_u64 {
@@ -197,7 +197,7 @@ fn report(rank: u32) -> ErrorReport {
     }
 }
 
-fn everybody_hears_a_goodbye_after_what_was_sent_before(kind: Kind) {
+fn everybody_hears_a_goodbye_after_what_was_sent_before(kind: TransportKind) {
     let job = kind.recorded(3);
     for number in 0..50 {
         job[2].0.send(Rank(0), numbered(number)).unwrap();
@@ -229,7 +229,7 @@ fn everybody_hears_a_goodbye_after_what_was_sent_before(kind: Kind) {
     assert_eq!(job[1].1.wait_loss(Rank(0)), Loss::Left(None));
 }
 
-fn everybody_may_leave_at_once(kind: Kind) {
+fn everybody_may_leave_at_once(kind: TransportKind) {
     let job = kind.recorded(4);
     let began = Instant::now();
     std::thread::scope(|scope| {
@@ -246,7 +246,7 @@ fn everybody_may_leave_at_once(kind: Kind) {
     }
 }
 
-fn a_death_is_seen_once_and_sending_then_fails(kind: Kind) {
+fn a_death_is_seen_once_and_sending_then_fails(kind: TransportKind) {
     let (mut survivors, doomed) = kind.doomed(2);
     let (survivor, recorder) = survivors.pop().unwrap();
     doomed.die();
@@ -272,7 +272,7 @@ fn a_death_is_seen_once_and_sending_then_fails(kind: Kind) {
     );
 }
 
-fn a_closed_rank_is_told_nothing_and_sends_nothing(kind: Kind) {
+fn a_closed_rank_is_told_nothing_and_sends_nothing(kind: TransportKind) {
     let job = kind.recorded(2);
     job[0].0.close(None);
     assert_eq!(job[1].1.wait_loss(Rank(0)), Loss::Left(None));
@@ -289,7 +289,7 @@ fn a_closed_rank_is_told_nothing_and_sends_nothing(kind: Kind) {
     assert_eq!(job[0].1.wait("anything", |_| true).len(), before);
 }
 
-fn beats_carry_the_state_of_their_sender(kind: Kind) {
+fn beats_carry_the_state_of_their_sender(kind: TransportKind) {
     let job = kind.recorded(2);
     let pulse = job[1].0.pulse();
     pulse.enter_step(5);
@@ -310,7 +310,7 @@ fn beats_carry_the_state_of_their_sender(kind: Kind) {
         .wait("beat with the state", |told| told.contains(&expected));
 }
 
-fn sending_to_nobody_is_refused(kind: Kind) {
+fn sending_to_nobody_is_refused(kind: TransportKind) {
     let job = kind.recorded(2);
     for nobody in [Rank(0), Rank(2)] {
         let found = job[0].0.send(nobody, numbered(0)).unwrap_err();

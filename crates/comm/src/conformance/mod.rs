@@ -3,16 +3,16 @@
 /// The transports under test: a line for each. Hands `$laws` to `$instantiate` for every one.
 macro_rules! for_every_kind {
     ($instantiate:ident $laws:tt) => {
-        $instantiate!(in_process Kind::InProcess, $laws);
-        $instantiate!(in_process_with_faults_1 Kind::Faulty(1), $laws);
-        $instantiate!(in_process_with_faults_2 Kind::Faulty(2), $laws);
-        $instantiate!(in_process_with_faults_3 Kind::Faulty(3), $laws);
-        $instantiate!(tcp Kind::Tcp, $laws);
-        $instantiate!(tcp_encrypted Kind::Encrypted, $laws);
-        $instantiate!(tcp_with_shared_memory Kind::Shared, $laws);
-        $instantiate!(tcp_with_a_rehearsed_device Kind::Device, $laws);
-        $instantiate!(ucx_over_shared_memory Kind::UcxShared, $laws);
-        $instantiate!(ucx_over_tcp Kind::UcxTcp, $laws);
+        $instantiate!(in_process TransportKind::InProcess, $laws);
+        $instantiate!(in_process_with_faults_1 TransportKind::Faulty(1), $laws);
+        $instantiate!(in_process_with_faults_2 TransportKind::Faulty(2), $laws);
+        $instantiate!(in_process_with_faults_3 TransportKind::Faulty(3), $laws);
+        $instantiate!(tcp TransportKind::Tcp, $laws);
+        $instantiate!(tcp_encrypted TransportKind::Encrypted, $laws);
+        $instantiate!(tcp_with_shared_memory TransportKind::Shared, $laws);
+        $instantiate!(tcp_with_a_rehearsed_device TransportKind::Device, $laws);
+        $instantiate!(ucx_over_shared_memory TransportKind::UcxShared, $laws);
+        $instantiate!(ucx_over_tcp TransportKind::UcxTcp, $laws);
     };
 }
 
@@ -20,7 +20,7 @@ macro_rules! for_every_kind {
 macro_rules! laws_of_kind {
     ($module:ident $kind:expr, { $($law:ident)* }) => {
         mod $module {
-            use crate::conformance::Kind;
+            use crate::conformance::TransportKind;
             $(#[test] fn $law() { super::$law($kind); })*
         }
     };
@@ -34,7 +34,7 @@ mod starts;
 mod tcp;
 mod traffic;
 
-pub(crate) use kinds::Kind;
+pub(crate) use kinds::TransportKind;
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};

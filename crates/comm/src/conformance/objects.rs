@@ -6,7 +6,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
-use super::{Kind, Recorder, WATCHDOG, numbered};
+use super::{Recorder, TransportKind, WATCHDOG, numbered};
 use crate::error::CommError;
 use crate::objects::barrier;
 use crate::patience::Patience;
@@ -24,7 +24,7 @@ for_every_kind! { laws_of_kind {
 
 type Node = (Arc<dyn Transport>, Arc<Router>);
 
-fn nodes(kind: Kind, world: usize) -> Vec<Node> {
+fn nodes(kind: TransportKind, world: usize) -> Vec<Node> {
     let routers: Vec<Arc<Router>> = (0..world).map(|_| Arc::default()).collect();
     let receivers = routers
         .iter()
@@ -52,7 +52,7 @@ fn receive(node: &Node, from: u32, channel: &str, limit: Duration) -> Result<Bod
     )
 }
 
-fn channels_are_independent_queues(kind: Kind) {
+fn channels_are_independent_queues(kind: TransportKind) {
     let nodes = nodes(kind, 3);
     for number in 0..3 {
         nodes[0].0.send(Rank(1), object("a", number)).unwrap();
@@ -70,7 +70,7 @@ fn channels_are_independent_queues(kind: Kind) {
     assert_eq!(nodes[1].1.objects().waiting(), 0);
 }
 
-fn waiting_ends_by_time_and_by_cancelling(kind: Kind) {
+fn waiting_ends_by_time_and_by_cancelling(kind: TransportKind) {
     let nodes = nodes(kind, 2);
     let found = receive(&nodes[0], 1, "a", Duration::from_millis(30)).unwrap_err();
     assert!(
@@ -90,7 +90,7 @@ fn waiting_ends_by_time_and_by_cancelling(kind: Kind) {
     );
 }
 
-fn what_a_lost_peer_had_sent_is_received_then_the_loss_is_told(kind: Kind) {
+fn what_a_lost_peer_had_sent_is_received_then_the_loss_is_told(kind: TransportKind) {
     let nodes = nodes(kind, 2);
     nodes[1].0.send(Rank(0), object("a", 4)).unwrap();
     nodes[1].0.close(None);
@@ -111,7 +111,7 @@ fn what_a_lost_peer_had_sent_is_received_then_the_loss_is_told(kind: Kind) {
     );
 }
 
-fn nobody_passes_a_barrier_before_all_have_come(kind: Kind) {
+fn nobody_passes_a_barrier_before_all_have_come(kind: TransportKind) {
     {
         let nodes = nodes(kind, 3);
         let group: Vec<Rank> = (0..3).map(Rank).collect();
@@ -141,7 +141,7 @@ fn nobody_passes_a_barrier_before_all_have_come(kind: Kind) {
     }
 }
 
-fn a_barrier_that_a_rank_cannot_reach_fails_for_all(kind: Kind) {
+fn a_barrier_that_a_rank_cannot_reach_fails_for_all(kind: TransportKind) {
     let nodes = nodes(kind, 3);
     let group: Vec<Rank> = (0..3).map(Rank).collect();
     std::thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn a_barrier_that_a_rank_cannot_reach_fails_for_all(kind: Kind) {
     });
 }
 
-fn what_comes_before_the_handler_is_kept_in_order(kind: Kind) {
+fn what_comes_before_the_handler_is_kept_in_order(kind: TransportKind) {
     let nodes = nodes(kind, 2);
     for number in 0..5 {
         nodes[0].0.send(Rank(1), numbered(number)).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use super::tcp::read_to_end;
-use super::{Kind, Recorder};
+use super::{Recorder, TransportKind};
 use crate::job::{Brought, JobOptions};
 use crate::secret::Secret;
 use crate::start_error::StartError;
@@ -255,7 +255,7 @@ fn a_start_can_be_cancelled() {
 
 #[test]
 fn peers_know_where_the_others_live() {
-    let job = Kind::Tcp.recorded(3);
+    let job = TransportKind::Tcp.recorded(3);
     for (transport, _) in &job {
         for rank in 0..3 {
             let peer = transport.peer(Rank(rank)).unwrap();

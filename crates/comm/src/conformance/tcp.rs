@@ -118,7 +118,7 @@ fn bytes_from_between_two_ranks_that_encrypt_end_their_connection_with_the_reaso
 #[test]
 #[ignore = "a measurement: cargo test --release -p shardwright-comm -- --ignored --nocapture encryption_costs"]
 fn encryption_costs() {
-    for kind in [super::Kind::Tcp, super::Kind::Encrypted] {
+    for kind in [super::TransportKind::Tcp, super::TransportKind::Encrypted] {
         let job = kind.recorded(2);
         let began = Instant::now();
         for _ in 0..64 {
@@ -127,7 +127,7 @@ fn encryption_costs() {
             job[1].1.clear();
         }
         let rate = 64.0 * 16.0 / 1024.0 / began.elapsed().as_secs_f64();
-        let name = if matches!(kind, super::Kind::Tcp) {
+        let name = if matches!(kind, super::TransportKind::Tcp) {
             "plain"
         } else {
             "encrypted"

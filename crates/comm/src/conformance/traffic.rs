@@ -7,7 +7,9 @@ use std::time::Instant;
 use shardwright_core::{Rank, derive_seed};
 use shardwright_wire::{Beat, Body, Buffer, Message, NoMemory, ObjectMessage, TensorPart, Value};
 
-use super::{Kind, Told, WATCHDOG, heavy, meta_of_bytes, numbered, numbers_from, only_loss};
+use super::{
+    Told, TransportKind, WATCHDOG, heavy, meta_of_bytes, numbered, numbers_from, only_loss,
+};
 use crate::error::CommError;
 use crate::transport::{Loss, Receiver, Transport};
 
@@ -107,7 +109,7 @@ impl Receiver for Ledger {
     fn beat(&self, _: Rank, _: Beat) {}
 }
 
-fn twenty_thousand_messages_arrive_once_intact_and_in_order(kind: Kind) {
+fn twenty_thousand_messages_arrive_once_intact_and_in_order(kind: TransportKind) {
     let ledger = |rank| {
         Arc::new(Ledger {
             own: Rank(rank),
@@ -146,7 +148,7 @@ fn twenty_thousand_messages_arrive_once_intact_and_in_order(kind: Kind) {
     }
 }
 
-fn large_tensors_keep_their_place_among_small_messages(kind: Kind) {
+fn large_tensors_keep_their_place_among_small_messages(kind: TransportKind) {
     let job = kind.recorded(2);
     let sent: Vec<Message> = (0..12)
         .map(|number| match number % 5 {
@@ -164,7 +166,7 @@ fn large_tensors_keep_their_place_among_small_messages(kind: Kind) {
     }
 }
 
-fn threads_that_send_at_once_keep_their_own_order(kind: Kind) {
+fn threads_that_send_at_once_keep_their_own_order(kind: TransportKind) {
     const EACH: usize = 120;
     let job = kind.recorded(2);
     let send = |transport: &dyn Transport, stream: u64| {
@@ -223,7 +225,7 @@ fn assert_prefix(numbers: &[u64], least: u64) {
     assert!(numbers.len() as u64 >= least, "only {}", numbers.len());
 }
 
-fn a_goodbye_amid_traffic_is_heard_once_and_last(kind: Kind) {
+fn a_goodbye_amid_traffic_is_heard_once_and_last(kind: TransportKind) {
     const COUNT: u64 = 1500;
     const BEFORE: u64 = 300;
     let job = kind.recorded(3);
@@ -289,7 +291,7 @@ fn a_goodbye_amid_traffic_is_heard_once_and_last(kind: Kind) {
     assert_eq!(job[2].1.told(), of_leaver, "told after close had returned");
 }
 
-fn a_death_amid_traffic_is_told_once_by_every_survivor(kind: Kind) {
+fn a_death_amid_traffic_is_told_once_by_every_survivor(kind: TransportKind) {
     const COUNT: u64 = 1500;
     let (survivors, doomed) = kind.doomed(4);
     let dead = Rank(3);

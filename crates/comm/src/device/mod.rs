@@ -15,13 +15,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
-use shardwright_cuda::{Bounds, DeviceMemory, DeviceTensor, Job, Kept, LOOK_AGAIN, Refused};
+use shardwright_cuda::{Bounds, DeviceMemory, DeviceTensor, Job, LOOK_AGAIN, Refused, Retained};
 use shardwright_system::Owner;
 use shardwright_wire::{ErrorReport, Message};
 
 use crate::error::CommError;
 use crate::exchange::Exchange;
-use crate::job::{JobOptions, Memory};
+use crate::job::{JobOptions, TensorMemory};
 use crate::layers::{Layer, Met, Prepared};
 use crate::start_error::StartError;
 use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
@@ -69,7 +69,7 @@ struct Queue {
     exchange: Arc<Exchange>,
     memory: Arc<DeviceMemory>,
     messages: BTreeMap<Rank, VecDeque<Message>>,
-    kept: Vec<Kept>,
+    kept: Vec<Retained>,
     closing: Option<Instant>,
     /// Whether all peers' buffers were tried to open, and since when this rank uses its device.
     knows_peers: bool,
@@ -84,7 +84,7 @@ impl Layer for DeviceLayer {
     fn prepare(
         &self,
         _: &JobOptions,
-        memory: &Memory,
+        memory: &TensorMemory,
         receiver: &Arc<dyn Receiver>,
     ) -> Result<Option<Box<dyn Prepared>>, StartError> {
         Ok(memory.device.as_ref().map(|memory| {

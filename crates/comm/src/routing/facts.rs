@@ -2,7 +2,7 @@
 
 /// Whose memory a tensor is in, or is wanted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Memory {
+pub(crate) enum MemoryKind {
     /// The host's.
     Host,
     /// A CUDA device's.
@@ -13,7 +13,7 @@ pub(crate) enum Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
     /// Where the tensor is, or is wanted.
-    pub memory: Memory,
+    pub memory: MemoryKind,
     /// The most bytes that one tensor can have now in this end's persistent host buffer.
     pub host_room: u64,
     /// The same of its persistent device buffer.
@@ -49,7 +49,7 @@ pub(crate) enum Between {
 
 /// What the configuration's `transport` allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum TransportChoice {
     /// The best that there is.
     #[default]
     Auto,
@@ -61,7 +61,7 @@ pub enum Choice {
     SharedMemory,
 }
 
-impl Choice {
+impl TransportChoice {
     /// All choices.
     pub const ALL: [Self; 4] = [Self::Auto, Self::Tcp, Self::Ucx, Self::SharedMemory];
 
@@ -90,7 +90,7 @@ pub(crate) struct Facts {
     /// Whether `SMP_DISABLE_D2D` is set in either.
     pub device_to_device_disabled: bool,
     /// What the configuration allows.
-    pub choice: Choice,
+    pub choice: TransportChoice,
     /// The tensor's bytes.
     pub bytes: u64,
     /// A tensor with fewer bytes than this travels inside its message.

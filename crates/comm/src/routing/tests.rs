@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Between, Choice, Decision, Devices, End, Facts, Memory, Reason, Route, passed_over, route,
+    Between, Devices, End, Facts, MemoryKind, Reason, Route, RouteDecision, TransportChoice,
+    passed_over, route,
 };
 
 const IN_MESSAGE_BELOW: u64 = 1000;
@@ -24,7 +25,7 @@ fn betweens() -> Vec<Between> {
 fn ends(bytes: u64) -> Vec<End> {
     let rooms = [0, bytes.saturating_sub(1), bytes, u64::MAX];
     let mut ends = Vec::new();
-    for memory in [Memory::Host, Memory::Cuda] {
+    for memory in [MemoryKind::Host, MemoryKind::Cuda] {
         for host_room in rooms {
             for device_room in rooms {
                 ends.push(End {
@@ -46,7 +47,7 @@ fn every(mut check: impl FnMut(Facts)) -> usize {
         for source in ends(bytes) {
             for destination in ends(bytes) {
                 for between in betweens() {
-                    for choice in Choice::ALL {
+                    for choice in TransportChoice::ALL {
                         for switches in 0..8 {
                             count += 1;
                             let can_lend = switches > 3;
@@ -76,14 +77,15 @@ fn same_host(facts: &Facts) -> bool {
 #[test]
 fn every_combination_has_a_route_that_may_be_taken() {
     let count = every(|facts| {
-        let Decision { route: taken, .. } = route(&facts);
+        let RouteDecision { route: taken, .. } = route(&facts);
         let Facts {
             source,
             destination,
             bytes,
             ..
         } = facts;
-        let both_devices = source.memory == Memory::Cuda && destination.memory == Memory::Cuda;
+        let both_devices =
+            source.memory == MemoryKind::Cuda && destination.memory == MemoryKind::Cuda;
         assert_eq!(taken == Route::InMessage, bytes < 1000, "{facts:?}");
         if taken == Route::PeerCopy {
             assert!(
@@ -94,7 +96,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
         }
         match taken {
             Route::InMessage | Route::Tcp => {}
-            _ => assert_ne!(facts.choice, Choice::Tcp, "{facts:?}"),
+            _ => assert_ne!(facts.choice, TransportChoice::Tcp, "{facts:?}"),
         }
         match taken {
             Route::InMessage | Route::Tcp => {}
@@ -105,7 +107,7 @@ fn every_combination_has_a_route_that_may_be_taken() {
             }
             Route::HostStaged => {
                 assert!(facts.ucx_loaded, "{facts:?}");
-                assert_ne!(facts.choice, Choice::SharedMemory, "{facts:?}");
+                assert_ne!(facts.choice, TransportChoice::SharedMemory, "{facts:?}");
             }
         }
     });
@@ -140,7 +142,7 @@ fn better(facts: Facts) -> Vec<Facts> {
         with(&|facts| facts.source.can_lend = true),
         with(&|facts| facts.ucx_loaded = true),
         with(&|facts| facts.device_to_device_disabled = false),
-        with(&|facts| facts.choice = Choice::Auto),
+        with(&|facts| facts.choice = TransportChoice::Auto),
         with(&|facts| match &mut facts.between {
             Between::SameHost { shared_memory, .. } => *shared_memory = true,
             Between::Network => {}
@@ -167,7 +169,7 @@ fn a_better_fact_never_gives_a_worse_route() {
 #[test]
 fn the_reason_names_what_would_have_to_change() {
     every(|facts| {
-        let Decision {
+        let RouteDecision {
             route: taken,
             because,
         } = route(&facts);
@@ -190,7 +192,7 @@ fn the_reason_names_what_would_have_to_change() {
         match because {
             Reason::Small => assert_eq!(taken, Route::InMessage),
             Reason::Best => assert_ne!(taken, Route::Tcp, "UCX would be better"),
-            Reason::Configured => assert_ne!(facts.choice, Choice::Auto),
+            Reason::Configured => assert_ne!(facts.choice, TransportChoice::Auto),
             Reason::DeviceToDeviceDisabled => assert!(facts.device_to_device_disabled),
             Reason::NoUcx => assert!(!facts.ucx_loaded),
             _ => {}
@@ -212,7 +214,7 @@ fn the_order_of_routes_is_the_order_of_preference_and_names_differ() {
     assert_eq!(names.len(), Reason::ALL.len());
 }
 
-fn end(memory: Memory) -> End {
+fn end(memory: MemoryKind) -> End {
     End {
         memory,
         host_room: u64::MAX,
@@ -221,14 +223,14 @@ fn end(memory: Memory) -> End {
     }
 }
 
-fn facts(source: Memory, destination: Memory, between: Between) -> Facts {
+fn facts(source: MemoryKind, destination: MemoryKind, between: Between) -> Facts {
     Facts {
         source: end(source),
         destination: end(destination),
         between,
         ucx_loaded: true,
         device_to_device_disabled: false,
-        choice: Choice::Auto,
+        choice: TransportChoice::Auto,
         bytes: 1 << 20,
         in_message_below: IN_MESSAGE_BELOW,
     }
@@ -251,7 +253,7 @@ const CONTAINERS: Between = Between::SameHost {
 /// host are not linked, between hosts, or if a buffer is full.
 #[test]
 fn the_rules_of_the_paper_hold() {
-    use Memory::{Cuda, Host};
+    use MemoryKind::{Cuda, Host};
     let rows = [
         (Cuda, Cuda, NEIGHBOURS, Route::PeerCopy, Reason::Best),
         (Host, Cuda, NEIGHBOURS, Route::SharedMemory, Reason::Best),
@@ -295,7 +297,7 @@ fn the_rules_of_the_paper_hold() {
     ];
     for (source, destination, between, expected, because) in rows {
         let facts = facts(source, destination, between);
-        let decision = Decision {
+        let decision = RouteDecision {
             route: expected,
             because,
         };
@@ -305,7 +307,7 @@ fn the_rules_of_the_paper_hold() {
 
 #[test]
 fn a_full_buffer_gives_the_next_route_and_says_so() {
-    use Memory::{Cuda, Host};
+    use MemoryKind::{Cuda, Host};
     let full = |mut facts: Facts, host: bool, source: bool| {
         let end = if source {
             &mut facts.source
@@ -318,7 +320,7 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
             &mut end.device_room
         };
         *room = facts.bytes - 1;
-        let Decision { route, because } = route(&facts);
+        let RouteDecision { route, because } = route(&facts);
         (route, because)
     };
     let neighbours = facts(Cuda, Cuda, NEIGHBOURS);
@@ -348,9 +350,9 @@ fn a_full_buffer_gives_the_next_route_and_says_so() {
 
 #[test]
 fn a_decision_reads_as_a_sentence() {
-    let mut facts = facts(Memory::Cuda, Memory::Cuda, NEIGHBOURS);
+    let mut facts = facts(MemoryKind::Cuda, MemoryKind::Cuda, NEIGHBOURS);
     facts.device_to_device_disabled = true;
-    let Decision { route, because } = route(&facts);
+    let RouteDecision { route, because } = route(&facts);
     assert_eq!(
         format!("{route}: {because}"),
         "shared_memory: SMP_DISABLE_D2D is set"

@@ -12,7 +12,7 @@ use super::address::Listener;
 use super::dial::Cancel;
 use super::rendezvous::{connect, start};
 use super::transport::{Connected, Tcp};
-use crate::job::{Brought, JobOptions, Memory};
+use crate::job::{Brought, JobOptions, TensorMemory};
 use crate::place::MeetingPlace;
 use crate::secret::Secret;
 use crate::start_error::StartError;
@@ -47,7 +47,7 @@ pub(crate) fn all_options(world: u32) -> Vec<JobOptions> {
 /// What a rank brings that has no transport above TCP.
 fn brought(options: &JobOptions) -> Brought {
     Brought {
-        memory: Memory::of(options),
+        memory: TensorMemory::of(options),
         ..Brought::default()
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::{Frame, Limits};
 
-use shardwright_ucx::{Event, EventHandle, KEY_BYTES, Key, UcxError, Wakes, Worker};
+use shardwright_ucx::{AdmissionKey, EventHandle, KEY_BYTES, UcxError, Wakes, Worker, WorkerEvent};
 
 use super::assembly::{Assembly, Name};
 use super::sending::{Sending, peer_of};
@@ -37,8 +37,8 @@ pub(super) struct Engine {
     pub(super) events: EventHandle,
     pub(super) wakes: Wakes,
     pub(super) sending: Mutex<Sending>,
-    key: Key,
-    pub(super) inbox: Mutex<VecDeque<Event>>,
+    key: AdmissionKey,
+    pub(super) inbox: Mutex<VecDeque<WorkerEvent>>,
     pub(super) delivery: Mutex<BTreeMap<Rank, From>>,
     /// Held by the one waiting thread that reads for itself.
     pub(super) reader: Mutex<()>,
@@ -282,9 +282,9 @@ impl Engine {
         }
     }
 
-    fn take(&self, delivery: &mut BTreeMap<Rank, From>, event: Event) {
+    fn take(&self, delivery: &mut BTreeMap<Rank, From>, event: WorkerEvent) {
         let (peer, reason) = match event {
-            Event::Received {
+            WorkerEvent::Received {
                 from,
                 header,
                 payload,
@@ -318,11 +318,11 @@ impl Engine {
                     Err(error) => (from, error.to_string()),
                 }
             }
-            Event::Refused { from, refusal } => (from, refusal.to_string()),
-            Event::ReceiveFailed { from, reason } => (from, reason),
-            Event::EndpointFailed { peer, reason, .. } => (peer, reason),
-            Event::SendFailed { token, reason } => (peer_of(token), reason),
-            Event::Sent { .. } => return,
+            WorkerEvent::Refused { from, refusal } => (from, refusal.to_string()),
+            WorkerEvent::ReceiveFailed { from, reason } => (from, reason),
+            WorkerEvent::EndpointFailed { peer, reason, .. } => (peer, reason),
+            WorkerEvent::SendFailed { token, reason } => (peer_of(token), reason),
+            WorkerEvent::Sent { .. } => return,
         };
         let state = delivery.entry(peer).or_default();
         // A peer that died breaks its connection too, and the liveness link knows better what happened.

@@ -3,18 +3,19 @@
 use shardwright_ucx::{Candidates, Library, Options, WITH_TCP, WITHIN_HOST, Worker};
 
 use crate::job::{CommOptions, JobOptions};
-use crate::routing::Choice;
+use crate::routing::TransportChoice;
 use crate::start_error::StartError;
 
 /// The worker of a job that goes through UCX; none where it does not.
 pub(super) fn worker(job: &JobOptions) -> Result<Option<Worker>, StartError> {
     let choice = job.comm.transport;
-    if !matches!(choice, Choice::Auto | Choice::Ucx) || job.world == 1 || !job.ucx {
+    if !matches!(choice, TransportChoice::Auto | TransportChoice::Ucx) || job.world == 1 || !job.ucx
+    {
         return Ok(None);
     }
     match (create(&job.comm, job), choice) {
         (Ok(worker), _) => Ok(Some(worker)),
-        (Err(reason), Choice::Ucx) => Err(StartError::System {
+        (Err(reason), TransportChoice::Ucx) => Err(StartError::System {
             what: "cannot use UCX, which \"transport\" asks for",
             reason,
         }),
@@ -34,7 +35,7 @@ fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
     let library = Library::find(&candidates).map_err(|error| error.to_string())?;
     if library.found().newer_than_tested {
         let version = &library.found().version;
-        if wanted.transport == Choice::Auto {
+        if wanted.transport == TransportChoice::Auto {
             return Err(format!(
                 "UCX {version} is newer than those that were tested"
             ));
@@ -58,8 +59,8 @@ fn create(wanted: &CommOptions, job: &JobOptions) -> Result<Worker, String> {
 
 /// The transports that a job chooses from. What leaves the host unproved is used where the configuration asks for it by
 /// name, and what leaves it unencrypted not where it asks for encryption.
-fn transports_of(choice: Choice, one_host: bool, encrypt: bool) -> &'static str {
-    if choice == Choice::Ucx && !one_host && !encrypt {
+fn transports_of(choice: TransportChoice, one_host: bool, encrypt: bool) -> &'static str {
+    if choice == TransportChoice::Ucx && !one_host && !encrypt {
         WITH_TCP
     } else {
         WITHIN_HOST
@@ -72,13 +73,16 @@ mod tests {
 
     #[test]
     fn no_internet_socket_within_a_host_and_between_hosts_only_by_name() {
-        for choice in Choice::ALL {
+        for choice in TransportChoice::ALL {
             for (one_host, encrypt) in [(false, false), (false, true), (true, false), (true, true)]
             {
                 let transports = transports_of(choice, one_host, encrypt);
                 let named = |name| transports.split(',').any(|one| one == name);
                 assert!(named("posix"));
-                assert_eq!(named("tcp"), choice == Choice::Ucx && !one_host && !encrypt);
+                assert_eq!(
+                    named("tcp"),
+                    choice == TransportChoice::Ucx && !one_host && !encrypt
+                );
             }
         }
     }

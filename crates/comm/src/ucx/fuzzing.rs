@@ -15,12 +15,12 @@ pub const KEY: [u8; KEY_BYTES] = [0x33; KEY_BYTES];
 pub const WORLD: u32 = 4;
 
 /// A receiver of parts, of which one sender's are put together.
-pub struct Receiver {
+pub struct PartReceiver {
     admission: Admission,
     assembly: Assembly,
 }
 
-impl Default for Receiver {
+impl Default for PartReceiver {
     fn default() -> Self {
         let mut admission = Admission::default();
         admission.require(KEY, WORLD);
@@ -31,7 +31,7 @@ impl Default for Receiver {
     }
 }
 
-impl Receiver {
+impl PartReceiver {
     /// What the receiver does with a header and a payload: nothing for a stranger; for a rank, the messages that are
     /// complete now, or why the rank is given up.
     pub fn receive(

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use shardwright_core::Rank;
-use shardwright_ucx::{Armed, EndpointId, Event, KEY_BYTES, Key, UcxError, Worker};
+use shardwright_ucx::{AdmissionKey, Armed, EndpointId, KEY_BYTES, UcxError, Worker, WorkerEvent};
 use shardwright_wire::Frame;
 
 use super::assembly::{Name, parts_of};
@@ -19,7 +19,7 @@ pub(super) struct Sending {
 
 struct Outgoing {
     endpoint: EndpointId,
-    key: Key,
+    key: AdmissionKey,
     window: Window,
 }
 
@@ -47,7 +47,7 @@ impl Sending {
     }
 
     /// Where peers reach this worker, and with which key.
-    pub(super) fn place(&mut self, key: &Key) -> Result<Vec<u8>, UcxError> {
+    pub(super) fn place(&mut self, key: &AdmissionKey) -> Result<Vec<u8>, UcxError> {
         Ok([&key[..], &self.worker.address()?].concat())
     }
 
@@ -78,7 +78,7 @@ impl Sending {
     }
 
     /// Takes only messages of ranks below `world` that carry the key.
-    pub(super) fn require(&mut self, key: Key, world: u32) -> Result<(), UcxError> {
+    pub(super) fn require(&mut self, key: AdmissionKey, world: u32) -> Result<(), UcxError> {
         self.worker.require(key, world)
     }
 
@@ -107,7 +107,7 @@ impl Sending {
     }
 
     /// Advances a bounded while; the events that are not only this rank's own bookkeeping go to `inbox`.
-    pub(super) fn advance(&mut self, inbox: &mut VecDeque<Event>) -> Result<bool, UcxError> {
+    pub(super) fn advance(&mut self, inbox: &mut VecDeque<WorkerEvent>) -> Result<bool, UcxError> {
         let mut happened = false;
         for _ in 0..64 {
             if !self.worker.progress()? {
@@ -117,13 +117,13 @@ impl Sending {
         }
         for event in self.worker.take_events()? {
             happened = true;
-            if let Event::Sent { token } | Event::SendFailed { token, .. } = &event
+            if let WorkerEvent::Sent { token } | WorkerEvent::SendFailed { token, .. } = &event
                 && let Some(outgoing) = self.peers.get_mut(&peer_of(*token))
             {
                 let message = token & ((1 << TOKEN_MESSAGE_BITS) - 1);
                 outgoing.window.remove(message);
             }
-            if !matches!(event, Event::Sent { .. }) {
+            if !matches!(event, WorkerEvent::Sent { .. }) {
                 inbox.push_back(event);
             }
         }

@@ -6,7 +6,7 @@ use shardwright_ucx::testing::library;
 use shardwright_ucx::{Options, Worker};
 
 use super::transport::ready;
-use crate::job::{JobOptions, Memory};
+use crate::job::{JobOptions, TensorMemory};
 use crate::layers::{Layer, Prepared};
 use crate::start_error::StartError;
 use crate::transport::Receiver;
@@ -22,7 +22,7 @@ impl Layer for Over {
     fn prepare(
         &self,
         options: &JobOptions,
-        _: &Memory,
+        _: &TensorMemory,
         receiver: &Arc<dyn Receiver>,
     ) -> Result<Option<Box<dyn Prepared>>, StartError> {
         let over = Options {

@@ -18,7 +18,7 @@ use super::engine::{Engine, Reading};
 use super::find::worker;
 use crate::error::CommError;
 use crate::exchange::Exchange;
-use crate::job::{JobOptions, Memory};
+use crate::job::{JobOptions, TensorMemory};
 use crate::layers::{Layer, Met, Prepared};
 use crate::start_error::StartError;
 use crate::tcp::CLOSE_DEADLINE;
@@ -62,7 +62,7 @@ impl Layer for UcxLayer {
     fn prepare(
         &self,
         options: &JobOptions,
-        _: &Memory,
+        _: &TensorMemory,
         receiver: &Arc<dyn Receiver>,
     ) -> Result<Option<Box<dyn Prepared>>, StartError> {
         let Some(worker) = worker(options)? else {

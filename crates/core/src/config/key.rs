@@ -9,7 +9,7 @@ use crate::topology::Placement;
 
 /// The values that a key takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum ValueKind {
     /// True or false.
     Boolean,
     /// A whole number within these ends.
@@ -76,11 +76,11 @@ impl Origin {
 
 /// A configuration key.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Key {
+pub struct ConfigKey {
     /// Its name.
     pub name: &'static str,
     /// Its values.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// Its value when it is not given.
     pub default: DefaultValue,
     /// The unit of its value; empty where there is none.
@@ -95,11 +95,11 @@ pub struct Key {
     pub per_rank: bool,
 }
 
-impl Key {
+impl ConfigKey {
     pub(super) const fn new(
         origin: Origin,
         name: &'static str,
-        kind: Kind,
+        kind: ValueKind,
         default: DefaultValue,
         unit: &'static str,
         meaning: &'static str,
@@ -129,22 +129,22 @@ impl Key {
     /// What the key allows, in words.
     pub fn allowed(&self) -> String {
         let values = match self.kind {
-            Kind::Boolean => "true or false".to_owned(),
-            Kind::Count(least) => format!("an integer of {least} or more"),
-            Kind::Integer(least, most) if most >= u64::from(u32::MAX) => {
+            ValueKind::Boolean => "true or false".to_owned(),
+            ValueKind::Count(least) => format!("an integer of {least} or more"),
+            ValueKind::Integer(least, most) if most >= u64::from(u32::MAX) => {
                 format!("an integer of {least} or more")
             }
-            Kind::Integer(least, most) => format!("an integer from {least} to {most}"),
-            Kind::Number(least, most) => format!("a number from {least} to {most}"),
-            Kind::Duration => format!("a number from {SHORTEST} to {LONGEST}"),
-            Kind::Choice(words) => quoted(words),
-            Kind::Schedule => format!(
+            ValueKind::Integer(least, most) => format!("an integer from {least} to {most}"),
+            ValueKind::Number(least, most) => format!("a number from {least} to {most}"),
+            ValueKind::Duration => format!("a number from {SHORTEST} to {LONGEST}"),
+            ValueKind::Choice(words) => quoted(words),
+            ValueKind::Schedule => format!(
                 "{}, a list of [microbatch, \"forward\" or \"backward\"], or the path of a program",
                 quoted(&pipeline::words())
             ),
-            Kind::Text => "text".to_owned(),
-            Kind::Address => "an IP address".to_owned(),
-            Kind::Placement => {
+            ValueKind::Text => "text".to_owned(),
+            ValueKind::Address => "an IP address".to_owned(),
+            ValueKind::Placement => {
                 "\"cluster\", \"spread\", or a permutation of the letters D, P, T".to_owned()
             }
         };
@@ -197,27 +197,27 @@ impl Key {
             return self.allows_null().then_some(Value::Null);
         }
         match self.kind {
-            Kind::Boolean => value.as_bool().map(Value::from),
-            Kind::Integer(least, most) => value
+            ValueKind::Boolean => value.as_bool().map(Value::from),
+            ValueKind::Integer(least, most) => value
                 .as_u64()
                 .filter(|number| (least..=most).contains(number))
                 .map(Value::from),
-            Kind::Count(least) => count(value)
+            ValueKind::Count(least) => count(value)
                 .filter(|&number| number >= least)
                 .map(Value::from),
-            Kind::Number(least, most) => value
+            ValueKind::Number(least, most) => value
                 .as_f64()
                 .filter(|number| (least..=most).contains(number))
                 .map(Value::from),
-            Kind::Duration => value
+            ValueKind::Duration => value
                 .as_f64()
                 .filter(|number| (SHORTEST..=LONGEST).contains(number))
                 .map(Value::from),
-            Kind::Choice(words) => text(value, |text| words.contains(&text)),
-            Kind::Schedule => pipeline::has_form(value).then(|| value.clone()),
-            Kind::Text => text(value, |text| !text.is_empty()),
-            Kind::Address => text(value, |text| text.parse::<IpAddr>().is_ok()),
-            Kind::Placement => text(value, |text| text.parse::<Placement>().is_ok()),
+            ValueKind::Choice(words) => text(value, |text| words.contains(&text)),
+            ValueKind::Schedule => pipeline::has_form(value).then(|| value.clone()),
+            ValueKind::Text => text(value, |text| !text.is_empty()),
+            ValueKind::Address => text(value, |text| text.parse::<IpAddr>().is_ok()),
+            ValueKind::Placement => text(value, |text| text.parse::<Placement>().is_ok()),
         }
     }
 }

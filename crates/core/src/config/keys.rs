@@ -2,12 +2,12 @@
 //! field to [`Config`](super::Config); a test holds the two together.
 
 use super::key::DefaultValue::{self, Boolean, Derived, Integer, Nothing, Number, Word};
-use super::key::Kind::{self, Address, Choice, Count, Duration, Placement, Schedule, Text};
-use super::key::{Key, Origin};
+use super::key::ValueKind::{self, Address, Choice, Count, Duration, Placement, Schedule, Text};
+use super::key::{ConfigKey, Origin};
 
-const FLAG: Kind = Kind::Boolean;
+const FLAG: ValueKind = ValueKind::Boolean;
 /// Degrees and numbers of microbatches travel as 32-bit indices.
-const POSITIVE: Kind = Kind::Integer(1, u32::MAX as u64);
+const POSITIVE: ValueKind = ValueKind::Integer(1, u32::MAX as u64);
 
 const NO_SHARDED_DATA_PARALLELISM: &str = "sharded data parallelism is not built yet";
 const NO_HALF_PRECISION: &str = "half-precision training is not built yet";
@@ -17,36 +17,36 @@ const TENSORFLOW_ONLY: &str = "it is a TensorFlow-only key and this library is f
 
 const fn common(
     name: &'static str,
-    kind: Kind,
+    kind: ValueKind,
     default: DefaultValue,
     unit: &'static str,
     meaning: &'static str,
-) -> Key {
-    Key::new(Origin::Common, name, kind, default, unit, meaning)
+) -> ConfigKey {
+    ConfigKey::new(Origin::Common, name, kind, default, unit, meaning)
 }
 
 const fn torch(
     name: &'static str,
-    kind: Kind,
+    kind: ValueKind,
     default: DefaultValue,
     unit: &'static str,
     meaning: &'static str,
-) -> Key {
-    Key::new(Origin::PyTorch, name, kind, default, unit, meaning)
+) -> ConfigKey {
+    ConfigKey::new(Origin::PyTorch, name, kind, default, unit, meaning)
 }
 
 const fn own(
     name: &'static str,
-    kind: Kind,
+    kind: ValueKind,
     default: DefaultValue,
     unit: &'static str,
     meaning: &'static str,
-) -> Key {
-    Key::new(Origin::Shardwright, name, kind, default, unit, meaning)
+) -> ConfigKey {
+    ConfigKey::new(Origin::Shardwright, name, kind, default, unit, meaning)
 }
 
 /// Every key, in the order of the documentation.
-pub const KEYS: &[Key] = &[
+pub const KEYS: &[ConfigKey] = &[
     common("pipeline_parallel_degree", POSITIVE, Integer(1), "ranks", "stages of a pipeline: the number of parts the model is divided into"),
     common("partitions", POSITIVE, Integer(1), "ranks", "the older name of pipeline_parallel_degree; both given must be equal"),
     common("microbatches", POSITIVE, Integer(1), "microbatches", "parts a batch is split into; the batch size must be a multiple of it"),
@@ -54,12 +54,12 @@ pub const KEYS: &[Key] = &[
     common("optimize", Choice(&["memory", "speed"]), Word("memory"), "", "what the partition balances by default (see memory_weight)"),
     common("placement_strategy", Placement, Word("cluster"), "", "how coordinates become global ranks: letters from the slowest to the fastest varying axis; cluster is DPT, spread is TPD"),
     common("auto_partition", FLAG, Boolean(true), "", "false: every module goes where smp.partition or smp.set_partition puts it, else to default_partition"),
-    common("default_partition", Kind::Integer(0, u32::MAX as u64), Integer(0), "pp_rank", "stage of modules that are not placed by hand; must be given with auto_partition false"),
-    Key::new(Origin::TensorFlow, "contiguous", FLAG, Boolean(true), "", "TensorFlow only").not_built(TENSORFLOW_ONLY),
-    Key::new(Origin::TensorFlow, "horovod", FLAG, Boolean(false), "", "TensorFlow only").not_built(TENSORFLOW_ONLY),
-    torch("memory_weight", Kind::Number(0.0, 1.0), Derived("0.2 with optimize speed, 0.8 with memory"), "", "weight of memory against computation in the cost of a module"),
+    common("default_partition", ValueKind::Integer(0, u32::MAX as u64), Integer(0), "pp_rank", "stage of modules that are not placed by hand; must be given with auto_partition false"),
+    ConfigKey::new(Origin::TensorFlow, "contiguous", FLAG, Boolean(true), "", "TensorFlow only").not_built(TENSORFLOW_ONLY),
+    ConfigKey::new(Origin::TensorFlow, "horovod", FLAG, Boolean(false), "", "TensorFlow only").not_built(TENSORFLOW_ONLY),
+    torch("memory_weight", ValueKind::Number(0.0, 1.0), Derived("0.2 with optimize speed, 0.8 with memory"), "", "weight of memory against computation in the cost of a module"),
     torch("ddp", FLAG, Boolean(false), "", "data parallelism over model replicas; required as soon as there is more than one"),
-    torch("ddp_port", Kind::Integer(1, 65_535), Nothing, "TCP port", "port of the rendezvous instead of MASTER_PORT; needs ddp"),
+    torch("ddp_port", ValueKind::Integer(1, 65_535), Nothing, "TCP port", "port of the rendezvous instead of MASTER_PORT; needs ddp"),
     torch("ddp_dist_backend", Choice(&["auto", "nccl"]), Word("auto"), "", "backend of collectives: auto takes NCCL where every rank has a GPU of its own, else Gloo; nccl insists; needs ddp"),
     torch("active_microbatches", POSITIVE, Derived("pipeline_parallel_degree + 2, but 2 * pipeline_parallel_degree with pipeline looped"), "microbatches", "microbatches in flight at once, except with pipeline simple"),
     torch("deterministic_server", FLAG, Boolean(false), "", "runs of one layout give the same bits: gradients are summed in one order, whatever the order in which requests are served; keeps a gradient for each microbatch until the step ends"),
@@ -87,7 +87,7 @@ pub const KEYS: &[Key] = &[
     torch("overlapping_allreduce", FLAG, Nothing, "", "false: no DistributedModel overlaps its all-reduce with backward; else its own argument decides"),
     torch("_match_weights", FLAG, Boolean(false), "", "either value: distributed modules always start from the weights of the modules that they replace"),
     torch("_fp32_grad_accumulation", FLAG, Boolean(false), "", "for tests: accumulate gradients in float32").not_built(NO_HALF_PRECISION),
-    own("seed", Kind::Integer(0, i64::MAX as u64), Integer(0), "", "seed of the random numbers drawn in steps (see reproducible_rng)"),
+    own("seed", ValueKind::Integer(0, i64::MAX as u64), Integer(0), "", "seed of the random numbers drawn in steps (see reproducible_rng)"),
     own("reproducible_rng", FLAG, Boolean(false), "", "random numbers in a step depend on `seed`, the step, the microbatch and the module call only, the same for every degree of parallelism; false: they depend on the script's seed and on how the model is divided"),
     own("tensor_handles", FLAG, Boolean(true), "", "results that the caller only hands on stay where they are made until the next module needs them; false: every result comes to its caller"),
     own("static_steps", POSITIVE, Integer(5), "steps", "with static_mode: for how many steps a module has to do alike before its caller goes on without its results"),
@@ -102,7 +102,7 @@ pub const KEYS: &[Key] = &[
     own("bind_interface_address", Address, Nothing, "IP address", "the address of this host that listeners bind to; else the one that reaches the rendezvous").per_rank(),
     own("transport", Choice(&["auto", "tcp", "ucx", "shared_memory"]), Word("auto"), "", "what carries messages between ranks: auto UCX over shared memory where it is found, else TCP, with the tensors for ranks of the same host in shared memory; ucx the same, but a job without UCX does not start, and between hosts UCX uses TCP too, which proves nothing: the network has to be trusted; shared_memory nothing of UCX; tcp nothing else"),
     own("encrypt", FLAG, Boolean(false), "", "encrypt the connections between ranks (the Noise protocol with the job's secret), and let nothing else leave a host: no UCX between hosts"),
-    own("comm_spin_microseconds", Kind::Integer(0, u32::MAX as u64), Derived("300, but 50 where a host has more ranks than processors"), "microseconds", "how long a thread that waits for a message, on a rank that has nothing else to do, looks for it again and again before it sleeps; 0: it sleeps at once").per_rank(),
+    own("comm_spin_microseconds", ValueKind::Integer(0, u32::MAX as u64), Derived("300, but 50 where a host has more ranks than processors"), "microseconds", "how long a thread that waits for a message, on a rank that has nothing else to do, looks for it again and again before it sleeps; 0: it sleeps at once").per_rank(),
     own("ucx_library", Text, Nothing, "path", "the UCX library (libucp.so.0) to load; else the system's, else that of the Python package libucx").per_rank(),
     own("comm_buffer_bytes", Count(0), Integer(1 << 30), "bytes", "the most host memory that a rank sets aside for the transfer of tensors; what finds no room goes over TCP").per_rank(),
 ];

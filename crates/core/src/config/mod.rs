@@ -10,9 +10,9 @@ mod pipeline;
 mod tests;
 
 pub use error::ConfigError;
-pub use key::{DefaultValue, Key, Kind, Origin};
+pub use key::{ConfigKey, DefaultValue, Origin, ValueKind};
 pub use keys::KEYS;
-pub use pipeline::{PROGRAM_HEADER, Pipeline, PipelineName, PipelinePhase, check_list};
+pub use pipeline::{PROGRAM_HEADER, Pipeline, PipelineName, check_list};
 
 use std::collections::BTreeMap;
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::ConfigError;
+use crate::Phase;
 
 /// A name and its word in the configuration, which but for `auto` is that of the policy.
 macro_rules! names {
@@ -45,25 +46,6 @@ names! {
     Auto = "auto";
 }
 
-/// Which of a microbatch's two tasks on the root an entry of a list starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PipelinePhase {
-    /// The step function.
-    Forward,
-    /// Its `model.backward`.
-    Backward,
-}
-
-impl PipelinePhase {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        }
-    }
-}
-
 /// The order of forwards and backwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -71,7 +53,7 @@ pub enum Pipeline {
     /// A schedule with a name.
     Named(PipelineName),
     /// The order in which the root starts forwards and backwards.
-    List(Vec<(u32, PipelinePhase)>),
+    List(Vec<(u32, Phase)>),
     /// What each rank does, in order: the text of a program.
     Program(String),
 }
@@ -124,7 +106,7 @@ pub(super) fn read_list(value: &Value, microbatches: u32) -> Result<(), ConfigEr
 
 /// Whether a list starts every one of so many microbatches exactly once in either phase, its forward before
 /// its backward.
-pub fn check_list(entries: &[(u32, PipelinePhase)], microbatches: u32) -> Result<(), ConfigError> {
+pub fn check_list(entries: &[(u32, Phase)], microbatches: u32) -> Result<(), ConfigError> {
     let mut seen = std::collections::BTreeMap::new();
     for (index, entry @ (microbatch, phase)) in entries.iter().enumerate() {
         let refused = |allowed| {
@@ -143,14 +125,13 @@ pub fn check_list(entries: &[(u32, PipelinePhase)], microbatches: u32) -> Result
         if let Some(first) = seen.insert(*entry, index) {
             return refused(format!("each entry once; it stands at index {first} too"));
         }
-        let forward = (*microbatch, PipelinePhase::Forward);
-        if *phase == PipelinePhase::Backward && !seen.contains_key(&forward) {
+        let forward = (*microbatch, Phase::Forward);
+        if *phase == Phase::Backward && !seen.contains_key(&forward) {
             return refused(format!("a backward only behind {}", shown(forward)));
         }
     }
-    let mut wanted = (0..microbatches).flat_map(|microbatch| {
-        [PipelinePhase::Forward, PipelinePhase::Backward].map(|phase| (microbatch, phase))
-    });
+    let mut wanted = (0..microbatches)
+        .flat_map(|microbatch| [Phase::Forward, Phase::Backward].map(|phase| (microbatch, phase)));
     match wanted.find(|entry| !seen.contains_key(entry)) {
         None => Ok(()),
         Some(entry) => Err(ConfigError::ListIncomplete {
@@ -166,7 +147,7 @@ pub(super) fn most_in_flight(value: &Value) -> u32 {
     let entries = value.as_array().map_or(&[][..], Vec::as_slice);
     let (mut in_flight, mut most) = (0_u32, 0);
     for entry in entries {
-        if entry.get(1).and_then(Value::as_str) == Some(PipelinePhase::Forward.name()) {
+        if entry.get(1).and_then(Value::as_str) == Some(Phase::Forward.name()) {
             in_flight += 1;
         } else {
             in_flight = in_flight.saturating_sub(1);
@@ -176,6 +157,6 @@ pub(super) fn most_in_flight(value: &Value) -> u32 {
     most
 }
 
-fn shown((microbatch, phase): (u32, PipelinePhase)) -> String {
+fn shown((microbatch, phase): (u32, Phase)) -> String {
     format!("[{microbatch}, {:?}]", phase.name())
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Phase;
 
 fn parse(value: &Value) -> Result<Config, ConfigError> {
     Config::parse(&value.to_string())
@@ -50,7 +51,7 @@ fn every_key_takes_its_default_and_nothing_of_another_kind() {
         assert!(accepted.is_ok(), "{}: {accepted:?}", key.name);
         let unknown = json!("no such word, nor address");
         for wrong in [json!([]), json!({}), json!(-1), unknown] {
-            if key.kind == Kind::Text && wrong.is_string() {
+            if key.kind == ValueKind::Text && wrong.is_string() {
                 continue;
             }
             let text = refused(&json!({ key.name: wrong }));
@@ -339,7 +340,7 @@ fn a_list_starts_every_microbatch_once_in_either_phase() {
     let Pipeline::List(entries) = &config.pipeline else {
         panic!("a list was given")
     };
-    assert_eq!(entries[0], (1, PipelinePhase::Forward));
+    assert_eq!(entries[0], (1, Phase::Forward));
     assert_eq!(Config::parse(&config.to_json()), Ok(config));
     for (entries, said) in [
         (

@@ -16,7 +16,7 @@ pub(super) struct IpcHandle(pub(super) [u8; IPC_HANDLE_BYTES]);
 
 functions! {
     /// The functions of CUDA's driver that device transfers need. All but the text's return 0 on success.
-    pub(super) struct Functions;
+    pub(super) struct DriverFunctions;
     /// `(error, text)`: the name of an error, which lives for ever.
     error_name = "cuGetErrorName": fn(c_int, *mut *const c_char) -> c_int;
     /// `(flags)`: initialises the driver; does nothing when it is.

@@ -11,7 +11,7 @@ use crate::error::CudaError;
 use shardwright_system::functions;
 
 functions! {
-    struct Functions;
+    struct DriverFunctions;
     begin_capture = "cuStreamBeginCapture_v2": fn(*mut c_void, c_int) -> c_int;
     end_capture = "cuStreamEndCapture": fn(*mut c_void, *mut *mut c_void) -> c_int;
     stop = "rehearsal_stop": fn(u64, c_int) -> ();
@@ -29,7 +29,7 @@ impl ScriptStream {
 
 /// The stand-in, as a script uses the driver beside the library.
 pub struct Rehearsal {
-    functions: Functions,
+    functions: DriverFunctions,
     device: Arc<Device>,
 }
 
@@ -40,7 +40,7 @@ impl Rehearsal {
         // SAFETY: it is loaded already.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.unwrap();
         // SAFETY: the stand-in's functions, with these types.
-        let functions = unsafe { Functions::find(&library) }.unwrap();
+        let functions = unsafe { DriverFunctions::find(&library) }.unwrap();
         std::mem::forget(library);
         let device = Device::open(&driver, 0).unwrap();
         Self { functions, device }

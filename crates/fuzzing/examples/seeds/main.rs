@@ -13,8 +13,8 @@ use shardwright_core::{
 use shardwright_wire::codec::{beat_frame, encode};
 use shardwright_wire::{
     Abort, Answer, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver,
-    HEADER_BYTES, HeldTensor, Limits, Message, ObjectMessage, Outcome, Phase, Place, Request,
-    Response, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
+    HEADER_BYTES, HeldTensor, Limits, Message, ObjectMessage, Phase, Place, Request, Response,
+    ResponseOutcome, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
     TensorPart, Value,
 };
 
@@ -170,8 +170,8 @@ fn messages() -> Vec<Message> {
     let step = StepEpoch(5);
     let mut all: Vec<Message> = requests.collect();
     all.extend([
-        response(Outcome::Value(body().into())),
-        response(Outcome::Failed(report.clone())),
+        response(ResponseOutcome::Value(body().into())),
+        response(ResponseOutcome::Failed(report.clone())),
         Message::StepBegin(StepBegin {
             step,
             function: "train".to_owned(),
@@ -209,7 +209,7 @@ fn messages() -> Vec<Message> {
     ]);
     all.extend(answer_kinds().map(|kind| {
         let body = body();
-        response(Outcome::Value(Answer { kind, body }))
+        response(ResponseOutcome::Value(Answer { kind, body }))
     }));
     all
 }

@@ -7,7 +7,7 @@ use shardwright_simulate::StageCosts;
 
 use crate::measured::Measured;
 use crate::node::{NodeId, Tree};
-use crate::request::Request;
+use crate::request::PartitionRequest;
 
 /// What a call to another rank takes of each of the two ranks, beside its tensors.
 const CALL: Duration = Duration::from_micros(100);
@@ -33,7 +33,7 @@ pub(super) struct Stretch {
 /// All stretches in order. A backward takes twice as long as its forward; where the module holds
 /// parameters, half of that is for their gradients.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
+pub(super) struct StretchSequence {
     pub(super) stretches: Vec<Stretch>,
 }
 
@@ -44,10 +44,10 @@ pub(super) struct Segments {
     pub(super) costs: Vec<StageCosts>,
 }
 
-impl Line {
+impl StretchSequence {
     /// Of a measured forward. `follows` says which modules run wherever they are called.
     pub(super) fn new(
-        request: &Request,
+        request: &PartitionRequest,
         measured: &Measured,
         tree: &Tree,
         follows: &[bool],
@@ -144,7 +144,7 @@ fn add(cost: &mut StageCosts, forward: Duration, input: Duration, weight: Durati
 }
 
 fn mark_passes(
-    request: &Request,
+    request: &PartitionRequest,
     measured: &Measured,
     of_stretch: &[usize],
     stretches: &mut [Stretch],
@@ -167,10 +167,10 @@ mod tests {
     use shardwright_core::ModuleId;
 
     use super::*;
-    use crate::measured::{Execution, Piece};
+    use crate::measured::{Execution, ModuleInterval};
 
     /// A module of `class_name` with three layers that hold a parameter each, 1 ms a piece.
-    fn line(class_name: &str, bytes: u64) -> Line {
+    fn line(class_name: &str, bytes: u64) -> StretchSequence {
         let layer = |number: usize| {
             format!(
                 r#"{{"name": "{number}", "class_name": "Linear", "parents": [0], "parameters": [{number}]}}"#
@@ -189,7 +189,7 @@ mod tests {
             parameter(1),
             parameter(2)
         );
-        let request = Request::from_json(&text).expect("a good request");
+        let request = PartitionRequest::from_json(&text).expect("a good request");
         let execution = |module: u32, caller: Option<u32>| Execution {
             module: ModuleId(module),
             caller,
@@ -209,7 +209,7 @@ mod tests {
             ],
             pieces: order
                 .iter()
-                .map(|&execution| Piece {
+                .map(|&execution| ModuleInterval {
                     execution,
                     seconds: 0.001,
                 })
@@ -217,7 +217,7 @@ mod tests {
             undivided: Vec::new(),
         };
         let tree = Tree::new(&request);
-        Line::new(&request, &measured, &tree, &[false; 4])
+        StretchSequence::new(&request, &measured, &tree, &[false; 4])
     }
 
     fn ranks(segments: &Segments) -> Vec<u32> {

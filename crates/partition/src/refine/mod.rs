@@ -12,11 +12,11 @@ use shardwright_core::PipelineRank;
 
 use crate::PartitionError;
 use crate::assign::Places;
-use crate::cost::Costs;
+use crate::cost::NodeCosts;
 use crate::measured::Measured;
 use crate::node::{NodeId, Tree};
-use crate::request::Request;
-use line::Line;
+use crate::request::PartitionRequest;
+use line::StretchSequence;
 use search::Search;
 use units::Units;
 
@@ -45,10 +45,10 @@ fn memory_tolerance(alpha: f64) -> f64 {
 
 /// Moves nodes. `follows` says which modules run wherever they are called.
 pub(crate) fn refine(
-    request: &Request,
+    request: &PartitionRequest,
     measured: &Measured,
     tree: &Tree,
-    costs: &Costs,
+    costs: &NodeCosts,
     pinned: &[Option<PipelineRank>],
     follows: &[bool],
     places: &mut Places,
@@ -62,7 +62,7 @@ pub(crate) fn refine(
         // Where microbatches run one after another, no order of the modules is faster.
         return Ok(None);
     }
-    let line = Line::new(request, measured, tree, follows);
+    let line = StretchSequence::new(request, measured, tree, follows);
     let mut time = vec![0.0; tree.len()];
     for stretch in &line.stretches {
         time[stretch.node.index()] += stretch.forward.as_secs_f64();
@@ -130,7 +130,7 @@ fn free_nodes(tree: &Tree, pinned: &[Option<PipelineRank>]) -> Vec<bool> {
 }
 
 /// Which nodes hold parameters themselves.
-fn holding(request: &Request, tree: &Tree) -> Vec<bool> {
+fn holding(request: &PartitionRequest, tree: &Tree) -> Vec<bool> {
     let holds = |modules: &Vec<shardwright_core::ModuleId>| {
         let mut modules = modules.iter();
         modules.any(|module| !request.modules[module.0 as usize].parameters.is_empty())
@@ -157,7 +157,7 @@ fn deciding_node(
 
 /// For each module that must not be divided, the nodes that decide where all is that is below it and has a place.
 fn node_sets(
-    request: &Request,
+    request: &PartitionRequest,
     measured: &Measured,
     tree: &Tree,
     follows: &[bool],

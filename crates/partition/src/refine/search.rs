@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use shardwright_core::PipelineRank;
 use shardwright_schedule::Schedule;
-use shardwright_simulate::{Chain, Control, Costs, Latency, StageCosts, simulate_schedule};
+use shardwright_simulate::{Chain, Control, Latency, StageCosts, StepCosts, simulate_schedule};
 
-use super::line::{LATENCY, Line, Segments};
+use super::line::{LATENCY, Segments, StretchSequence};
 use super::together;
 use super::units::{Units, in_turns};
 use crate::node::NodeId;
@@ -43,7 +43,7 @@ fn noise(number: u64) -> f64 {
 
 /// What the search found.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct RefinementResult {
     /// The simulated step at first.
     pub(super) before: Duration,
     /// The simulated step in the end.
@@ -53,7 +53,7 @@ pub(super) struct Found {
 }
 
 pub(super) struct Search<'a> {
-    line: &'a Line,
+    line: &'a StretchSequence,
     units: &'a Units,
     schedule: Schedule,
     num_microbatches: NonZeroU32,
@@ -102,7 +102,7 @@ struct Candidate {
 impl<'a> Search<'a> {
     #[expect(clippy::too_many_arguments, reason = "all that it looks at, once")]
     pub(super) fn new(
-        line: &'a Line,
+        line: &'a StretchSequence,
         units: &'a Units,
         schedule: Schedule,
         num_microbatches: NonZeroU32,
@@ -133,7 +133,11 @@ impl<'a> Search<'a> {
     }
 
     /// Searches from `first`, with so much more memory on the fullest rank as is tolerated.
-    pub(super) fn run(&mut self, first: &[PipelineRank], memory_tolerance: f64) -> Found {
+    pub(super) fn run(
+        &mut self,
+        first: &[PipelineRank],
+        memory_tolerance: f64,
+    ) -> RefinementResult {
         self.most_memory = self.fullest(first) * memory_tolerance;
         self.least_ranks = self.used_ranks(first);
         let candidate = self
@@ -161,7 +165,7 @@ impl<'a> Search<'a> {
                 best = end;
             }
         }
-        Found {
+        RefinementResult {
             before: begin.step,
             after: best.step,
             ranks: best.ranks,
@@ -315,7 +319,7 @@ impl<'a> Search<'a> {
         let least = (busiest * self.num_microbatches.get()).mul_f64(1.0 - VARIATION);
         let mut steps = Duration::ZERO;
         for sample in 0..SAMPLES {
-            let costs = Costs::ByMicrobatch(self.varied(&chain, &costs, sample));
+            let costs = StepCosts::ByMicrobatch(self.varied(&chain, &costs, sample));
             let simulated = simulate_schedule(
                 &self.schedule,
                 &chain,

@@ -11,7 +11,7 @@ const MOST_UNITS: usize = 400;
 
 /// A subtree that may go to another rank as a whole.
 #[derive(Clone, Debug)]
-pub(super) struct Unit {
+pub(super) struct MovableUnit {
     /// Its topmost node.
     pub(super) node: NodeId,
     /// Its nodes that hold parameters, at any depth, and are not placed by hand.
@@ -23,7 +23,7 @@ pub(super) struct Unit {
 /// Units in the order of the tree, and rows of siblings that can be dealt out over ranks in turns.
 #[derive(Clone, Debug)]
 pub(super) struct Units {
-    pub(super) movable: Vec<Unit>,
+    pub(super) movable: Vec<MovableUnit>,
     /// Nodes that are too small to be moved alone, each with its parent and after it.
     small: Vec<(NodeId, NodeId)>,
     /// Each a set of rows of units, by number.
@@ -66,9 +66,9 @@ impl Units {
             candidates
                 .retain(|node| time_below[node.index()].max(memory_below[node.index()]) > least);
         }
-        let units: Vec<Unit> = candidates
+        let units: Vec<MovableUnit> = candidates
             .iter()
-            .map(|&node| Unit {
+            .map(|&node| MovableUnit {
                 node,
                 nodes: free_below(tree, free, node),
                 time: time_below[node.index()],
@@ -121,7 +121,7 @@ fn free_below(tree: &Tree, free: &[bool], top: NodeId) -> Vec<NodeId> {
 }
 
 /// Siblings that are small enough, with those that are not divided further; what takes no time has no turn.
-fn rows_of(tree: &Tree, units: &[Unit], time_below: &[f64], most: f64) -> Vec<Vec<usize>> {
+fn rows_of(tree: &Tree, units: &[MovableUnit], time_below: &[f64], most: f64) -> Vec<Vec<usize>> {
     const LEAST_ROW: f64 = 0.1;
     // The same blocks, measured, differ a little.
     const SLACK: f64 = 1.05;

@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use shardwright_core::ModuleId;
-use shardwright_partition::{ModuleInput, Request};
+use shardwright_partition::{ModuleInput, PartitionRequest};
 
 use super::Model;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Drawn {
-    pub(crate) request: Request,
+    pub(crate) request: PartitionRequest,
 }
 
 prop_compose! {
@@ -66,7 +66,7 @@ prop_compose! {
 }
 
 /// Modules that are never executed and hold nothing but other modules.
-pub(crate) fn containers(request: &Request) -> Vec<bool> {
+pub(crate) fn containers(request: &PartitionRequest) -> Vec<bool> {
     let mut modules = request.modules.iter();
     let traced = modules.any(|module| module.execution_index.is_some());
     let only_holds = |module: &ModuleInput| {

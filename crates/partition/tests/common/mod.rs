@@ -7,18 +7,19 @@ use std::num::NonZeroU32;
 
 use shardwright_core::{ModuleId, PipelineRank};
 use shardwright_partition::{
-    Decision, Execution, FORMAT_VERSION, Measured, ModuleInput, ParameterInput, Piece, Pin, Request,
+    Execution, FORMAT_VERSION, Measured, ModuleInput, ModuleInterval, ParameterInput,
+    PartitionDecision, PartitionRequest, Pin,
 };
 
 /// A model under construction: modules in order of registration, executed in that order.
 pub(crate) struct Model {
-    pub(crate) request: Request,
+    pub(crate) request: PartitionRequest,
 }
 
 impl Model {
     pub(crate) fn new(class_name: &str, num_devices: u32) -> Self {
         let mut model = Self {
-            request: Request {
+            request: PartitionRequest {
                 format_version: FORMAT_VERSION,
                 modules: Vec::new(),
                 parameters: Vec::new(),
@@ -101,14 +102,14 @@ impl Model {
         });
     }
 
-    pub(crate) fn decide(&self) -> Decision {
-        Decision::new(&self.request).expect("a good request")
+    pub(crate) fn decide(&self) -> PartitionDecision {
+        PartitionDecision::new(&self.request).expect("a good request")
     }
 }
 
 pub(crate) const ROOT: ModuleId = ModuleId(0);
 
-pub(crate) fn rank_of(decision: &Decision, name: &str) -> u32 {
+pub(crate) fn rank_of(decision: &PartitionDecision, name: &str) -> u32 {
     let module = decision.modules.iter().find(|module| module.name == name);
     module
         .unwrap_or_else(|| panic!("no module {name}"))
@@ -147,7 +148,7 @@ pub(crate) fn gpt2(num_layers: u64, hidden: u64, vocabulary: u64, num_devices: u
 /// A forward in which every module calls its children in order of registration; each takes so many
 /// seconds itself, half of them before and half after its children.
 pub(crate) fn measured(
-    request: &Request,
+    request: &PartitionRequest,
     schedule: &str,
     num_microbatches: u32,
     seconds: impl Fn(&ModuleInput) -> f64,
@@ -169,10 +170,10 @@ pub(crate) fn measured(
 }
 
 struct Forward<'a, F> {
-    request: &'a Request,
+    request: &'a PartitionRequest,
     seconds: F,
     executions: Vec<Execution>,
-    pieces: Vec<Piece>,
+    pieces: Vec<ModuleInterval>,
 }
 
 impl<F: Fn(&ModuleInput) -> f64> Forward<'_, F> {
@@ -208,6 +209,6 @@ fn execution(module: ModuleId, caller: Option<u32>) -> Execution {
     }
 }
 
-fn piece(execution: u32, seconds: f64) -> Piece {
-    Piece { execution, seconds }
+fn piece(execution: u32, seconds: f64) -> ModuleInterval {
+    ModuleInterval { execution, seconds }
 }

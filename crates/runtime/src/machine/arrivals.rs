@@ -12,13 +12,13 @@ use crate::failure::{Failure, FailureKind};
 
 /// What arrived for a step before this rank could use it.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct EarlyMessages {
     messages: BTreeMap<StepEpoch, VecDeque<(Rank, Message)>>,
     aborts: BTreeMap<StepEpoch, ErrorReport>,
     count: usize,
 }
 
-impl Kept {
+impl EarlyMessages {
     pub(super) fn len(&self) -> usize {
         self.count
     }

@@ -8,8 +8,8 @@ use shardwright_schedule::{Progress, Ready, ReadyKind};
 use shardwright_wire::Request;
 
 use super::tasks::Task;
-use super::workers::{Grant, Worker, WorkerState};
-use super::{Action, Machine, Stage};
+use super::workers::{Grant, WorkerSlot, WorkerState};
+use super::{Effect, Machine, Stage};
 use crate::failure::FailureKind;
 use crate::trace::TraceKind;
 
@@ -120,7 +120,7 @@ impl Machine {
             }
         }
         if self.main_has_work() {
-            self.actions.push(Action::WakeMain);
+            self.effects.push(Effect::WakeMain);
         }
     }
 
@@ -175,7 +175,7 @@ impl Machine {
 
     /// EX-6: one suspended stack at a time.
     fn dispatch_unwinding(&mut self, now: Duration) {
-        if let Some(index) = self.workers.iter().position(Worker::is_pending) {
+        if let Some(index) = self.workers.iter().position(WorkerSlot::is_pending) {
             self.grant(WorkerId(index as u32), Grant::Aborted, now);
         }
     }

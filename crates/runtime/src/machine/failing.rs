@@ -8,7 +8,7 @@ use shardwright_wire::{Abort, ErrorReport, Message};
 
 use super::dispatch::{Start, Turn};
 use super::tasks::CurrentTask;
-use super::{Action, Machine, Stage};
+use super::{Effect, Machine, Stage};
 use crate::failure::{Failure, FailureKind, LocalError, ServerError};
 
 /// Ranks run in lockstep, so an abort for a step older than this many cannot be under way.
@@ -183,7 +183,7 @@ impl Machine {
                     step,
                     error: report.clone(),
                 };
-                self.actions.push(Action::Send {
+                self.effects.push(Effect::Send {
                     to,
                     message: Message::Abort(Box::new(abort)),
                 });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, PipelineRank, RequestId, WorkerId};
-use shardwright_schedule::{Progress, Ready, ReadyKind, Schedule, Unit};
+use shardwright_schedule::{Progress, Ready, ReadyKind, Schedule, StagePart};
 
 use super::dispatch::{ReadyItem, Subject, Turn};
 use super::order::{Order, Standing, choose};
@@ -258,7 +258,7 @@ impl Machine {
     }
 
     /// What is held back of what is ready, the first in the program.
-    pub(super) fn first_held(&self) -> Option<(&ReadyItem, Unit)> {
+    pub(super) fn first_held(&self) -> Option<(&ReadyItem, StagePart)> {
         let held = self.ready.iter().filter_map(|item| {
             match self.standing_of(&item.ready, &item.subject) {
                 Standing::Held(unit) => Some((item, unit)),
@@ -271,7 +271,7 @@ impl Machine {
     fn go_on(&mut self) {
         let ready = &self.ready;
         if let Some(order) = &mut self.order {
-            let waiting: Vec<Unit> = ready
+            let waiting: Vec<StagePart> = ready
                 .iter()
                 .filter_map(|item| match &item.subject {
                     Subject::WeightGradient(deferred) => order.weight_unit(deferred.token),
@@ -299,7 +299,7 @@ impl Machine {
     }
 
     /// Which unit of the program an item is.
-    fn unit_of(&self, ready: &Ready, subject: &Subject) -> Option<Unit> {
+    fn unit_of(&self, ready: &Ready, subject: &Subject) -> Option<StagePart> {
         let order = self.order.as_ref()?;
         match subject {
             Subject::Root => order.root_unit(ready.kind, ready.microbatch),

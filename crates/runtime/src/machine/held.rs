@@ -10,7 +10,7 @@ use shardwright_wire::{
 };
 
 use super::Machine;
-use super::serving::{Key, Parked};
+use super::serving::{Parked, RequestKey};
 use crate::failure::{Failure, FailureKind, ServerError};
 
 /// Tensors of so few bytes come with the answer, though they are held too: asking for one costs more. What the first
@@ -76,29 +76,29 @@ impl Expected {
 
 /// What this rank holds for others, and what it has of theirs.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldResults {
     /// The tensors of the answers to others' requests.
-    results: BTreeMap<Key, Vec<TensorPart>>,
+    results: BTreeMap<RequestKey, Vec<TensorPart>>,
     /// Which tensors come with the answers to a call, in this step.
     come: BTreeMap<(Site, u32), bool>,
     /// Who asks for tensors of an answer that is not there yet.
-    wanted: BTreeMap<Key, Vec<Fetch>>,
+    wanted: BTreeMap<RequestKey, Vec<Fetch>>,
     /// Requests without an answer yet, of which nobody will ask for anything more.
-    unneeded: BTreeSet<Key>,
+    unneeded: BTreeSet<RequestKey>,
     /// Tensors that came before the request which they are for.
-    early: BTreeMap<Key, Vec<(u32, TensorPart)>>,
+    early: BTreeMap<RequestKey, Vec<(u32, TensorPart)>>,
     /// Of this rank's own requests those whose results it needs no more, to be told to their holders.
     released: BTreeMap<Rank, Vec<RequestId>>,
 }
 
-impl Held {
+impl HeldResults {
     /// How many answers' tensors are held.
     pub(super) fn len(&self) -> usize {
         self.results.len()
     }
 
     /// The requester needs nothing more of an answer.
-    pub(super) fn forget(&mut self, key: Key) {
+    pub(super) fn forget(&mut self, key: RequestKey) {
         if self.results.remove(&key).is_none() {
             self.unneeded.insert(key);
         }
@@ -141,7 +141,7 @@ fn fill(request: &mut Request, index: u32, part: TensorPart) -> bool {
 impl Machine {
     /// EX-11: drops what is held, and what waits for it.
     pub(super) fn forget_held(&mut self) {
-        self.held = Held::default();
+        self.held = HeldResults::default();
         self.parked = Parked::default();
     }
 
@@ -198,7 +198,7 @@ impl Machine {
     }
 
     /// Keeps the tensors of an answer; the answer without those that are not small.
-    pub(super) fn hold(&mut self, key: Key, site: Site, body: Body) -> Body {
+    pub(super) fn hold(&mut self, key: RequestKey, site: Site, body: Body) -> Body {
         if body.tensors.is_empty() {
             return body;
         }
@@ -231,7 +231,7 @@ impl Machine {
     }
 
     /// Sends the tensors of an answer, which has been given, to those who have asked for them before.
-    pub(super) fn send_wanted(&mut self, key: Key, now: Duration) {
+    pub(super) fn send_wanted(&mut self, key: RequestKey, now: Duration) {
         for fetch in self.held.wanted.remove(&key).unwrap_or_default() {
             self.send_held(&fetch, now);
         }

@@ -8,8 +8,8 @@ use shardwright_schedule::{Progress, ReadyKind, Schedule, Turns};
 use shardwright_wire::{Body, Message, StepBegin, StepEnd};
 
 use super::dispatch::{Subject, Turn};
-use super::{Action, Machine, Stage, StepPlan};
-use crate::counters::Counters;
+use super::{Effect, Machine, Stage, StepPlan};
+use crate::counters::TaskCounters;
 use crate::failure::{Failure, ServerError};
 
 impl Machine {
@@ -61,21 +61,15 @@ impl Machine {
     /// Lets the microbatches of the step that runs start one after another from now on, whatever its schedule.
     pub fn one_at_a_time(&mut self) {
         self.plan.one_at_a_time = true;
-        self.plan.schedule = Schedule::Interleaved {
-            active: NonZeroU32::MIN,
-        };
+        self.plan.schedule = Schedule::one_at_a_time();
         self.order = None;
     }
 
     /// Whether the microbatches of the step that runs start one after another.
     pub fn runs_one_at_a_time(&self) -> bool {
-        let limit = match &self.plan.schedule {
-            Schedule::Interleaved { active }
-            | Schedule::Looped { active }
-            | Schedule::ZeroBubble { active } => active.get(),
-            _ => u32::MAX,
-        };
-        self.plan.one_at_a_time || limit == 1 || self.plan.num_microbatches == 1
+        self.plan.one_at_a_time
+            || self.plan.schedule.active() == Some(NonZeroU32::MIN)
+            || self.plan.num_microbatches == 1
     }
 
     fn enter_step(&mut self, plan: StepPlan, now: Duration) -> Result<(), ServerError> {
@@ -100,7 +94,7 @@ impl Machine {
         self.turns = Turns::of(&self.plan.schedule);
         self.begun = self.is_root();
         self.progress = Progress::default();
-        self.step = Counters::default();
+        self.step = TaskCounters::default();
         self.stats.steps += 1;
         self.stall.begin(now);
         if let Some(report) = self.kept.take_abort(self.plan.step) {
@@ -122,7 +116,7 @@ impl Machine {
                 num_microbatches: self.plan.num_microbatches,
                 one_at_a_time: self.plan.one_at_a_time,
             };
-            self.actions.push(Action::Send {
+            self.effects.push(Effect::Send {
                 to,
                 message: Message::StepBegin(begin),
             });
@@ -160,7 +154,7 @@ impl Machine {
                 body.clone()
             };
             let body = copy.expect("taken only for the last peer");
-            self.actions.push(Action::Send {
+            self.effects.push(Effect::Send {
                 to: *to,
                 message: Message::StepEnd(Box::new(StepEnd { step, body })),
             });

@@ -6,7 +6,7 @@ use shardwright_core::{RequestId, WorkerId};
 use shardwright_wire::{Body, Request};
 
 use super::dispatch::{Start, Turn};
-use super::workers::{Waiting, Worker};
+use super::workers::{Waiting, WorkerSlot};
 use super::{Machine, Stage};
 use crate::failure::{Failure, ServerError};
 
@@ -176,7 +176,7 @@ impl Machine {
     /// EX-2: an id for a new worker, whose thread the main thread starts.
     fn start_worker(&mut self, now: Duration) -> WorkerId {
         let id = WorkerId(self.workers.len() as u32);
-        self.workers.push(Worker::starting(now));
+        self.workers.push(WorkerSlot::starting(now));
         self.start = Start::UnderWay(id);
         self.stats.workers_started += 1;
         id

@@ -7,11 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::num::NonZeroU32;
 
-use shardwright_core::{MicrobatchId, PipelineRank, Rank, RequestId};
-use shardwright_schedule::{Part, Program, Progress, RankOrder, Ready, ReadyKind, Schedule, Unit};
+use shardwright_core::{MicrobatchId, PipelineRank, RequestId};
+use shardwright_schedule::{
+    Part, Program, Progress, RankOrder, Ready, ReadyKind, Schedule, StagePart,
+};
 use shardwright_wire::{Request, Work, WorkKind};
 
 use super::requests::About;
+use super::serving::RequestKey;
 
 /// What a rank does with a ready item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +24,8 @@ pub(super) enum Standing {
     /// It is what comes next.
     Next,
     /// It comes later.
-    Held(Unit),
+    Held(StagePart),
 }
-
-/// Who asked for a forward, and under which id.
-type Key = (Rank, RequestId);
 
 /// A forward that this rank serves.
 #[derive(Clone, Copy, Debug)]
@@ -59,14 +59,14 @@ pub(super) struct Order {
     list: RankOrder,
     position: usize,
     /// Of a rank other than the root, whose part in the model is its step function.
-    calls: BTreeMap<MicrobatchId, BTreeMap<Key, Call>>,
+    calls: BTreeMap<MicrobatchId, BTreeMap<RequestKey, Call>>,
     /// For each backward request the forward that it is of.
-    forwards: BTreeMap<Key, Key>,
+    forwards: BTreeMap<RequestKey, RequestKey>,
     is_root: bool,
     root_tasks: BTreeMap<MicrobatchId, RootTask>,
-    weights: BTreeMap<u64, Option<Unit>>,
+    weights: BTreeMap<u64, Option<StagePart>>,
     /// Units of the root that have been granted.
-    granted: BTreeSet<Unit>,
+    granted: BTreeSet<StagePart>,
 }
 
 impl Order {
@@ -84,7 +84,7 @@ impl Order {
     }
 
     /// The rank's part of the program.
-    pub(super) fn units(&self) -> &[Unit] {
+    pub(super) fn units(&self) -> &[StagePart] {
         self.list.units()
     }
 
@@ -103,7 +103,7 @@ impl Order {
     }
 
     /// No gradient will come back to a forward that this rank serves.
-    pub(super) fn ends_with_forward(&mut self, microbatch: MicrobatchId, key: Key) {
+    pub(super) fn ends_with_forward(&mut self, microbatch: MicrobatchId, key: RequestKey) {
         let calls = self.calls.get_mut(&microbatch);
         if let Some(call) = calls.and_then(|calls| calls.get_mut(&key)) {
             call.is_open = false;
@@ -134,7 +134,7 @@ impl Order {
         &mut self,
         token: u64,
         microbatch: MicrobatchId,
-        key: Option<Key>,
+        key: Option<RequestKey>,
     ) {
         let stage = if let Some(key) = key {
             let forward = self.forwards.get(&key);
@@ -145,7 +145,7 @@ impl Order {
             let calls = task.map_or(0, RootTask::calls_before);
             self.list.stage_after(calls)
         };
-        let unit = stage.map(|stage| Unit {
+        let unit = stage.map(|stage| StagePart {
             stage,
             part: Part::WeightGradient,
             microbatch,
@@ -154,18 +154,18 @@ impl Order {
     }
 
     /// Which unit it is that these weight gradients belong to.
-    pub(super) fn weight_unit(&self, token: u64) -> Option<Unit> {
+    pub(super) fn weight_unit(&self, token: u64) -> Option<StagePart> {
         self.weights.get(&token).copied().flatten()
     }
 
     /// Which unit a request is.
-    pub(super) fn request_unit(&self, request: &Request) -> Option<Unit> {
+    pub(super) fn request_unit(&self, request: &Request) -> Option<StagePart> {
         let (id, part) = match &request.work {
             Work::Forward(_) => (request.id, Part::Forward),
             work => (work.forward()?, Part::Backward),
         };
         let call = self.call(request.microbatch, (request.requester, id))?;
-        Some(Unit {
+        Some(StagePart {
             stage: call.stage,
             part,
             microbatch: request.microbatch,
@@ -174,21 +174,21 @@ impl Order {
 
     /// Which unit the step function of a microbatch begins or goes on with: the stage that has as many stages of other
     /// ranks before it as there were calls. None where it only hands control on, as far as the program goes.
-    pub(super) fn root_unit(&self, kind: ReadyKind, microbatch: MicrobatchId) -> Option<Unit> {
+    pub(super) fn root_unit(&self, kind: ReadyKind, microbatch: MicrobatchId) -> Option<StagePart> {
         let task = self.root_tasks.get(&microbatch);
         let (calls, part) = match kind {
             ReadyKind::RootForward => (0, Part::Forward),
             ReadyKind::ResumeForward => (task.map_or(0, |task| task.num_calls), Part::Forward),
             _ => (task.map_or(0, RootTask::calls_before), Part::Backward),
         };
-        Some(Unit {
+        Some(StagePart {
             stage: self.list.stage_after(calls)?,
             part,
             microbatch,
         })
     }
 
-    pub(super) fn standing(&self, unit: Option<Unit>) -> Standing {
+    pub(super) fn standing(&self, unit: Option<StagePart>) -> Standing {
         let place = unit.and_then(|unit| Some((unit, self.list.place(unit)?)));
         match place {
             Some((_, place)) if place == self.position => Standing::Next,
@@ -199,7 +199,7 @@ impl Order {
 
     /// Goes on in the list past all that has been done, or will not come. `has_weights` tells whether weight
     /// gradients of a unit are ready.
-    pub(super) fn go_on(&mut self, has_weights: impl Fn(Unit) -> bool) {
+    pub(super) fn go_on(&mut self, has_weights: impl Fn(StagePart) -> bool) {
         while let Some(unit) = self.list.units().get(self.position)
             && self.is_past(*unit, &has_weights)
         {
@@ -207,7 +207,7 @@ impl Order {
         }
     }
 
-    fn is_past(&self, unit: Unit, has_weights: &impl Fn(Unit) -> bool) -> bool {
+    fn is_past(&self, unit: StagePart, has_weights: &impl Fn(StagePart) -> bool) -> bool {
         let calls = || {
             let all = self.calls.get(&unit.microbatch);
             all.into_iter()
@@ -225,7 +225,7 @@ impl Order {
     }
 
     /// An item has the turn.
-    pub(super) fn grants(&mut self, unit: Option<Unit>, request: Option<&Request>) {
+    pub(super) fn grants(&mut self, unit: Option<StagePart>, request: Option<&Request>) {
         if let Some(request) = request
             && let Some(forward) = request.work.forward()
         {
@@ -270,16 +270,16 @@ impl Order {
         self.calls.get(&microbatch).map_or(0, BTreeMap::len)
     }
 
-    fn call(&self, microbatch: MicrobatchId, key: Key) -> Option<&Call> {
+    fn call(&self, microbatch: MicrobatchId, key: RequestKey) -> Option<&Call> {
         self.calls.get(&microbatch)?.get(&key)
     }
 
-    pub(super) fn place(&self, unit: Unit) -> Option<usize> {
+    pub(super) fn place(&self, unit: StagePart) -> Option<usize> {
         self.list.place(unit)
     }
 
     /// Where a unit stands in the program, in words.
-    pub(super) fn place_text(&self, unit: Unit) -> String {
+    pub(super) fn place_text(&self, unit: StagePart) -> String {
         let place = self
             .list
             .place(unit)

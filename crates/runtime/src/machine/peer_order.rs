@@ -16,7 +16,7 @@ use shardwright_wire::{
 use super::dispatch::Subject;
 use super::requests::About;
 use super::tasks::CurrentTask;
-use super::{Action, Machine, Stage};
+use super::{Effect, Machine, Stage};
 use crate::failure::{FailureKind, ServerError};
 use crate::trace::TraceKind;
 
@@ -155,7 +155,7 @@ impl Machine {
                 number,
                 events: events.clone(),
             };
-            self.actions.push(Action::Send {
+            self.effects.push(Effect::Send {
                 to: *to,
                 message: Message::TaskOrder(Box::new(order)),
             });

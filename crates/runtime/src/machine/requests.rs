@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use shardwright_core::{CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, WorkerId};
 use shardwright_schedule::ReadyKind;
-use shardwright_wire::{Answer, Message, Outcome, Phase, Request, Response, Work, WorkKind};
+use shardwright_wire::{
+    Answer, Message, Phase, Request, Response, ResponseOutcome, Work, WorkKind,
+};
 
 use super::dispatch::Subject;
 use super::held::Expected;
 use super::workers::WorkerState;
-use super::{Action, Machine, NewRequest};
+use super::{Effect, Machine, NewRequest};
 use crate::failure::{Failure, ServerError};
 use crate::trace::{TraceKind, TraceRecord, body_bytes};
 
@@ -258,7 +260,7 @@ impl Machine {
         if to == self.config.rank {
             self.deliver(to, message, now);
         } else {
-            self.actions.push(Action::Send { to, message });
+            self.effects.push(Effect::Send { to, message });
         }
     }
 
@@ -287,8 +289,8 @@ impl Machine {
 
     pub(super) fn on_response(&mut self, from: Rank, response: Response, now: Duration) {
         match response.outcome {
-            Outcome::Value(answer) => self.take_answer(from, response.id, answer, now),
-            Outcome::Failed(report) => self.fail_with(Failure::remote(report), false, now),
+            ResponseOutcome::Value(answer) => self.take_answer(from, response.id, answer, now),
+            ResponseOutcome::Failed(report) => self.fail_with(Failure::remote(report), false, now),
         }
     }
 

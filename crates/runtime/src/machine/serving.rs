@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use shardwright_core::{CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId};
 use shardwright_schedule::ReadyKind;
-use shardwright_wire::{Answer, Message, Outcome, Request, Response, TensorPart, Work, WorkKind};
+use shardwright_wire::{
+    Answer, Message, Request, Response, ResponseOutcome, TensorPart, Work, WorkKind,
+};
 
 use super::dispatch::{ReadyItem, Subject};
-use super::{Action, Machine};
+use super::{Effect, Machine};
 use crate::failure::ServerError;
 use crate::trace::{TraceKind, TraceRecord, body_bytes};
 
 /// Who made a request, and its id there.
-pub(super) type Key = (Rank, RequestId);
+pub(super) type RequestKey = (Rank, RequestId);
 
 /// A request that another rank waits for.
 #[derive(Clone, Debug)]
@@ -31,13 +33,13 @@ pub(super) struct Served {
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     /// Forward requests of the step that have their answer, and may be run backward.
-    answered: BTreeSet<Key>,
+    answered: BTreeSet<RequestKey>,
     /// Backward requests and closes, by the forward that they came before the end of.
-    behind: BTreeMap<Key, Box<Request>>,
+    behind: BTreeMap<RequestKey, Box<Request>>,
     /// Forward requests whose tensors other ranks hold and which have not come.
-    incomplete: BTreeMap<Key, Box<Request>>,
+    incomplete: BTreeMap<RequestKey, Box<Request>>,
     /// EX-14: by microbatch, the forward requests that have come and not begun, in the order of the sequential program.
-    lines: BTreeMap<MicrobatchId, BTreeSet<(CallPath, Key)>>,
+    lines: BTreeMap<MicrobatchId, BTreeSet<(CallPath, RequestKey)>>,
 }
 
 /// Whether all its tensors are here.
@@ -46,7 +48,7 @@ fn is_complete(request: &Request) -> bool {
 }
 
 impl Parked {
-    pub(super) fn incomplete_mut(&mut self, key: Key) -> Option<&mut Box<Request>> {
+    pub(super) fn incomplete_mut(&mut self, key: RequestKey) -> Option<&mut Box<Request>> {
         self.incomplete.get_mut(&key)
     }
 
@@ -139,7 +141,7 @@ impl Machine {
     }
 
     /// A request that waited for tensors has got one: it may run if that was the last.
-    pub(super) fn admit_complete(&mut self, key: Key) {
+    pub(super) fn admit_complete(&mut self, key: RequestKey) {
         if let Entry::Occupied(waiting) = self.parked.incomplete.entry(key)
             && is_complete(waiting.get())
         {
@@ -206,7 +208,7 @@ impl Machine {
             id,
             step: self.plan.step,
             responder: self.config.rank,
-            outcome: Outcome::Value(answer),
+            outcome: ResponseOutcome::Value(answer),
         };
         self.route(requester, Message::Response(Box::new(response)), now);
         self.send_wanted(key, now);
@@ -217,7 +219,7 @@ impl Machine {
             }
         }
         if self.main_has_work() {
-            self.actions.push(Action::WakeMain);
+            self.effects.push(Effect::WakeMain);
         }
         Ok(())
     }

@@ -215,7 +215,11 @@ impl Machine {
                 )
             },
         );
-        if self.workers.iter().any(super::workers::Worker::is_pending) {
+        if self
+            .workers
+            .iter()
+            .any(super::workers::WorkerSlot::is_pending)
+        {
             format!("{}; {running}", self.waits_text(now))
         } else {
             format!("{place}: {running}")

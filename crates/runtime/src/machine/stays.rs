@@ -19,7 +19,7 @@ use shardwright_wire::{ForwardOver, Message, Phase};
 
 use super::dispatch::Subject;
 use super::workers::{Waiting, WorkerState};
-use super::{Action, Machine};
+use super::{Effect, Machine};
 use crate::failure::{FailureKind, ServerError};
 
 /// Something that modules of a model keep, by Python's number for it.
@@ -283,7 +283,7 @@ impl Machine {
                 let step = self.plan.step;
                 for to in self.pipeline_peers() {
                     let message = Message::ForwardOver(ForwardOver { step, microbatch });
-                    self.actions.push(Action::Send { to, message });
+                    self.effects.push(Effect::Send { to, message });
                 }
             }
             self.on_forward_over(microbatch);

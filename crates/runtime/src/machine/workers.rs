@@ -57,7 +57,7 @@ pub(super) enum WorkerState {
 }
 
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(super) struct WorkerSlot {
     pub(super) state: WorkerState,
     pub(super) task: Option<CurrentTask>,
     pub(super) grant: Option<Grant>,
@@ -68,7 +68,7 @@ pub(super) struct Worker {
     pub(super) since: Duration,
 }
 
-impl Worker {
+impl WorkerSlot {
     /// A thread that comes up.
     pub(super) fn starting(now: Duration) -> Self {
         Self {
@@ -225,10 +225,10 @@ impl Machine {
                 }
                 WorkerState::Starting | WorkerState::Executing | WorkerState::Gone => {}
             }
-            self.actions
-                .push(super::Action::WakeWorker(WorkerId(index as u32)));
+            self.effects
+                .push(super::Effect::WakeWorker(WorkerId(index as u32)));
         }
-        self.actions.push(super::Action::WakeMain);
+        self.effects.push(super::Effect::WakeMain);
     }
 
     pub(super) fn require_turn(
@@ -333,7 +333,7 @@ impl Machine {
             self.step.switches += 1;
             self.total.switches += 1;
         }
-        self.actions.push(super::Action::WakeWorker(worker));
+        self.effects.push(super::Effect::WakeWorker(worker));
     }
 
     fn finish_task(&mut self, worker: WorkerId, task: &CurrentTask, now: Duration) {

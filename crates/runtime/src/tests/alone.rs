@@ -6,7 +6,7 @@ use shardwright_core::{MicrobatchId, Rank, StepEpoch};
 use shardwright_wire::{Abort, ErrorReport, Message, Phase, StepBegin, StepEnd, Value};
 
 use super::rig::{body, config, forward, new_request, plan};
-use crate::{Action, Failure, Grant, Machine, MainEvent, ServerError, Task};
+use crate::{Effect, Failure, Grant, Machine, MainEvent, ServerError, Task};
 
 pub(super) fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -78,13 +78,13 @@ pub(super) fn failure(result: Result<(), ServerError>) -> Failure {
 }
 
 pub(super) fn aborts_sent(machine: &mut Machine) -> usize {
-    let actions = machine.take_actions();
-    actions
+    let effects = machine.take_effects();
+    effects
         .iter()
-        .filter(|action| {
+        .filter(|effect| {
             matches!(
-                action,
-                Action::Send {
+                effect,
+                Effect::Send {
                     message: Message::Abort(_),
                     ..
                 }
@@ -118,9 +118,9 @@ pub(super) fn waiting_root() -> Machine {
 
 /// The request that a machine has just sent.
 pub(super) fn request_of(machine: &mut Machine) -> Message {
-    let actions = machine.take_actions();
-    let sent = actions.into_iter().find_map(|action| match action {
-        Action::Send {
+    let effects = machine.take_effects();
+    let sent = effects.into_iter().find_map(|effect| match effect {
+        Effect::Send {
             message: message @ Message::Request(_),
             ..
         } => Some(message),

@@ -4,13 +4,13 @@ use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId,
 };
 use shardwright_wire::{
-    Body, Buffer, Delivery, Fetch, HeldTensor, Message, Outcome, Phase, Place, Request, Response,
-    TensorMeta, TensorPart, Value, Work,
+    Body, Buffer, Delivery, Fetch, HeldTensor, Message, Phase, Place, Request, Response,
+    ResponseOutcome, TensorMeta, TensorPart, Value, Work,
 };
 
 use super::alone::*;
 use super::rig::{backward, config, forward, new_request, plan};
-use crate::{Action, Expected, FailureKind, Grant, Machine, MainEvent, Task};
+use crate::{Effect, Expected, FailureKind, Grant, Machine, MainEvent, Task};
 
 const STEP: StepEpoch = StepEpoch(1);
 const SMALL: u64 = 4;
@@ -126,10 +126,10 @@ fn answer(peer: &mut Machine, id: u64, part: TensorPart) {
 
 /// The messages that a machine has sent.
 fn sent(machine: &mut Machine) -> Vec<(Rank, Message)> {
-    let actions = machine.take_actions().into_iter();
-    actions
-        .filter_map(|action| match action {
-            Action::Send { to, message } => Some((to, message)),
+    let effects = machine.take_effects().into_iter();
+    effects
+        .filter_map(|effect| match effect {
+            Effect::Send { to, message } => Some((to, message)),
             _ => None,
         })
         .collect()
@@ -142,8 +142,8 @@ fn answered(peer: &mut Machine) -> (TensorPart, Vec<(Rank, RequestId)>) {
     for (to, message) in sent(peer) {
         match message {
             Message::Response(response) => match response.outcome {
-                Outcome::Value(answer) => answers.extend(answer.body.tensors),
-                Outcome::Failed(report) => panic!("{report:?}"),
+                ResponseOutcome::Value(answer) => answers.extend(answer.body.tensors),
+                ResponseOutcome::Failed(report) => panic!("{report:?}"),
             },
             Message::Delivery(delivery) => deliveries.push((to, delivery.request)),
             other => panic!("{other:?} was not expected"),
@@ -279,7 +279,7 @@ fn respond(root: &mut Machine, part: TensorPart) {
         id: RequestId(1),
         step: STEP,
         responder: Rank(1),
-        outcome: Outcome::Value(with(part).into()),
+        outcome: ResponseOutcome::Value(with(part).into()),
     };
     root.deliver(Rank(1), Message::Response(Box::new(response)), at(0));
 }

@@ -10,7 +10,7 @@ use shardwright_wire::{
 
 use super::alone::*;
 use super::rig::{config, forward, new_request};
-use crate::{Action, Grant, Machine, MainEvent, Task};
+use crate::{Effect, Grant, Machine, MainEvent, Task};
 
 const STEP: StepEpoch = StepEpoch(1);
 
@@ -153,7 +153,7 @@ fn a_request_stands_behind_its_task_and_one_in_anothers_name_behind_what_its_sen
     let mut peer = busy();
     let new = || new_request(forward(2), MicrobatchId(0), Value::None);
     let worker = WorkerId(0);
-    peer.take_actions();
+    peer.take_effects();
     for _ in 0..2 {
         peer.send_request(Some(worker), Rank(2), new(), at(0))
             .unwrap();
@@ -162,10 +162,10 @@ fn a_request_stands_behind_its_task_and_one_in_anothers_name_behind_what_its_sen
     peer.send_request_for(worker, announced, Rank(2), new(), at(0))
         .unwrap();
     let paths: Vec<String> = peer
-        .take_actions()
+        .take_effects()
         .into_iter()
-        .filter_map(|action| match action {
-            Action::Send {
+        .filter_map(|effect| match effect {
+            Effect::Send {
                 message: Message::Request(request),
                 ..
             } => Some(request.path.to_string()),

@@ -1,7 +1,7 @@
 //! Single rules of the machine about steps, failures and tasks, event by event.
 
 use shardwright_core::{Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Message, Outcome, Response, Value};
+use shardwright_wire::{Message, Response, ResponseOutcome, Value};
 
 use super::alone::*;
 use super::rig::body;
@@ -134,7 +134,7 @@ fn a_response_from_the_wrong_rank_or_twice_is_dropped_and_counted() {
             id: RequestId(1),
             step: StepEpoch(1),
             responder: Rank(responder),
-            outcome: Outcome::Value(body(Value::None).into()),
+            outcome: ResponseOutcome::Value(body(Value::None).into()),
         }))
     };
     root.deliver(Rank(0), response(0), at(0));

@@ -10,7 +10,7 @@ use shardwright_wire::{Message, Value};
 
 use super::rig::{body, config};
 use super::script::{Dice, Operation};
-use crate::{Action, FailureKind, Machine, MainEvent, StepPlan, Task};
+use crate::{Effect, FailureKind, Machine, MainEvent, StepPlan, Task};
 
 #[derive(Default)]
 pub(super) struct Worker {
@@ -263,8 +263,8 @@ impl Simulation {
     }
 
     pub(super) fn settle(&mut self, rank: usize) {
-        for action in self.ranks[rank].machine.take_actions() {
-            if let Action::Send { to, message } = action {
+        for effect in self.ranks[rank].machine.take_effects() {
+            if let Effect::Send { to, message } = effect {
                 self.network
                     .entry((rank as u32, to.0))
                     .or_default()

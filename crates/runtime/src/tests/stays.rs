@@ -10,7 +10,7 @@ use super::alone::{at, machine};
 use super::order::{ask, peer_under};
 use super::rig::{body, forward, new_request, plan};
 use crate::{
-    Action, FailureKind, Grant, Machine, MainEvent, ServerError, StateKey, StepPlan, Task, Waiting,
+    Effect, FailureKind, Grant, Machine, MainEvent, ServerError, StateKey, StepPlan, Task, Waiting,
 };
 
 const KEY: StateKey = (ModelId(0), 0);
@@ -138,11 +138,11 @@ fn one_that_comes_back_after_a_later_one_fails_the_step() {
     }
     ask(&mut peer, 3, forward(1), 0);
     let (worker, _) = begun(&mut peer);
-    peer.take_actions();
+    peer.take_effects();
     let refused = peer.try_enter_state(worker, KEY, at(0));
     assert_eq!(refused, Err(ServerError::Aborted));
-    let told = peer.take_actions().into_iter().any(|action| {
-        matches!(action, Action::Send { to: Rank(0), message: Message::Abort(abort) }
+    let told = peer.take_effects().into_iter().any(|effect| {
+        matches!(effect, Effect::Send { to: Rank(0), message: Message::Abort(abort) }
             if abort.error.kind == "StateOrderError"
                 && abort.error.message.contains("microbatch 0 came to 'norm.mean' after microbatch 1"))
     });
@@ -173,15 +173,15 @@ fn root(schedule: Schedule) -> Machine {
     };
     root.begin_step(plan, at(0)).unwrap();
     root.enter_main(at(0));
-    root.take_actions();
+    root.take_effects();
     root
 }
 
 fn told_over(machine: &mut Machine) -> Vec<u32> {
-    let actions = machine.take_actions().into_iter();
-    actions
-        .filter_map(|action| match action {
-            Action::Send {
+    let effects = machine.take_effects().into_iter();
+    effects
+        .filter_map(|effect| match effect {
+            Effect::Send {
                 message: Message::ForwardOver(over),
                 ..
             } => Some(over.microbatch.0),
@@ -206,7 +206,7 @@ fn forwards_are_over_when_all_answers_are_there_and_the_step_function_is_past_th
         id,
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: shardwright_wire::Outcome::Value(body(Value::None).into()),
+        outcome: shardwright_wire::ResponseOutcome::Value(body(Value::None).into()),
     };
     root.deliver(Rank(1), Message::Response(Box::new(response)), at(0));
     assert_eq!(told_over(&mut root), [0]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Message, Outcome, Phase, Request, Response, Value};
+use shardwright_wire::{Message, Phase, Request, Response, ResponseOutcome, Value};
 
 use super::alone::*;
 use super::rig::{body, config, forward, new_request, plan};
@@ -26,7 +26,7 @@ fn answer(id: RequestId) -> Message {
         id,
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(body(Value::None).into()),
+        outcome: ResponseOutcome::Value(body(Value::None).into()),
     }))
 }
 

@@ -2,7 +2,7 @@
 
 use shardwright_comm::Loss;
 use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Beat, ErrorReport, Message, Outcome, Phase, Response, Value};
+use shardwright_wire::{Beat, ErrorReport, Message, Phase, Response, ResponseOutcome, Value};
 
 use super::alone::*;
 use super::rig::{backward, body, config, forward, new_request, plan};
@@ -100,7 +100,7 @@ pub(super) fn answer_of(id: u64) -> Message {
         id: RequestId(id),
         step: StepEpoch(1),
         responder: Rank(1),
-        outcome: Outcome::Value(body(Value::None).into()),
+        outcome: ResponseOutcome::Value(body(Value::None).into()),
     }))
 }
 

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use shardwright_core::{CallPath, MicrobatchId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_runtime::{Action, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
+use shardwright_runtime::{Effect, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
 use shardwright_schedule::Schedule;
 use shardwright_wire::{Message, Work};
 
@@ -160,19 +160,19 @@ impl<'a> Job<'a> {
     /// Does what a machine asks its shell to do.
     fn settle(&mut self, rank: usize) {
         loop {
-            let actions = self.machines[rank].take_actions();
-            if actions.is_empty() {
+            let effects = self.machines[rank].take_effects();
+            if effects.is_empty() {
                 return;
             }
-            for action in actions {
-                match action {
-                    Action::Send { to, message } => {
+            for effect in effects {
+                match effect {
+                    Effect::Send { to, message } => {
                         self.num_messages += 1;
                         let queue = self.network.entry((rank, to.0 as usize)).or_default();
                         queue.push_back((self.num_messages, message));
                     }
-                    Action::WakeMain => self.wake_main(rank),
-                    Action::WakeWorker(worker) => self.wake(rank, worker),
+                    Effect::WakeMain => self.wake_main(rank),
+                    Effect::WakeWorker(worker) => self.wake(rank, worker),
                 }
             }
         }

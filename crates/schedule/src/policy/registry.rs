@@ -39,18 +39,29 @@ macro_rules! policies {
                 }
             }
 
+            /// How many microbatches may be in flight at once; `None` where the schedule does not bound them.
+            pub fn active(&self) -> Option<NonZeroU32> {
+                NonZeroU32::new(self.rules().1)
+            }
+
             /// The policy of a name, with so many microbatches in flight if it bounds them.
-            pub(crate) fn of_name(name: &str, active: NonZeroU32) -> Option<Self> {
+            pub fn of_name(name: &str, active: NonZeroU32) -> Option<Self> {
                 $(if name == stringify!($file) {
                     return Some(Self::$variant $({ $active: active })?);
                 })*
                 None
             }
 
+            /// The text forms of all policies, for messages.
+            pub(super) fn forms() -> String {
+                let forms = [$(concat!("`", stringify!($file) $(, "(", stringify!($active), "=N)")?, "`")),*];
+                forms.join(", ")
+            }
+
             /// The policy of a text form: its name, and the number of microbatches in flight where it bounds them.
             pub(super) fn of_text(name: &str, active: Option<NonZeroU32>) -> Option<Self> {
                 let found = Self::of_name(name, active.unwrap_or(NonZeroU32::MIN))?;
-                (active.is_some() == (found.rules().1 > 0)).then_some(found)
+                (active.is_some() == found.active().is_some()).then_some(found)
             }
         }
 

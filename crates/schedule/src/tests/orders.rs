@@ -2,7 +2,9 @@
 
 use shardwright_core::{Config, MicrobatchId, PipelineRank};
 
-use crate::{Part, Program, Progress, RankOrder, Ready, ReadyKind, Schedule, Unit, configured};
+use crate::{
+    Part, Program, Progress, RankOrder, Ready, ReadyKind, Schedule, StagePart, configured,
+};
 
 fn ready(kind: ReadyKind, microbatch: u32) -> Ready {
     Ready {
@@ -78,7 +80,7 @@ fn a_rank_knows_its_own_stages_and_how_many_calls_come_before_them() {
     let parts: Vec<_> = parts.collect();
     let whole = |stage| [(stage, Part::Backward), (stage, Part::WeightGradient)];
     assert_eq!(parts[2..], [whole(1), whole(0)].concat());
-    let unit = Unit {
+    let unit = StagePart {
         stage: 0,
         part: Part::WeightGradient,
         microbatch: MicrobatchId(0),

@@ -6,7 +6,8 @@ use shardwright_schedule::{ActionKind, Reference, Schedule};
 
 use super::{check_slices, costs, nanos, positive, reference, split};
 use crate::{
-    Chain, Control, Costs, Latency, Outcome, TaskKind, simulate_program, simulate_schedule,
+    Chain, Control, Latency, SimulatedStep, StepCosts, TaskKind, simulate_program,
+    simulate_schedule,
 };
 
 fn chain(segments: &[u32], control: Control) -> Chain {
@@ -53,7 +54,7 @@ fn chains() -> impl Strategy<Value = Chain> {
         })
 }
 
-fn cases() -> impl Strategy<Value = (Schedule, Chain, u32, Costs, Latency)> {
+fn cases() -> impl Strategy<Value = (Schedule, Chain, u32, StepCosts, Latency)> {
     (schedules(), chains(), 1_u32..7, 0_u64..4).prop_flat_map(
         |(schedule, chain, microbatches, latency)| {
             let costs = costs(chain.segments.len(), microbatches as usize);
@@ -69,12 +70,12 @@ fn cases() -> impl Strategy<Value = (Schedule, Chain, u32, Costs, Latency)> {
     )
 }
 
-fn run(schedule: &Schedule, chain: &Chain, microbatches: u32, costs: &Costs) -> Outcome {
+fn run(schedule: &Schedule, chain: &Chain, microbatches: u32, costs: &StepCosts) -> SimulatedStep {
     let microbatches = positive(microbatches);
     simulate_schedule(schedule, chain, microbatches, costs, &Latency::NONE).expect("a good chain")
 }
 
-fn named(tasks: &Outcome, name: &str) -> usize {
+fn named(tasks: &SimulatedStep, name: &str) -> usize {
     let tasks = tasks.tasks.iter();
     tasks.filter(|task| task.kind.name() == name).count()
 }
@@ -129,7 +130,7 @@ proptest! {
     #[test]
     fn one_rank_is_always_busy(schedule in schedules(), microbatches in 1_u32..7, stages in 1_usize..4) {
         let chain = chain(&vec![0; stages], Control::Star);
-        let outcome = run(&schedule, &chain, microbatches, &Costs::Same(vec![split(3, 2, 1); stages]));
+        let outcome = run(&schedule, &chain, microbatches, &StepCosts::Same(vec![split(3, 2, 1); stages]));
         prop_assert_eq!(outcome.makespan, nanos(6 * stages as u64 * u64::from(microbatches)));
         prop_assert_eq!(outcome.ranks[0].idle, Duration::ZERO);
     }
@@ -141,7 +142,7 @@ proptest! {
     ) {
         let chain = chain(&(0..ranks).collect::<Vec<_>>(), Control::Direct);
         let chain = Chain { control, ..chain };
-        let costs = Costs::Same(vec![split(forward, backward, 0); ranks as usize]);
+        let costs = StepCosts::Same(vec![split(forward, backward, 0); ranks as usize]);
         // By way of a root that computes itself, control may have to wait for its turn.
         let steps = u64::from(microbatches + ranks - 1) * (forward + backward);
         let makespan = run(&Schedule::Simple, &chain, microbatches, &costs).makespan;
@@ -180,7 +181,7 @@ proptest! {
 fn where_calls_are_predicted_interleaved_is_as_fast_as_the_textbook_s() {
     for (ranks, microbatches) in [(2, 8), (4, 8), (4, 16), (3, 2)] {
         let chain = chain(&(0..ranks).collect::<Vec<_>>(), Control::Predicted);
-        let costs = Costs::Same(vec![split(10, 10, 10); ranks as usize]);
+        let costs = StepCosts::Same(vec![split(10, 10, 10); ranks as usize]);
         let schedule = Schedule::Interleaved {
             active: positive(ranks),
         };
@@ -203,7 +204,7 @@ fn where_calls_are_predicted_looped_is_as_fast_as_the_textbook_s() {
         (3, 2, 6, None),
     ] {
         let segments: Vec<u32> = (0..rounds).flat_map(|_| 0..ranks).collect();
-        let costs = Costs::Same(vec![split; segments.len()]);
+        let costs = StepCosts::Same(vec![split; segments.len()]);
         let schedule = Schedule::Looped {
             active: positive(2 * ranks),
         };
@@ -229,20 +230,20 @@ fn a_backward_that_the_root_asks_for_beforehand_waits_for_its_forward_and_for_th
     let schedule = Schedule::Interleaved {
         active: positive(1),
     };
-    let backward = |outcome: &Outcome, stage: u32| {
+    let backward = |outcome: &SimulatedStep, stage: u32| {
         let kind = TaskKind::Action(ActionKind::FullBackward);
         let mut tasks = outcome.tasks.iter();
         let found = tasks.find(|task| task.kind == kind && task.stage.0 == stage);
         found.expect("to have run").start
     };
     // From rank 0 at 10, at rank 1 from 13 to 23; the root's word was there at 13.
-    let costs = Costs::Same(vec![split(10, 10, 10); 2]);
+    let costs = StepCosts::Same(vec![split(10, 10, 10); 2]);
     let latency = Latency::Uniform(nanos(3));
     let chain = chain(&[0, 1], Control::Predicted);
     let outcome = simulate_schedule(&schedule, &chain, positive(1), &costs, &latency);
     assert_eq!(backward(&outcome.expect("a good chain"), 1), nanos(23));
     // A forward that is over before the root's word is there.
-    let costs = Costs::Same(vec![split(10, 10, 10), split(0, 10, 10)]);
+    let costs = StepCosts::Same(vec![split(10, 10, 10), split(0, 10, 10)]);
     let outcome = simulate_schedule(&Schedule::Simple, &chain, positive(4), &costs, &latency);
     assert_eq!(backward(&outcome.expect("a good chain"), 1), nanos(43));
 }
@@ -254,7 +255,7 @@ fn a_microbatch_s_way_is_that_of_the_server() {
         root_backward: nanos(2),
         ..chain(&[0, 1, 2, 0], Control::Star)
     };
-    let costs = Costs::Same(vec![split(10, 20, 5); 4]);
+    let costs = StepCosts::Same(vec![split(10, 20, 5); 4]);
     let schedule = "zero_bubble(active=1)".parse().expect("to be a schedule");
     let latency = Latency::Uniform(nanos(3));
     let outcome =
@@ -294,7 +295,7 @@ fn a_microbatch_s_way_is_that_of_the_server() {
 #[test]
 fn splitting_the_backward_shortens_the_step() {
     let chain = chain(&[0, 1, 2, 3], Control::Direct);
-    let costs = Costs::Same(vec![split(10, 10, 10); 4]);
+    let costs = StepCosts::Same(vec![split(10, 10, 10); 4]);
     let makespan = |text: &str| {
         let schedule = text.parse().expect("to be a schedule");
         run(&schedule, &chain, 8, &costs).makespan.as_nanos()
@@ -309,7 +310,7 @@ fn splitting_the_backward_shortens_the_step() {
 #[test]
 fn chains_that_do_not_fit_are_refused() {
     let simulate = |segments: &[u32]| {
-        let costs = Costs::Same(vec![split(1, 1, 1); segments.len()]);
+        let costs = StepCosts::Same(vec![split(1, 1, 1); segments.len()]);
         let chain = chain(segments, Control::Star);
         simulate_schedule(
             &Schedule::Simple,

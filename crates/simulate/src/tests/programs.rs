@@ -6,7 +6,7 @@ use shardwright_core::{MicrobatchId, PipelineRank, StageId};
 use shardwright_schedule::{Action, ActionKind, Complete, Program, ProgramError, Reference};
 
 use super::{check_slices, costs, nanos, reference, split};
-use crate::{Costs, Latency, Outcome, SimulationError, TaskKind, simulate_program};
+use crate::{Latency, SimulatedStep, SimulationError, StepCosts, TaskKind, simulate_program};
 
 const REFERENCES: [Reference; 3] = [
     Reference::Simple,
@@ -23,7 +23,7 @@ fn latencies(num_ranks: usize) -> impl Strategy<Value = Latency> {
 }
 
 /// Complete programs, some of which ranks cannot finish, with costs and latencies.
-fn cases() -> impl Strategy<Value = (Program, Costs, Latency)> {
+fn cases() -> impl Strategy<Value = (Program, StepCosts, Latency)> {
     let swaps = prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 0..4);
     let shapes = (
         prop::sample::select(&REFERENCES),
@@ -51,13 +51,13 @@ fn cases() -> impl Strategy<Value = (Program, Costs, Latency)> {
         })
 }
 
-fn cost(costs: &Costs, action: Action) -> Duration {
+fn cost(costs: &StepCosts, action: Action) -> Duration {
     costs.get(action.stage, action.microbatch).of(action.kind)
 }
 
 /// The same by brute force: nanosecond by nanosecond every rank begins what it can; `None` where
 /// no rank ever can again.
-fn tick_by_tick(program: &Program, costs: &Costs, latency: &Latency) -> Option<Duration> {
+fn tick_by_tick(program: &Program, costs: &StepCosts, latency: &Latency) -> Option<Duration> {
     let complete = Complete::new(program).expect("swaps leave it complete");
     let num_actions: usize = program.ranks().iter().map(Vec::len).sum();
     let mut ends: BTreeMap<Action, Duration> = BTreeMap::new();
@@ -92,7 +92,12 @@ fn tick_by_tick(program: &Program, costs: &Costs, latency: &Latency) -> Option<D
 }
 
 /// Forward and backward of one microbatch alone, without transfers.
-fn alone(complete: &Complete<'_>, program: &Program, costs: &Costs, microbatch: u32) -> Duration {
+fn alone(
+    complete: &Complete<'_>,
+    program: &Program,
+    costs: &StepCosts,
+    microbatch: u32,
+) -> Duration {
     let actions = program.ranks().iter().flatten();
     let on_the_way = actions.filter(|action| {
         action.microbatch == MicrobatchId(microbatch) && action.kind != ActionKind::WeightGradient
@@ -175,13 +180,13 @@ proptest! {
 
 fn makespan(program: &Program, (forward, input, weight): (u64, u64, u64)) -> u64 {
     let num_stages = Complete::new(program).expect("a reference").num_stages();
-    let costs = Costs::Same(vec![split(forward, input, weight); num_stages]);
+    let costs = StepCosts::Same(vec![split(forward, input, weight); num_stages]);
     let outcome = simulate_program(program, &costs, &Latency::NONE).expect("a reference");
     outcome.makespan.as_nanos() as u64
 }
 
 /// Nothing starts before all that it needs has arrived.
-fn check_order(outcome: &Outcome, complete: &Complete<'_>, latency: &Latency) {
+fn check_order(outcome: &SimulatedStep, complete: &Complete<'_>, latency: &Latency) {
     let mut ends = BTreeMap::new();
     let action = |task: &crate::TaskSpan| {
         let TaskKind::Action(kind) = task.kind else {
@@ -207,7 +212,7 @@ fn check_order(outcome: &Outcome, complete: &Complete<'_>, latency: &Latency) {
 #[test]
 fn the_timeline_of_a_small_step_is_this_one() {
     let program = reference(Reference::Interleaved, 2, 2, 1);
-    let costs = Costs::Same(vec![split(10, 15, 5), split(10, 10, 10)]);
+    let costs = StepCosts::Same(vec![split(10, 15, 5), split(10, 10, 10)]);
     let outcome = simulate_program(&program, &costs, &Latency::Uniform(nanos(3))).expect("to run");
     let lines: Vec<String> = outcome
         .tasks
@@ -242,7 +247,7 @@ fn the_timeline_of_a_small_step_is_this_one() {
 #[test]
 fn a_deadlock_is_told_with_its_cycle() {
     let program = Program::from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n").expect("to be read");
-    let costs = Costs::Same(vec![split(1, 1, 1); 2]);
+    let costs = StepCosts::Same(vec![split(1, 1, 1); 2]);
     let error = simulate_program(&program, &costs, &Latency::NONE).unwrap_err();
     let SimulationError::Program(ProgramError::Deadlock(deadlock)) = error else {
         panic!("{error}");
@@ -254,23 +259,26 @@ fn a_deadlock_is_told_with_its_cycle() {
 #[test]
 fn costs_and_latencies_of_another_shape_are_refused() {
     let program = reference(Reference::Simple, 2, 3, 1);
-    let simulate = |costs: Costs, latency: Latency| {
+    let simulate = |costs: StepCosts, latency: Latency| {
         simulate_program(&program, &costs, &latency)
             .unwrap_err()
             .to_string()
     };
     let one = split(1, 1, 1);
     assert_eq!(
-        simulate(Costs::Same(vec![one]), Latency::NONE),
+        simulate(StepCosts::Same(vec![one]), Latency::NONE),
         "costs of 1 stages are given; allowed are costs of all 2 stages"
     );
     assert_eq!(
-        simulate(Costs::ByMicrobatch(vec![vec![one; 2]; 2]), Latency::NONE),
+        simulate(
+            StepCosts::ByMicrobatch(vec![vec![one; 2]; 2]),
+            Latency::NONE
+        ),
         "costs of 2 microbatches are given; allowed are costs of all 3 microbatches"
     );
     let square = Latency::ByPair(vec![vec![nanos(0); 3]; 2]);
     assert_eq!(
-        simulate(Costs::Same(vec![one; 2]), square),
+        simulate(StepCosts::Same(vec![one; 2]), square),
         "latencies of 3 ranks are given; allowed are those between all 2 ranks"
     );
 }

@@ -15,10 +15,10 @@ use shardwright_core::{
     CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId,
 };
 use shardwright_runtime::{
-    Action, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan, Task, Waiting,
+    Effect, Grant, Machine, MachineConfig, MainEvent, NewRequest, StepPlan, Task, Waiting,
 };
 use shardwright_schedule::{ActionKind, Schedule};
-use shardwright_simulate::{Chain, Costs, Latency, StageCosts, TaskKind, simulate_schedule};
+use shardwright_simulate::{Chain, Latency, StageCosts, StepCosts, TaskKind, simulate_schedule};
 use shardwright_wire::{BackwardCall, Body, ForwardCall, Message, Phase, Place, Value, Work};
 
 /// Rank, segment, what, microbatch, start, end.
@@ -41,7 +41,7 @@ struct Worker {
     waits: Vec<RequestId>,
 }
 
-enum Event {
+enum WorkerEvent {
     Message(Rank, Rank, Message),
     Computed(usize, WorkerId),
 }
@@ -55,7 +55,7 @@ struct Servers<'a> {
     machines: Vec<Machine>,
     workers: Vec<BTreeMap<WorkerId, Worker>>,
     queue: BinaryHeap<Reverse<(Duration, u64)>>,
-    events: BTreeMap<u64, Event>,
+    events: BTreeMap<u64, WorkerEvent>,
     /// The forward requests, by segment and microbatch.
     forwards: BTreeMap<(u32, u32), RequestId>,
     slices: Vec<Slice>,
@@ -122,18 +122,18 @@ impl<'a> Servers<'a> {
         while let Some(Reverse((time, number))) = self.queue.pop() {
             self.now = time;
             match self.events.remove(&number).expect("it was foreseen") {
-                Event::Message(from, to, message) => {
+                WorkerEvent::Message(from, to, message) => {
                     self.machines[to.0 as usize].deliver(from, message, self.now);
                     self.settle(to.0 as usize);
                 }
-                Event::Computed(rank, worker) => self.proceed(rank, worker),
+                WorkerEvent::Computed(rank, worker) => self.proceed(rank, worker),
             }
         }
         self.slices.sort_by_key(|slice| (slice.4, slice.0));
         self.slices
     }
 
-    fn foresee(&mut self, time: Duration, event: Event) {
+    fn foresee(&mut self, time: Duration, event: WorkerEvent) {
         // Later than all that are still to come.
         let number = self.events.last_key_value().map_or(0, |(last, _)| last + 1);
         self.events.insert(number, event);
@@ -143,17 +143,20 @@ impl<'a> Servers<'a> {
     /// Does what a machine asks its shell to do.
     fn settle(&mut self, rank: usize) {
         loop {
-            let actions = self.machines[rank].take_actions();
+            let actions = self.machines[rank].take_effects();
             if actions.is_empty() {
                 return;
             }
             for action in actions {
                 match action {
-                    Action::Send { to, message } => {
+                    Effect::Send { to, message } => {
                         let from = Rank(rank as u32);
-                        self.foresee(self.now + self.latency, Event::Message(from, to, message));
+                        self.foresee(
+                            self.now + self.latency,
+                            WorkerEvent::Message(from, to, message),
+                        );
                     }
-                    Action::WakeMain => {
+                    Effect::WakeMain => {
                         if let Some(MainEvent::StartWorker(worker)) =
                             self.machines[rank].poll_main(self.now)
                         {
@@ -163,7 +166,7 @@ impl<'a> Servers<'a> {
                                 .expect("it comes up");
                         }
                     }
-                    Action::WakeWorker(worker) => self.wake(rank, worker),
+                    Effect::WakeWorker(worker) => self.wake(rank, worker),
                 }
             }
         }
@@ -208,7 +211,7 @@ impl<'a> Servers<'a> {
                         let slice = (rank as u32, segment, kind, microbatch, now, now + cost);
                         self.slices.push(slice);
                     }
-                    return self.foresee(now + cost, Event::Computed(rank, id));
+                    return self.foresee(now + cost, WorkerEvent::Computed(rank, id));
                 }
                 Operation::Call(segment, phase) => {
                     let to = Rank(self.chain.segments[segment as usize].0);
@@ -366,7 +369,7 @@ proptest! {
         let microbatches = NonZeroU32::new(costs.len() as u32).expect("at least one");
         let latency = Latency::Uniform(latency);
         let simulated =
-            simulate_schedule(&schedule, &chain, microbatches, &Costs::ByMicrobatch(costs), &latency);
+            simulate_schedule(&schedule, &chain, microbatches, &StepCosts::ByMicrobatch(costs), &latency);
         let simulated: Vec<Slice> = simulated
             .expect("a good chain")
             .tasks

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use shardwright_core::config::PipelinePhase;
+use shardwright_core::Phase;
 use shardwright_core::{MicrobatchId, PipelineRank, StageId};
 use shardwright_schedule::{
     Action as ProgramAction, ActionKind, Program, RootOrder, RootStart, Schedule,
 };
 use shardwright_simulate::{
-    Chain, Control, Costs, Latency, StageCosts, TaskKind, simulate_schedule,
+    Chain, Control, Latency, StageCosts, StepCosts, TaskKind, simulate_schedule,
 };
 
 use super::Servers;
@@ -124,10 +124,10 @@ proptest! {
         for draw in draws.iter().take(2 * num_microbatches) {
             let index = draw.index(left.len() + in_flight.len());
             let (from, phase) = match index.checked_sub(left.len()) {
-                None => (left.remove(index), PipelinePhase::Forward),
-                Some(index) => (in_flight.remove(index), PipelinePhase::Backward),
+                None => (left.remove(index), Phase::Forward),
+                Some(index) => (in_flight.remove(index), Phase::Backward),
             };
-            if phase == PipelinePhase::Forward {
+            if phase == Phase::Forward {
                 in_flight.push(from);
             }
             entries.push(RootStart { microbatch: MicrobatchId(from), phase });
@@ -141,12 +141,12 @@ proptest! {
             .filter(|slice| slice.0 == 0 && slice.1 == 0 && slice.2 == TaskKind::Action(ActionKind::Forward))
             .map(|slice| slice.3)
             .collect();
-        let listed = entries.iter().filter(|entry| entry.phase == PipelinePhase::Forward);
+        let listed = entries.iter().filter(|entry| entry.phase == Phase::Forward);
         prop_assert_eq!(forwards, listed.map(|entry| entry.microbatch.0).collect::<Vec<_>>());
         let microbatches = NonZeroU32::new(num_microbatches as u32).expect("at least one");
         let latency = Latency::Uniform(latency);
         let simulated =
-            simulate_schedule(&schedule, &chain, microbatches, &Costs::ByMicrobatch(costs), &latency);
+            simulate_schedule(&schedule, &chain, microbatches, &StepCosts::ByMicrobatch(costs), &latency);
         prop_assert_eq!(served.len(), simulated.expect("a good chain").tasks.len());
     }
 }

@@ -2,18 +2,18 @@
 
 use proptest::prelude::*;
 
-use crate::{Kind, Phase, Record, Timeline};
+use crate::{Phase, Record, RecordKind, Timeline};
 
 fn any_record() -> impl Strategy<Value = Record> {
     let kinds = prop::sample::select(vec![
-        Kind::Root,
-        Kind::Forward,
-        Kind::Backward,
-        Kind::Weight,
-        Kind::Close,
-        Kind::Wait,
-        Kind::Send,
-        Kind::Receive,
+        RecordKind::Root,
+        RecordKind::Forward,
+        RecordKind::Backward,
+        RecordKind::Weight,
+        RecordKind::Close,
+        RecordKind::Wait,
+        RecordKind::Send,
+        RecordKind::Receive,
     ]);
     let phase = prop::sample::select(vec![None, Some(Phase::Forward), Some(Phase::Backward)]);
     let place = (0..3_u32, 0..3_u64, kinds, phase);

@@ -6,12 +6,12 @@ mod pictures;
 mod recorded;
 mod sums;
 
-use crate::{Kind, Phase, Record, Timeline};
+use crate::{Phase, Record, RecordKind, Timeline};
 
 const MS: u64 = 1_000_000;
 
 /// A record in milliseconds, of step 0.
-fn record(rank: u32, kind: Kind, start: u64, end: u64) -> Record {
+fn record(rank: u32, kind: RecordKind, start: u64, end: u64) -> Record {
     Record {
         start_ns: start * MS,
         end_ns: end * MS,
@@ -46,16 +46,16 @@ fn root(record: Record, phase: Phase) -> Record {
 /// A step over two ranks, offset on the clock as real ones are.
 fn records() -> Vec<Record> {
     vec![
-        root(record(0, Kind::Root, 1000, 1010), Phase::Forward),
-        message(record(0, Kind::Send, 1010, 1010), 1, 7, 4096),
-        root(record(0, Kind::Wait, 1010, 1030), Phase::Forward),
-        message(record(0, Kind::Send, 1011, 1011), 1, 8, 1024),
-        message(record(1, Kind::Receive, 1012, 1012), 0, 7, 4096),
-        module(record(1, Kind::Forward, 1012, 1022)),
-        message(record(1, Kind::Receive, 1013, 1013), 0, 8, 1024),
-        module(record(1, Kind::Backward, 1022, 1028)),
-        module(record(1, Kind::Weight, 1030, 1034)),
-        root(record(0, Kind::Root, 1030, 1040), Phase::Backward),
+        root(record(0, RecordKind::Root, 1000, 1010), Phase::Forward),
+        message(record(0, RecordKind::Send, 1010, 1010), 1, 7, 4096),
+        root(record(0, RecordKind::Wait, 1010, 1030), Phase::Forward),
+        message(record(0, RecordKind::Send, 1011, 1011), 1, 8, 1024),
+        message(record(1, RecordKind::Receive, 1012, 1012), 0, 7, 4096),
+        module(record(1, RecordKind::Forward, 1012, 1022)),
+        message(record(1, RecordKind::Receive, 1013, 1013), 0, 8, 1024),
+        module(record(1, RecordKind::Backward, 1022, 1028)),
+        module(record(1, RecordKind::Weight, 1030, 1034)),
+        root(record(0, RecordKind::Root, 1030, 1040), Phase::Backward),
     ]
 }
 

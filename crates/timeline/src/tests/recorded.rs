@@ -1,16 +1,16 @@
 //! Programs from recorded steps.
 
 use super::{module, record, root};
-use crate::{Kind, Phase, Record, RecordedError, Timeline};
+use crate::{Phase, Record, RecordKind, RecordedError, Timeline};
 
-fn served(kind: Kind, start: u64, microbatch: u32, request: u64) -> Record {
+fn served(kind: RecordKind, start: u64, microbatch: u32, request: u64) -> Record {
     let mut record = module(record(1, kind, start, start + 1));
     (record.microbatch, record.request) = (Some(microbatch), Some(request));
     record
 }
 
 fn of_root(phase: Phase, start: u64, microbatch: u32) -> Record {
-    let mut record = root(record(0, Kind::Root, start, start + 1), phase);
+    let mut record = root(record(0, RecordKind::Root, start, start + 1), phase);
     record.microbatch = Some(microbatch);
     record
 }
@@ -24,7 +24,7 @@ fn step(visits: u64) -> Vec<Record> {
         for visit in 0..visits {
             let request = 10 * u64::from(microbatch) + visit;
             records.push(served(
-                Kind::Forward,
+                RecordKind::Forward,
                 start + 10 + 2 * visit,
                 microbatch,
                 request,
@@ -32,7 +32,7 @@ fn step(visits: u64) -> Vec<Record> {
             // Between its calls the step function has the turn again.
             records.push(of_root(Phase::Forward, start + 11 + 2 * visit, microbatch));
             records.push(served(
-                Kind::Backward,
+                RecordKind::Backward,
                 start + 40 - 2 * visit,
                 microbatch,
                 request + 5,
@@ -67,7 +67,7 @@ fn each_visit_of_a_rank_is_a_stage_and_its_backwards_come_in_reverse() {
 #[test]
 fn weight_gradients_left_behind_split_the_backward() {
     let mut records = step(1);
-    records.push(served(Kind::Weight, 300, 0, 90));
+    records.push(served(RecordKind::Weight, 300, 0, 90));
     let program = Timeline::new(records, 0).program(None).unwrap().to_string();
     assert!(
         program.ends_with("rank 1: 1F0 1I0 1F1 1B1 1W0\n"),
@@ -101,7 +101,7 @@ fn what_is_no_program_says_why() {
     };
     assert_eq!(refused(Vec::new()), "the trace has no steps");
     let mut uneven = step(1);
-    uneven.push(served(Kind::Forward, 180, 1, 77));
+    uneven.push(served(RecordKind::Forward, 180, 1, 77));
     assert_eq!(
         refused(uneven),
         "rank 1 ran 2 forwards for microbatch 1 and 1 for microbatch 0; a program needs the same stages for every \
@@ -109,7 +109,7 @@ fn what_is_no_program_says_why() {
     );
     let without: Vec<_> = step(1)
         .into_iter()
-        .filter(|r| r.kind != Kind::Backward)
+        .filter(|r| r.kind != RecordKind::Backward)
         .collect();
     assert!(refused(without).contains("1B0 is missing"));
     let mut two = step(1);

@@ -1,7 +1,7 @@
 //! What records add up to, and two timelines side by side.
 
 use super::{MS, later, message, record, records, timeline};
-use crate::{Activity, Comparison, Kind, Record, Timeline};
+use crate::{Activity, Comparison, Record, RecordKind, Timeline};
 
 #[test]
 fn time_without_a_task_is_idle_within_the_step() {
@@ -36,7 +36,7 @@ fn a_message_lasts_until_it_arrives() {
     let sends: Vec<_> = timeline()
         .records()
         .iter()
-        .filter(|record| record.kind == Kind::Send)
+        .filter(|record| record.kind == RecordKind::Send)
         .map(|record| (record.start_ns / MS, record.end_ns / MS))
         .collect();
     assert_eq!(sends, [(1010, 1012), (1011, 1013)]);
@@ -46,10 +46,10 @@ fn a_message_lasts_until_it_arrives() {
 fn a_request_and_an_answer_of_one_number_are_told_apart_by_their_order() {
     // Rank 0 sends its own request 7, and then the answer to request 7 of rank 1.
     let messages = vec![
-        message(record(0, Kind::Send, 1, 1), 1, 7, 10),
-        message(record(0, Kind::Send, 2, 2), 1, 7, 20),
-        message(record(1, Kind::Receive, 5, 5), 0, 7, 10),
-        message(record(1, Kind::Receive, 9, 9), 0, 7, 20),
+        message(record(0, RecordKind::Send, 1, 1), 1, 7, 10),
+        message(record(0, RecordKind::Send, 2, 2), 1, 7, 20),
+        message(record(1, RecordKind::Receive, 5, 5), 0, 7, 10),
+        message(record(1, RecordKind::Receive, 9, 9), 0, 7, 20),
     ];
     let joined = Timeline::join([Timeline::new(messages, 0)]);
     let ends: Vec<_> = joined.records()[..2]
@@ -78,7 +78,7 @@ fn a_comparison_is_by_step_and_names_the_largest_difference_first() {
     let a = Timeline::new(records(), 0);
     let mut slower = [records(), later(1)].concat();
     for record in &mut slower {
-        if record.kind == Kind::Weight {
+        if record.kind == RecordKind::Weight {
             record.end_ns += 5 * MS;
         }
     }
@@ -100,8 +100,8 @@ fn a_comparison_is_by_step_and_names_the_largest_difference_first() {
 #[test]
 fn a_task_that_was_suspended_counts_once() {
     let parts = vec![
-        record(0, Kind::Forward, 0, 1),
-        record(0, Kind::Forward, 3, 4),
+        record(0, RecordKind::Forward, 0, 1),
+        record(0, RecordKind::Forward, 3, 4),
     ];
     let timeline = Timeline::new(parts, 0);
     let compared = Comparison::new(&timeline, &timeline);

@@ -6,18 +6,19 @@ use std::ptr::null_mut;
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::inbox::{EndpointArgument, Inbox, Operation, Work};
+use super::callback_state::{CallbackState, EndpointArgument, Operation, Transfer};
 use super::layout::{
     ANNOUNCED_ONLY, Completion, EXCEEDS_LIMIT, HOST_MEMORY, IN_PROGRESS, MessageParams, NO_MEMORY,
-    OK, Outcome, REQUEST_CALLBACK, REQUEST_MEMORY_TYPE, RequestParams, Status, TRUNCATED, outcome,
+    OK, REQUEST_CALLBACK, REQUEST_MEMORY_TYPE, RequestParams, RequestStatus, TRUNCATED, UcsStatus,
+    outcome,
 };
 use crate::admission::Admission;
-use crate::error::{Event, Refusal};
+use crate::error::{ReceiveRefusal, WorkerEvent};
 
 /// The bytes of a header that say who sends it.
 pub(crate) const SENDER_BYTES: usize = 4;
 
-impl Inbox {
+impl CallbackState {
     /// A message has come, or its announcement.
     ///
     /// # Safety
@@ -29,7 +30,7 @@ impl Inbox {
         data: *mut c_void,
         length: usize,
         announced: bool,
-    ) -> Status {
+    ) -> UcsStatus {
         // Only an announcement can be answered with an error.
         let answer = |status| if announced { status } else { OK };
         // Nothing is set aside, and nobody is blamed, for what a stranger sends.
@@ -42,19 +43,19 @@ impl Inbox {
             return answer(EXCEEDS_LIMIT);
         };
         let refuse = |refusal, status| {
-            self.push(Event::Refused { from, refusal });
+            self.push(WorkerEvent::Refused { from, refusal });
             answer(status)
         };
         if length > self.limit {
             let limit = self.limit;
-            return refuse(Refusal::TooLong { length, limit }, EXCEEDS_LIMIT);
+            return refuse(ReceiveRefusal::TooLong { length, limit }, EXCEEDS_LIMIT);
         }
         let words = length.div_ceil(size_of::<u128>());
         let mut spare = self.spare.take();
         let memory = spare.take(words);
         self.spare.set(spare);
         let Some(mut memory) = memory else {
-            return refuse(Refusal::NoMemory { length }, NO_MEMORY);
+            return refuse(ReceiveRefusal::NoMemory { length }, NO_MEMORY);
         };
         if let Some(last) = memory.spare_capacity_mut()[..words].last_mut() {
             // The bytes behind the end.
@@ -77,7 +78,7 @@ impl Inbox {
                 memory.set_len(words);
             }
         }
-        self.push(Event::Received {
+        self.push(WorkerEvent::Received {
             from,
             header,
             payload: Buffer::from_words(memory, length),
@@ -96,9 +97,9 @@ impl Inbox {
         mut memory: Vec<u128>,
         data: *mut c_void,
         length: usize,
-    ) -> Status {
+    ) -> UcsStatus {
         let target = memory.as_mut_ptr();
-        let work = Work::Receive {
+        let work = Transfer::Receive {
             from,
             header,
             memory,
@@ -131,9 +132,9 @@ impl Inbox {
             )
         };
         let status = match outcome(result) {
-            Outcome::Pending => return IN_PROGRESS,
-            Outcome::Done => OK,
-            Outcome::Failed(status) => status,
+            RequestStatus::Pending => return IN_PROGRESS,
+            RequestStatus::Done => OK,
+            RequestStatus::Failed(status) => status,
         };
         // SAFETY: no callback comes, so the operation is still registered and UCX is done with it.
         unsafe { self.received(operation, status, length) };
@@ -142,11 +143,11 @@ impl Inbox {
 
     /// # Safety
     /// As for `end`; and with an `OK` status UCX has written `length` bytes.
-    unsafe fn received(&self, operation: *mut Operation, status: Status, length: usize) {
+    unsafe fn received(&self, operation: *mut Operation, status: UcsStatus, length: usize) {
         // SAFETY: upheld by the caller.
         let mut operation = unsafe { self.end(operation) };
         let mut status = status;
-        if let Work::Receive {
+        if let Transfer::Receive {
             from,
             memory,
             length: announced,
@@ -176,9 +177,9 @@ pub(super) unsafe extern "C" fn on_message(
     data: *mut c_void,
     length: usize,
     parameters: *const MessageParams,
-) -> Status {
+) -> UcsStatus {
     // SAFETY: the handler was set with the worker's inbox, which outlives the worker.
-    let inbox = unsafe { &*argument.cast::<Inbox>() };
+    let inbox = unsafe { &*argument.cast::<CallbackState>() };
     let header = if header_length == 0 {
         &[]
     } else {
@@ -197,7 +198,7 @@ pub(super) unsafe extern "C" fn on_message(
 /// Called by UCX only, once, with the operation that was registered for it.
 unsafe extern "C" fn on_received(
     request: *mut c_void,
-    status: Status,
+    status: UcsStatus,
     length: usize,
     operation: *mut c_void,
 ) {
@@ -216,7 +217,7 @@ unsafe extern "C" fn on_received(
 /// Called by UCX only, once, with the operation that was registered for it.
 pub(super) unsafe extern "C" fn on_sent(
     request: *mut c_void,
-    status: Status,
+    status: UcsStatus,
     operation: *mut c_void,
 ) {
     let operation = operation.cast::<Operation>();
@@ -236,13 +237,13 @@ pub(super) unsafe extern "C" fn on_sent(
 pub(super) unsafe extern "C" fn on_error(
     argument: *mut c_void,
     _endpoint: *mut c_void,
-    status: Status,
+    status: UcsStatus,
 ) {
     // SAFETY: the worker keeps every endpoint's argument until it is destroyed.
     let argument = unsafe { &*argument.cast::<EndpointArgument>() };
     // SAFETY: the inbox outlives the worker.
     let inbox = unsafe { &*argument.inbox };
-    inbox.push(Event::EndpointFailed {
+    inbox.push(WorkerEvent::EndpointFailed {
         endpoint: argument.endpoint,
         peer: argument.peer,
         reason: inbox.functions.describe(status),

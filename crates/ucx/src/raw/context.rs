@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use super::functions::Functions;
+use super::functions::UcpFunctions;
 use super::layout::{CONTEXT_FIELDS, ContextParams, FEATURES, OK};
 use crate::error::UcxError;
 use shardwright_system::Owner;
@@ -14,7 +14,7 @@ const INTERFACE: (u32, u32) = (1, 15);
 
 /// An owned context.
 pub(crate) struct Context {
-    pub(super) functions: Arc<Functions>,
+    pub(super) functions: Arc<UcpFunctions>,
     pub(super) handle: *mut c_void,
     owner: Owner,
 }
@@ -27,7 +27,7 @@ impl Context {
     /// Makes a context. A setting of `required` that UCX does not take is an error; one of
     /// `wanted` may be unknown to a version and is passed over.
     pub(crate) fn create(
-        functions: &Arc<Functions>,
+        functions: &Arc<UcpFunctions>,
         required: &[(&str, String)],
         wanted: &[(&str, String)],
         num_endpoints: usize,
@@ -43,7 +43,7 @@ impl Context {
     }
 
     fn configured(
-        functions: &Arc<Functions>,
+        functions: &Arc<UcpFunctions>,
         config: *mut c_void,
         required: &[(&str, String)],
         wanted: &[(&str, String)],
@@ -100,7 +100,7 @@ impl Drop for Context {
 }
 
 fn modify(
-    functions: &Functions,
+    functions: &UcpFunctions,
     config: *mut c_void,
     name: &str,
     value: &str,
@@ -122,7 +122,7 @@ fn modify(
 
 /// An error for a failed call.
 pub(super) fn check(
-    functions: &Functions,
+    functions: &UcpFunctions,
     action: &'static str,
     status: i8,
 ) -> Result<(), UcxError> {

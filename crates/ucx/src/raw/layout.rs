@@ -6,23 +6,23 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `ucs_status_t`, a packed enumeration of one byte.
-pub(crate) type Status = i8;
+pub(crate) type UcsStatus = i8;
 /// `UCS_OK`.
-pub(crate) const OK: Status = 0;
+pub(crate) const OK: UcsStatus = 0;
 /// `UCS_INPROGRESS`.
-pub(crate) const IN_PROGRESS: Status = 1;
+pub(crate) const IN_PROGRESS: UcsStatus = 1;
 /// `UCS_ERR_NO_MEMORY`.
-pub(crate) const NO_MEMORY: Status = -4;
+pub(crate) const NO_MEMORY: UcsStatus = -4;
 /// `UCS_ERR_UNREACHABLE`.
-pub(crate) const UNREACHABLE: Status = -6;
+pub(crate) const UNREACHABLE: UcsStatus = -6;
 /// `UCS_ERR_MESSAGE_TRUNCATED`.
-pub(crate) const TRUNCATED: Status = -9;
+pub(crate) const TRUNCATED: UcsStatus = -9;
 /// `UCS_ERR_BUSY`.
-pub(crate) const BUSY: Status = -15;
+pub(crate) const BUSY: UcsStatus = -15;
 /// `UCS_ERR_CANCELED`.
-pub(crate) const CANCELED: Status = -16;
+pub(crate) const CANCELED: UcsStatus = -16;
 /// `UCS_ERR_EXCEEDS_LIMIT`.
-pub(crate) const EXCEEDS_LIMIT: Status = -21;
+pub(crate) const EXCEEDS_LIMIT: UcsStatus = -21;
 /// `UCS_ERR_LAST`: pointers from here up are statuses.
 const LAST: usize = (-100_isize).cast_unsigned();
 
@@ -30,23 +30,23 @@ const LAST: usize = (-100_isize).cast_unsigned();
 pub(crate) type StatusPointer = *mut c_void;
 
 /// What a status pointer means.
-pub(crate) enum Outcome {
+pub(crate) enum RequestStatus {
     /// Done at once; no callback comes.
     Done,
     /// The callback comes later.
     Pending,
     /// Failed at once; no callback comes.
-    Failed(Status),
+    Failed(UcsStatus),
 }
 
 /// Reads a status pointer.
-pub(crate) fn outcome(pointer: StatusPointer) -> Outcome {
+pub(crate) fn outcome(pointer: StatusPointer) -> RequestStatus {
     if pointer.is_null() {
-        Outcome::Done
+        RequestStatus::Done
     } else if pointer as usize >= LAST {
-        Outcome::Failed(pointer as isize as Status)
+        RequestStatus::Failed(pointer as isize as UcsStatus)
     } else {
-        Outcome::Pending
+        RequestStatus::Pending
     }
 }
 
@@ -171,13 +171,13 @@ pub(crate) const ENDPOINT_TRANSPORTS: u64 = 1 << 3;
 
 /// `ucp_dt_iov_t`.
 #[repr(C)]
-pub(crate) struct Piece {
+pub(crate) struct IoVector {
     pub(crate) address: *const c_void,
     pub(crate) length: usize,
 }
 /// `ucp_dt_make_contig(1)`: plain bytes.
 pub(crate) const BYTES: u64 = 1 << 3;
-/// `ucp_dt_make_iov()`: a list of [`Piece`]s.
+/// `ucp_dt_make_iov()`: a list of [`IoVector`]s.
 pub(crate) const PIECES: u64 = 2;
 
 /// `ucp_request_param_t`.
@@ -236,11 +236,11 @@ pub(crate) struct MessageParams {
 pub(crate) const ANNOUNCED_ONLY: u64 = 1 << 17;
 
 /// `ucp_send_nbx_callback_t`: request, status, user data.
-pub(crate) type SendCallback = unsafe extern "C" fn(*mut c_void, Status, *mut c_void);
+pub(crate) type SendCallback = unsafe extern "C" fn(*mut c_void, UcsStatus, *mut c_void);
 /// `ucp_am_recv_data_nbx_callback_t`: request, status, length, user data.
-pub(crate) type ReceiveCallback = unsafe extern "C" fn(*mut c_void, Status, usize, *mut c_void);
+pub(crate) type ReceiveCallback = unsafe extern "C" fn(*mut c_void, UcsStatus, usize, *mut c_void);
 /// `ucp_err_handler_cb_t`: argument, endpoint, status.
-pub(crate) type ErrorCallback = unsafe extern "C" fn(*mut c_void, *mut c_void, Status);
+pub(crate) type ErrorCallback = unsafe extern "C" fn(*mut c_void, *mut c_void, UcsStatus);
 /// `ucp_am_recv_callback_t`: argument, header, its length, data, its length, parameters.
 pub(crate) type MessageCallback = unsafe extern "C" fn(
     *mut c_void,
@@ -249,4 +249,4 @@ pub(crate) type MessageCallback = unsafe extern "C" fn(
     *mut c_void,
     usize,
     *const MessageParams,
-) -> Status;
+) -> UcsStatus;

@@ -7,11 +7,12 @@ use std::sync::PoisonError;
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
+use super::callback_state::{Operation, Transfer};
 use super::callbacks::on_sent;
-use super::inbox::{Operation, Work};
 use super::layout::{
-    BYTES, CLOSE_FORCED, Completion, HOST_MEMORY, OK, Outcome, PIECES, Piece, REQUEST_CALLBACK,
-    REQUEST_DATATYPE, REQUEST_FLAGS, REQUEST_MEMORY_TYPE, RequestParams, StatusPointer, outcome,
+    BYTES, CLOSE_FORCED, Completion, HOST_MEMORY, IoVector, OK, PIECES, REQUEST_CALLBACK,
+    REQUEST_DATATYPE, REQUEST_FLAGS, REQUEST_MEMORY_TYPE, RequestParams, RequestStatus,
+    StatusPointer, outcome,
 };
 use super::worker::{MESSAGE_ID, RawWorker};
 use crate::endpoint::EndpointId;
@@ -29,10 +30,10 @@ impl RawWorker {
         let Some(handle) = self.endpoint(endpoint) else {
             return Err(UcxError::NoSuchEndpoint { endpoint });
         };
-        let pieces: Vec<Piece> = payload
+        let pieces: Vec<IoVector> = payload
             .iter()
             .filter(|piece| !piece.is_empty())
-            .map(|piece| Piece {
+            .map(|piece| IoVector {
                 address: piece.as_bytes().as_ptr().cast(),
                 length: piece.len(),
             })
@@ -45,7 +46,7 @@ impl RawWorker {
             [piece] => (piece.address, piece.length, BYTES),
             several => (several.as_ptr().cast::<c_void>(), several.len(), PIECES),
         };
-        let work = Work::Send {
+        let work = Transfer::Send {
             token,
             _header: header,
             _payload: payload,
@@ -72,13 +73,13 @@ impl RawWorker {
             )
         };
         match outcome(result) {
-            Outcome::Pending => {}
-            Outcome::Done => {
+            RequestStatus::Pending => {}
+            RequestStatus::Done => {
                 // SAFETY: no callback comes, and UCX is done with the operation.
                 let operation = unsafe { self.inbox().end(operation) };
                 self.inbox().report(operation, OK);
             }
-            Outcome::Failed(status) => {
+            RequestStatus::Failed(status) => {
                 // SAFETY: as above.
                 drop(unsafe { self.inbox().end(operation) });
                 return Err(UcxError::Call {
@@ -102,13 +103,13 @@ impl RawWorker {
             return;
         }
         self.forget_endpoint(endpoint);
-        let operation = self.inbox().begin(Some(endpoint), Work::Close);
+        let operation = self.inbox().begin(Some(endpoint), Transfer::Close);
         let flags = if forced { CLOSE_FORCED } else { 0 };
         let parameters = request(operation, REQUEST_FLAGS, 0, flags);
         // SAFETY: a live endpoint, which is not used any more.
         let result: StatusPointer =
             unsafe { (self.functions().endpoint_close)(handle, &raw const parameters) };
-        if !matches!(outcome(result), Outcome::Pending) {
+        if !matches!(outcome(result), RequestStatus::Pending) {
             // SAFETY: no callback comes, and UCX is done with the operation.
             drop(unsafe { self.inbox().end(operation) });
         }

@@ -10,19 +10,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
+use super::callback_state::{CallbackState, EndpointArgument};
 use super::callbacks::{on_error, on_message};
 use super::context::{Context, check};
-use super::functions::Functions;
-use super::inbox::{EndpointArgument, Inbox};
+use super::functions::UcpFunctions;
 use super::layout::{
     BUSY, ENDPOINT_ERROR_HANDLER, ENDPOINT_FIELDS, ENDPOINT_TRANSPORTS, ERRORS_REPORTED,
     ERRORS_UNREPORTED, EndpointAttributes, EndpointParams, HANDLER_FIELDS, HandlerParams,
     IGNORE_REQUEST_LEAK, OK, SERIALIZED, SocketAddress, TransportEntry, UNREACHABLE, WHOLE_MESSAGE,
     WORKER_ADDRESS, WORKER_FIELDS, WORKER_MAX_HEADER, WorkerAttributes, WorkerParams,
 };
-use crate::admission::Key;
+use crate::admission::AdmissionKey;
 use crate::endpoint::EndpointId;
-use crate::error::{Event, UcxError};
+use crate::error::{UcxError, WorkerEvent};
 use shardwright_system::Owner;
 
 /// The id of this crate's active messages.
@@ -35,7 +35,7 @@ const MOST_TRANSPORTS: usize = 16;
 pub(crate) struct RawWorker {
     context: Context,
     pub(super) handle: *mut c_void,
-    pub(super) inbox: *mut Inbox,
+    pub(super) inbox: *mut CallbackState,
     /// Whether endpoints report errors; then they can be closed by force.
     pub(super) errors_reported: bool,
     pub(super) endpoints: Vec<Endpoint>,
@@ -55,7 +55,7 @@ unsafe impl Send for RawWorker {}
 
 /// The worker's handle for other threads; null once the worker is closed.
 pub(super) struct Waking {
-    functions: Arc<Functions>,
+    functions: Arc<UcpFunctions>,
     pub(super) worker: Mutex<WorkerAddress>,
 }
 
@@ -140,7 +140,7 @@ impl RawWorker {
             (functions.worker_create)(context.handle, &raw const parameters, &raw mut handle)
         };
         check(&functions, "make a worker", status)?;
-        let inbox = Inbox::new(Arc::clone(&functions), limit, spare_limit);
+        let inbox = CallbackState::new(Arc::clone(&functions), limit, spare_limit);
         inbox.worker.set(handle);
         let inbox = Box::into_raw(Box::new(inbox));
         let set_up = Self::set_up(&functions, handle, inbox);
@@ -170,9 +170,9 @@ impl RawWorker {
 
     /// Sets the callback, and gives a descriptor of the events that outlives the worker.
     fn set_up(
-        functions: &Functions,
+        functions: &UcpFunctions,
         handle: *mut c_void,
-        inbox: *mut Inbox,
+        inbox: *mut CallbackState,
     ) -> Result<OwnedFd, UcxError> {
         let handler = HandlerParams {
             field_mask: HANDLER_FIELDS,
@@ -198,11 +198,11 @@ impl RawWorker {
             })
     }
 
-    pub(super) fn functions(&self) -> &Functions {
+    pub(super) fn functions(&self) -> &UcpFunctions {
         &self.context.functions
     }
 
-    pub(super) fn inbox(&self) -> &Inbox {
+    pub(super) fn inbox(&self) -> &CallbackState {
         // SAFETY: made in `create`, and freed only in `drop`, after the worker was destroyed.
         unsafe { &*self.inbox }
     }
@@ -271,12 +271,12 @@ impl RawWorker {
     }
 
     /// What has happened.
-    pub(crate) fn take_events(&mut self) -> Vec<Event> {
+    pub(crate) fn take_events(&mut self) -> Vec<WorkerEvent> {
         self.inbox().events.take()
     }
 
     /// Lets in only ranks below `world` that know the key.
-    pub(crate) fn require(&mut self, key: Key, world: u32) {
+    pub(crate) fn require(&mut self, key: AdmissionKey, world: u32) {
         let inbox = self.inbox();
         inbox.admission(|admission| admission.require(key, world));
     }

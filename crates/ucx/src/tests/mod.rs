@@ -12,7 +12,7 @@ use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
 use super::testing::library;
-use super::{EndpointId, Event, Library, Options, Worker};
+use super::{EndpointId, Library, Options, Worker, WorkerEvent};
 
 /// Far above what any of the tests takes.
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -42,7 +42,7 @@ fn thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinH
 struct Pair {
     workers: [Worker; 2],
     endpoints: [EndpointId; 2],
-    events: [Vec<Event>; 2],
+    events: [Vec<WorkerEvent>; 2],
 }
 
 impl Pair {
@@ -76,7 +76,7 @@ impl Pair {
     }
 
     /// Advances both sides until `done` says so of their events.
-    fn until(&mut self, mut done: impl FnMut(&[Vec<Event>; 2]) -> bool) {
+    fn until(&mut self, mut done: impl FnMut(&[Vec<WorkerEvent>; 2]) -> bool) {
         let start = Instant::now();
         while !done(&self.events) {
             let mut idle = true;
@@ -92,14 +92,14 @@ impl Pair {
     }
 }
 
-fn received(events: &[Event]) -> usize {
-    let received = |event: &&Event| matches!(event, Event::Received { .. });
+fn received(events: &[WorkerEvent]) -> usize {
+    let received = |event: &&WorkerEvent| matches!(event, WorkerEvent::Received { .. });
     events.iter().filter(received).count()
 }
 
-fn sent(events: &[Event]) -> usize {
+fn sent(events: &[WorkerEvent]) -> usize {
     events
         .iter()
-        .filter(|event| matches!(event, Event::Sent { .. }))
+        .filter(|event| matches!(event, WorkerEvent::Sent { .. }))
         .count()
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::super::{Event, Options, Refusal, UcxError, Worker};
+use super::super::{Options, ReceiveRefusal, UcxError, Worker, WorkerEvent};
 use super::{Pair, TRANSPORTS, library, options, pattern, received, sent, thread};
 
 const SIZES: [usize; 13] = [
@@ -39,13 +39,13 @@ fn every_size_arrives_intact_over_every_transport() {
                 let payload = pattern(seed, size);
                 pair.send(0, b"head", vec![payload.clone()], seed as u64);
                 pair.until(|[sender, receiver]| !receiver.is_empty() && !sender.is_empty());
-                let expected = Event::Received {
+                let expected = WorkerEvent::Received {
                     from: Rank(0),
                     header: b"head".to_vec(),
                     payload,
                 };
                 assert!(pair.events[1] == [expected], "{size} over {transports}");
-                assert_eq!(pair.events[0], [Event::Sent { token: seed as u64 }]);
+                assert_eq!(pair.events[0], [WorkerEvent::Sent { token: seed as u64 }]);
                 pair.events = [Vec::new(), Vec::new()];
             }
         }
@@ -70,7 +70,7 @@ fn the_pieces_of_a_payload_arrive_one_after_another() {
                 .collect();
             pair.send(1, b"", pieces, 0);
             pair.until(|[receiver, _]| !receiver.is_empty());
-            let Event::Received { payload, from, .. } = &pair.events[0][0] else {
+            let WorkerEvent::Received { payload, from, .. } = &pair.events[0][0] else {
                 panic!("{:?}", pair.events[0]);
             };
             assert_eq!(*from, Rank(1));
@@ -96,14 +96,14 @@ fn many_messages_both_ways_at_once_arrive_once_each() {
                 pair.send(from, &number.to_le_bytes(), vec![payload], number);
             }
         }
-        let done = |events: &Vec<Event>| {
+        let done = |events: &Vec<WorkerEvent>| {
             received(events) == MESSAGES as usize && sent(events) == MESSAGES as usize
         };
         pair.until(|events| events.iter().all(done));
         for (receiver, events) in pair.events.iter().enumerate() {
             let mut seen = BTreeSet::new();
             for event in events {
-                let Event::Received {
+                let WorkerEvent::Received {
                     from,
                     header,
                     payload,
@@ -132,7 +132,7 @@ fn small_messages_arrive_in_the_order_of_sending() {
         }
         pair.until(|[_, receiver]| received(receiver) == 5_000);
         let numbers = pair.events[1].iter().map(|event| match event {
-            Event::Received { header, .. } => {
+            WorkerEvent::Received { header, .. } => {
                 u32::from_le_bytes(header.as_slice().try_into().unwrap())
             }
             other => panic!("{other:?}"),
@@ -152,15 +152,15 @@ fn a_payload_above_the_limit_is_refused_and_its_sender_is_told() {
         let mut pair = Pair::connected(&library, &options);
         pair.send(0, b"", vec![pattern(0, 3_000_001)], 7);
         pair.until(|[sender, receiver]| !receiver.is_empty() && !sender.is_empty());
-        let refused = Event::Refused {
+        let refused = WorkerEvent::Refused {
             from: Rank(0),
-            refusal: Refusal::TooLong {
+            refusal: ReceiveRefusal::TooLong {
                 length: 3_000_001,
                 limit: 3_000_000,
             },
         };
         assert_eq!(pair.events[1], [refused]);
-        let [Event::SendFailed { token: 7, reason }] = &*pair.events[0] else {
+        let [WorkerEvent::SendFailed { token: 7, reason }] = &*pair.events[0] else {
             panic!("{:?} over {transports}", pair.events[0]);
         };
         assert!(!reason.is_empty());
@@ -182,9 +182,9 @@ fn a_small_payload_above_the_limit_is_refused_too() {
         pair.send(0, b"", vec![pattern(0, length)], 0);
         pair.until(|[_, receiver]| !receiver.is_empty());
         let limit = 1_000;
-        let refused = Event::Refused {
+        let refused = WorkerEvent::Refused {
             from: Rank(0),
-            refusal: Refusal::TooLong { length, limit },
+            refusal: ReceiveRefusal::TooLong { length, limit },
         };
         assert_eq!(pair.events[1], [refused]);
         pair.events[1].clear();
@@ -206,7 +206,7 @@ fn a_header_that_is_too_long_is_refused_and_the_longest_one_arrives() {
         for payload in [0, 100, 2_000_000] {
             pair.send(0, &header[1..], vec![pattern(0, payload)], 0);
             pair.until(|[_, receiver]| received(receiver) == 1);
-            let Event::Received {
+            let WorkerEvent::Received {
                 header: arrived, ..
             } = &pair.events[1][0]
             else {
@@ -245,7 +245,7 @@ fn abandoning_an_endpoint_ends_its_sends_at_once_and_silences_its_peer() {
             let failed: BTreeSet<u64> = events
                 .iter()
                 .map(|event| match event {
-                    Event::SendFailed { token, .. } => *token,
+                    WorkerEvent::SendFailed { token, .. } => *token,
                     other => panic!("{other:?} over {transports}"),
                 })
                 .collect();
@@ -302,9 +302,9 @@ fn closing_completes_what_was_sent_and_a_second_close_does_nothing() {
                 "{events:?} over {transports}"
             );
         }
-        assert_eq!(closing.join().unwrap(), [Event::Sent { token: 2 }]);
+        assert_eq!(closing.join().unwrap(), [WorkerEvent::Sent { token: 2 }]);
         handle.signal();
-        let Event::Received { payload, .. } = &events[0] else {
+        let WorkerEvent::Received { payload, .. } = &events[0] else {
             panic!("{events:?}");
         };
         assert!(*payload == pattern(1, 5 << 20));

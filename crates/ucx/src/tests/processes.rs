@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::super::{EndpointId, Event, Options, Worker};
+use super::super::{EndpointId, Options, Worker, WorkerEvent};
 
 use super::{DEADLINE, TRANSPORTS, library, options, pattern, received, sent};
 
@@ -92,7 +92,11 @@ fn tell(line: &str) {
 }
 
 /// Advances a worker until `done` says so of its events.
-fn until(worker: &mut Worker, events: &mut Vec<Event>, done: impl Fn(&[Event]) -> bool) {
+fn until(
+    worker: &mut Worker,
+    events: &mut Vec<WorkerEvent>,
+    done: impl Fn(&[WorkerEvent]) -> bool,
+) {
     let start = Instant::now();
     while !done(events) {
         let busy = worker.progress().unwrap();
@@ -130,7 +134,7 @@ fn the_other_process() {
             let mut events = Vec::new();
             until(&mut worker, &mut events, |events| received(events) > 0);
             for event in events {
-                let Event::Received {
+                let WorkerEvent::Received {
                     header, payload, ..
                 } = event
                 else {
@@ -180,7 +184,7 @@ fn two_processes_echo_every_size() {
             });
             let header = b"ping".to_vec();
             let from = Rank(1);
-            let answer = Event::Received {
+            let answer = WorkerEvent::Received {
                 from,
                 header,
                 payload,
@@ -233,9 +237,12 @@ fn a_peer_that_is_killed_leaves_nothing_behind_and_delays_nobody() {
             }
             worker.abandon(endpoint).unwrap();
             events.extend(worker.take_events().unwrap());
-            let ended = events
-                .iter()
-                .filter(|event| matches!(event, Event::Sent { .. } | Event::SendFailed { .. }));
+            let ended = events.iter().filter(|event| {
+                matches!(
+                    event,
+                    WorkerEvent::Sent { .. } | WorkerEvent::SendFailed { .. }
+                )
+            });
             assert_eq!(ended.count(), 4, "over {transports}");
             let start = Instant::now();
             for _ in 0..1_000 {

@@ -3,11 +3,11 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::super::{Armed, Event, Worker};
+use super::super::{Armed, Worker, WorkerEvent};
 use super::{DEADLINE, Pair, TRANSPORTS, library, options, pattern, thread};
 
 /// Sleeps until there are events, as a waiting thread does.
-fn next_events(worker: &mut Worker) -> Vec<Event> {
+fn next_events(worker: &mut Worker) -> Vec<WorkerEvent> {
     let handle = worker.event_handle().unwrap();
     loop {
         while worker.progress().unwrap() {}
@@ -32,7 +32,7 @@ fn a_sleeper_is_woken_by_every_message() {
             let mut answered = 0;
             while answered < 100 {
                 for event in next_events(&mut other) {
-                    if let Event::Received { payload, .. } = event {
+                    if let WorkerEvent::Received { payload, .. } = event {
                         other.send(to_one, b"", vec![payload], 0).unwrap();
                         answered += 1;
                     }
@@ -46,7 +46,7 @@ fn a_sleeper_is_woken_by_every_message() {
             let mut answered = false;
             while !answered {
                 for event in next_events(&mut one) {
-                    if let Event::Received {
+                    if let WorkerEvent::Received {
                         payload: answer, ..
                     } = event
                     {

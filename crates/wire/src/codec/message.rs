@@ -17,8 +17,8 @@ use super::{CodecError, Limits};
 use crate::buffer::Buffer;
 use crate::call::Answer;
 use crate::message::{
-    Abort, Body, Delivery, ForwardOver, Message, ObjectMessage, Outcome, Place, Request, Response,
-    StepBegin, StepEnd,
+    Abort, Body, Delivery, ForwardOver, Message, ObjectMessage, Place, Request, Response,
+    ResponseOutcome, StepBegin, StepEnd,
 };
 use crate::tensor::{TensorMeta, TensorPart};
 
@@ -143,12 +143,12 @@ impl Encoder<'_> {
                 writer.u64(response.step.0);
                 writer.u32(response.responder.0);
                 match &response.outcome {
-                    Outcome::Value(Answer { kind, body }) => {
+                    ResponseOutcome::Value(Answer { kind, body }) => {
                         writer.u8(0);
                         self.body(writer, body)?;
                         write_answer(writer, kind, self.limits, body.tensors.len())
                     }
-                    Outcome::Failed(report) => {
+                    ResponseOutcome::Failed(report) => {
                         writer.u8(1);
                         write_report(writer, report);
                         Ok(())
@@ -262,8 +262,8 @@ impl Decoder<'_> {
                 step: StepEpoch(reader.u64()?),
                 responder: Rank(reader.u32()?),
                 outcome: match reader.u8()? {
-                    0 => Outcome::Value(self.answer(reader)?),
-                    1 => Outcome::Failed(read_report(reader)?),
+                    0 => ResponseOutcome::Value(self.answer(reader)?),
+                    1 => ResponseOutcome::Failed(read_report(reader)?),
                     found => {
                         return Err(CodecError::Tag {
                             what: "outcome",

@@ -8,8 +8,8 @@ use shardwright_core::{
 };
 use shardwright_wire::{
     Abort, Answer, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HeldTensor,
-    Message, NoMemory, ObjectMessage, Outcome, Phase, Place, Request, Response, StepBegin, StepEnd,
-    TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value,
+    Message, NoMemory, ObjectMessage, Phase, Place, Request, Response, ResponseOutcome, StepBegin,
+    StepEnd, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta, TensorPart, Value,
 };
 
 mod calls;
@@ -186,8 +186,8 @@ fn requests() -> impl Strategy<Value = Request> {
 /// Any message.
 pub(crate) fn messages() -> impl Strategy<Value = Message> {
     let outcomes = prop_oneof![
-        answers().prop_map(Outcome::Value),
-        reports().prop_map(Outcome::Failed)
+        answers().prop_map(ResponseOutcome::Value),
+        reports().prop_map(ResponseOutcome::Failed)
     ];
     prop_oneof![
         requests().prop_map(|request| Message::Request(Box::new(request))),

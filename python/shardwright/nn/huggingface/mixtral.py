@@ -13,14 +13,8 @@ from shardwright.nn.gathered import check_shapes
 from shardwright.nn.huggingface import llama
 from shardwright.nn.huggingface.layer import Replaced, TransformersAttention, activation
 from shardwright.nn.huggingface.weights import Table, Weight
+from shardwright.nn.layouts import PARTIAL, SHARED, relayout, samples
 from shardwright.nn.transformer_output import ACTIVATIONS
-from shardwright.tensor_parallel.agreement import Rule
-from shardwright.tensor_parallel.communicators import (
-    bwd_allreduce_for_tp,
-    fused_allgather_for_tp,
-    fwd_allreduce_for_tp,
-    reduce_scatter_for_tp,
-)
 from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
@@ -90,11 +84,7 @@ class DistributedExperts(DistributedModule):
             ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         group = self.tp_group
-        agreement = group.agree(
-            Rule(self.operation, (0,), free_dim=None if group.prescaled_batch else 0),
-            [hidden_states, top_k_index, top_k_weights],
-            parameters_need_grad=any(parameter.requires_grad for parameter in self.parameters()),
-        )
+        agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=group.samples_dim)
         for rank, signature in enumerate(agreement.signatures):
             shapes = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), signature.shapes, strict=True))
             tokens = shapes["hidden_states"][:1]
@@ -106,18 +96,10 @@ class DistributedExperts(DistributedModule):
             check_shapes(type(self).__name__, rank, shapes, needed)
         if top_k_index.is_floating_point():
             raise ConfigError(f"{self.operation}: top_k_index is {top_k_index.dtype}; expected integers")
+        given, lies, sizes = [hidden_states, top_k_index, top_k_weights], samples(group), agreement.sizes(0)
+        given = relayout(given, lies, SHARED, group=group, needs_grad=agreement.needs_grad, sizes=sizes)
         needs_grad = agreement.needs_grad or agreement.parameters_need_grad
-        if group.prescaled_batch:
-            hidden_states, top_k_weights = bwd_allreduce_for_tp(
-                [hidden_states, top_k_weights], group=group, needs_grad=agreement.needs_grad
-            )
-            own = self._results(hidden_states, top_k_index, top_k_weights)
-            return fwd_allreduce_for_tp(own, group=group, needs_grad=needs_grad)
-        sizes = agreement.sizes(0)
-        gathered = fused_allgather_for_tp(
-            [hidden_states, top_k_index, top_k_weights], 0, group=group, sizes=sizes, needs_grad=agreement.needs_grad
-        )
-        return reduce_scatter_for_tp(self._results(*gathered), 0, group=group, sizes=sizes, needs_grad=needs_grad)
+        return relayout(self._results(*given), PARTIAL, lies, group=group, needs_grad=needs_grad, sizes=sizes)
 
     def _results(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The weighted sums over this rank's experts."""

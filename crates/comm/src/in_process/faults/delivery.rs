@@ -14,7 +14,7 @@ use shardwright_wire::{Limits, Message};
 use super::Numbered;
 use super::fate::Faults;
 use super::frame::{pack, unpack};
-use super::line::{Line, Parcel};
+use super::line::{FaultyLink, Parcel};
 use super::sequence::Sequencer;
 use crate::QUEUE_CAPACITY;
 use crate::error::CommError;
@@ -90,7 +90,7 @@ struct Delivery<'a> {
 }
 
 struct Peer {
-    line: Line,
+    line: FaultyLink,
     sequencer: Sequencer<Message>,
     heard: Duration,
 }
@@ -122,7 +122,7 @@ impl<'a> Delivery<'a> {
             .keys()
             .filter(|(from, to)| *to == rank && *from != rank);
         let peer = |from: Rank| Peer {
-            line: Line::new(from, rank, Arc::clone(&wire.faults)),
+            line: FaultyLink::new(from, rank, Arc::clone(&wire.faults)),
             sequencer: Sequencer::new(QUEUE_CAPACITY),
             heard: Duration::ZERO,
         };

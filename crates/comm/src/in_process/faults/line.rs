@@ -20,7 +20,7 @@ pub(super) enum Parcel {
 }
 
 /// What is on its way from one rank to another.
-pub(super) struct Line {
+pub(super) struct FaultyLink {
     from: Rank,
     to: Rank,
     faults: Arc<Faults>,
@@ -40,7 +40,7 @@ struct Held {
     bytes: Vec<u8>,
 }
 
-impl Line {
+impl FaultyLink {
     pub(super) fn new(from: Rank, to: Rank, faults: Arc<Faults>) -> Self {
         Self {
             from,

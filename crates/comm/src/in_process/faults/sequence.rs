@@ -78,7 +78,7 @@ impl<T> Sequencer<T> {
         number: u64,
         item: T,
         now: Duration,
-    ) -> Result<Ready<'_, T>, TooFarAhead> {
+    ) -> Result<Deliverable<'_, T>, TooFarAhead> {
         match number.checked_sub(self.next) {
             None => self.duplicates += 1,
             Some(ahead) if ahead >= self.window as u64 => {
@@ -102,7 +102,7 @@ impl<T> Sequencer<T> {
         }
         self.announced = self.announced.max(number.saturating_add(1));
         self.note_missing(now);
-        Ok(Ready {
+        Ok(Deliverable {
             sequencer: self,
             now,
         })
@@ -172,12 +172,12 @@ impl<T> Sequencer<T> {
 /// The items that can be delivered now.
 #[derive(Debug)]
 #[must_use = "the items are to be delivered"]
-pub(super) struct Ready<'a, T> {
+pub(super) struct Deliverable<'a, T> {
     sequencer: &'a mut Sequencer<T>,
     now: Duration,
 }
 
-impl<T> Iterator for Ready<'_, T> {
+impl<T> Iterator for Deliverable<'_, T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {

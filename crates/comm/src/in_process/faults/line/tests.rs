@@ -34,12 +34,12 @@ fn packed(number: u64) -> Vec<u8> {
 /// Sends messages some microseconds apart, and then waits until the deadline has passed.
 fn run(faults: &Faults, pauses: &[u64]) -> Seen {
     let deadline = faults.deadline;
-    let mut line = Line::new(Rank(0), Rank(1), Arc::new(faults.clone()));
+    let mut line = FaultyLink::new(Rank(0), Rank(1), Arc::new(faults.clone()));
     let mut sequencer = Sequencer::new(WINDOW);
     let mut seen = Seen::default();
     let mut now = Duration::ZERO;
     let mut newest = 0;
-    let mut arrive = |line: &mut Line, sequencer: &mut Sequencer<Message>, now: Duration| {
+    let mut arrive = |line: &mut FaultyLink, sequencer: &mut Sequencer<Message>, now: Duration| {
         while let (None, Some(parcel)) = (&seen.loss, line.take_due(now)) {
             let bytes = match parcel {
                 Parcel::Frame(bytes) => bytes,

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::capture::{Captures, Mode};
-use crate::{INVALID_HANDLE, LAUNCH_FAILED, NOT_READY, Refusal, Undefined};
+use crate::{CallFailure, INVALID_HANDLE, LAUNCH_FAILED, NOT_READY, Undefined};
 
 /// The stream that exists without being created.
 const DEFAULT_STREAM: u64 = 0;
@@ -27,8 +27,8 @@ struct Recorded {
     reached: u64,
 }
 
-/// A device's streams; each runs in a thread of its own, which [`Machine::run`] is for.
-pub(crate) struct Machine {
+/// A device's streams; each runs in a thread of its own, which [`DeviceStreams::run`] is for.
+pub(crate) struct DeviceStreams {
     state: Mutex<State>,
     changed: Condvar,
     delay: Duration,
@@ -44,7 +44,7 @@ struct State {
     copies_left: Option<u64>,
 }
 
-impl Machine {
+impl DeviceStreams {
     /// A device that waits so long before each copy, and fails after so many.
     pub(crate) const fn new(delay: Duration, copies: Option<u64>) -> Self {
         Self {
@@ -157,7 +157,7 @@ impl Machine {
     }
 
     /// Memory is about to go, which no copy may be using.
-    pub(crate) fn goes(&self, start: u64, bytes: usize) -> Result<(), Refusal> {
+    pub(crate) fn goes(&self, start: u64, bytes: usize) -> Result<(), CallFailure> {
         let state = self.lock();
         let end = start + bytes as u64;
         let touches = |from: u64, bytes: usize| from < end && start < from + bytes as u64;
@@ -170,7 +170,7 @@ impl Machine {
                 Operation::Reach { .. } => false,
             });
         if used {
-            return Err(Refusal::Undefined(Undefined::GoneUnderACopy));
+            return Err(CallFailure::Undefined(Undefined::GoneUnderACopy));
         }
         Ok(())
     }

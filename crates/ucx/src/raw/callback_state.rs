@@ -8,20 +8,20 @@ use std::sync::Arc;
 use shardwright_core::Rank;
 use shardwright_wire::Buffer;
 
-use super::functions::Functions;
-use super::layout::{CANCELED, OK, Piece, Status};
+use super::functions::UcpFunctions;
+use super::layout::{CANCELED, IoVector, OK, UcsStatus};
 use crate::admission::Admission;
 use crate::endpoint::EndpointId;
-use crate::error::Event;
+use crate::error::WorkerEvent;
 use crate::spare::SpareMemory;
 
 /// Shared by a worker and its callbacks, which run on the worker's thread inside its calls. Every
 /// field is taken out, changed and put back without a call in between.
-pub(super) struct Inbox {
-    pub(super) functions: Arc<Functions>,
+pub(super) struct CallbackState {
+    pub(super) functions: Arc<UcpFunctions>,
     pub(super) worker: Cell<*mut c_void>,
     pub(super) limit: usize,
-    pub(super) events: Cell<Vec<Event>>,
+    pub(super) events: Cell<Vec<WorkerEvent>>,
     pub(super) spare: Cell<SpareMemory>,
     admission: Cell<Admission>,
     operations: Cell<Slots>,
@@ -35,13 +35,13 @@ struct Slots {
 }
 
 /// What UCX is doing, with the memory that it uses.
-pub(super) enum Work {
+pub(super) enum Transfer {
     /// A message on its way out, with the memory that UCX reads.
     Send {
         token: u64,
         _header: Vec<u8>,
         _payload: Vec<Buffer>,
-        _pieces: Vec<Piece>,
+        _pieces: Vec<IoVector>,
     },
     /// An announced message on its way in.
     Receive {
@@ -56,23 +56,23 @@ pub(super) enum Work {
 
 /// One operation. UCX holds its address as a callback's argument.
 pub(super) struct Operation {
-    pub(super) inbox: *const Inbox,
+    pub(super) inbox: *const CallbackState,
     place: usize,
     pub(super) endpoint: Option<EndpointId>,
-    pub(super) work: Work,
+    pub(super) work: Transfer,
     /// Nobody waits for it any more: its end is not reported.
     abandoned: bool,
 }
 
 /// What an endpoint's error callback needs to know.
 pub(super) struct EndpointArgument {
-    pub(super) inbox: *const Inbox,
+    pub(super) inbox: *const CallbackState,
     pub(super) endpoint: EndpointId,
     pub(super) peer: Rank,
 }
 
-impl Inbox {
-    pub(super) fn new(functions: Arc<Functions>, limit: usize, spare_limit: usize) -> Self {
+impl CallbackState {
+    pub(super) fn new(functions: Arc<UcpFunctions>, limit: usize, spare_limit: usize) -> Self {
         Self {
             functions,
             worker: Cell::new(null_mut()),
@@ -84,7 +84,7 @@ impl Inbox {
         }
     }
 
-    pub(super) fn push(&self, event: Event) {
+    pub(super) fn push(&self, event: WorkerEvent) {
         let mut events = self.events.take();
         events.push(event);
         self.events.set(events);
@@ -99,7 +99,7 @@ impl Inbox {
     }
 
     /// Registers an operation and gives the address for UCX.
-    pub(super) fn begin(&self, endpoint: Option<EndpointId>, work: Work) -> *mut Operation {
+    pub(super) fn begin(&self, endpoint: Option<EndpointId>, work: Transfer) -> *mut Operation {
         let mut slots = self.operations.take();
         let place = slots.free.pop().unwrap_or(slots.places.len());
         let operation = Box::into_raw(Box::new(Operation {
@@ -133,32 +133,32 @@ impl Inbox {
     }
 
     /// Reports how an operation ended.
-    pub(super) fn report(&self, operation: Operation, status: Status) {
+    pub(super) fn report(&self, operation: Operation, status: UcsStatus) {
         if operation.abandoned {
             return;
         }
         let reason = || self.functions.describe(status);
         match operation.work {
-            Work::Send { token, .. } if status == OK => self.push(Event::Sent { token }),
-            Work::Send { token, .. } => self.push(Event::SendFailed {
+            Transfer::Send { token, .. } if status == OK => self.push(WorkerEvent::Sent { token }),
+            Transfer::Send { token, .. } => self.push(WorkerEvent::SendFailed {
                 token,
                 reason: reason(),
             }),
-            Work::Receive {
+            Transfer::Receive {
                 from,
                 header,
                 memory,
                 length,
-            } if status == OK => self.push(Event::Received {
+            } if status == OK => self.push(WorkerEvent::Received {
                 from,
                 header,
                 payload: Buffer::from_words(memory, length),
             }),
-            Work::Receive { from, .. } => self.push(Event::ReceiveFailed {
+            Transfer::Receive { from, .. } => self.push(WorkerEvent::ReceiveFailed {
                 from,
                 reason: reason(),
             }),
-            Work::Close => {}
+            Transfer::Close => {}
         }
     }
 
@@ -172,12 +172,12 @@ impl Inbox {
                 continue;
             }
             match &operation.work {
-                Work::Send { token, .. } if operation.endpoint == Some(endpoint) => {
+                Transfer::Send { token, .. } if operation.endpoint == Some(endpoint) => {
                     let (token, reason) = (*token, self.functions.describe(CANCELED));
-                    self.push(Event::SendFailed { token, reason });
+                    self.push(WorkerEvent::SendFailed { token, reason });
                     operation.abandoned = true;
                 }
-                Work::Receive { from, .. } if *from == peer => operation.abandoned = true,
+                Transfer::Receive { from, .. } if *from == peer => operation.abandoned = true,
                 _ => {}
             }
         }
@@ -188,7 +188,7 @@ impl Inbox {
         self.live().iter().any(|operation| {
             // SAFETY: as in `abandon`.
             let operation = unsafe { &**operation };
-            !operation.abandoned && !matches!(operation.work, Work::Receive { .. })
+            !operation.abandoned && !matches!(operation.work, Transfer::Receive { .. })
         })
     }
 

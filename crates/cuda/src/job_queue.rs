@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::Message;
 
-use super::raw::Event;
+use super::raw::CudaEvent;
 
 /// Something that stays until an event is done.
-pub type Kept = (Event, Box<dyn Any + Send>);
+pub type Retained = (CudaEvent, Box<dyn Any + Send>);
 
 /// Work for the thread.
 pub enum Job {
     /// A message for a rank, with tensors of a device, or behind one that has some.
     Send(Rank, Message),
     /// Something that stays.
-    Keep(Kept),
+    Keep(Retained),
     /// There may be peers' buffers to open.
     Look,
     /// The thread is to end.
@@ -49,7 +49,7 @@ pub struct Bounds {
 
 /// The jobs of the thread.
 #[derive(Default)]
-pub struct Inbox {
+pub struct JobQueue {
     state: Mutex<State>,
     /// There is a job, or room.
     changed: Condvar,
@@ -66,7 +66,7 @@ struct State {
     ended: bool,
 }
 
-impl Inbox {
+impl JobQueue {
     /// Whether nobody serves it yet; the caller's thread will.
     pub fn claim(&self) -> bool {
         !std::mem::replace(&mut self.lock().served, true)
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_thread_itself_never_waits_for_room_and_others_do_until_it_makes_some() {
-        let inbox = Inbox::default();
+        let inbox = JobQueue::default();
         assert!(inbox.claim() && !inbox.claim());
         inbox.serve();
         let began = Instant::now();
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_message_passes_where_nothing_of_its_rank_waits() {
-        let inbox = Inbox::default();
+        let inbox = JobQueue::default();
         let light = numbered(1);
         assert_eq!(
             inbox.pass(Rank(1), light.clone(), false, BOUNDS).unwrap(),
