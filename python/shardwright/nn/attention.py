@@ -10,9 +10,9 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
-from shardwright.nn.layouts import FEATURES, SHARED, WHOLE, relayout
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, SHARED, WHOLE, relayout
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
 from shardwright.tensor_parallel.module import DistributedModule, Initialize
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -127,7 +127,7 @@ class DistributedEmbedding(DistributedModule):
         channels = self._look_up(ids)
         if self.skips_scatter_and_merge:
             return channels
-        back = samples(group) if gathers or not scatters else Layout("even slices", 0)
+        back = samples(group) if gathers or not scatters else Layout("slices", 0)
         needs_grad = agreement.parameters_need_grad
         return relayout(channels, FEATURES, back, group=group, sizes=batches, needs_grad=needs_grad)
 
@@ -157,7 +157,7 @@ class DistributedEmbedding(DistributedModule):
         rows = torch.unique(ids)
         shards = self.weight.detach()[rows]
         partial = torch.linalg.vector_norm(shards, self.norm_type, dim=1, keepdim=True)
-        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size])
+        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size]).result()
         norms = torch.linalg.vector_norm(parts, self.norm_type, dim=1, keepdim=True)
         factors = torch.where(norms > max_norm, max_norm / (norms + _NORM_EPSILON), torch.ones_like(norms))
         self.weight.detach().index_copy_(0, rows.long(), shards * factors)

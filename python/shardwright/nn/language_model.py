@@ -10,10 +10,10 @@ import torch
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_of
 from shardwright.nn.gathered import GatheredCall, LayerInputs, check_shapes, gather_states, tensors_by_name
-from shardwright.nn.layouts import FEATURES, PARTIAL, SHARED, hidden_states, relayout, samples
 from shardwright.nn.transformer import DistributedTransformer, TransformerOptions
 from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 from shardwright.tensor_parallel.agreement import Agreement
+from shardwright.tensor_parallel.layouts import FEATURES, PARTIAL, SHARED, hidden_states, relayout, samples
 from shardwright.tensor_parallel.module import DistributedModule
 
 _IDS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -209,7 +209,7 @@ class DistributedTransformerLMHead(DistributedModule):
         """The ranks tell each other what they bring, and hold it against what the model takes."""
         given = {name: one.detach() if name in _MASKS else one for name, one in given.items()}
         seed = draw_seed() if self._drops else 0
-        agreement = self.agree(list(given.values()), given, free_dim=self.tp_group.samples_dim, seed=seed)
+        agreement = self.agree(list(given.values()), given, free_dim=samples(self.tp_group).dim, seed=seed)
         for rank, signature in enumerate(agreement.signatures):
             self._check_shapes(rank, dict(zip(given, signature.shapes, strict=True)))
         for name, one in given.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.nn.layouts import FEATURES, WHOLE, Layout, samples, slices
 from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, Layout, samples, slices
 
 
 class DistributedLinear(ParallelLinear):

@@ -11,10 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from shardwright.errors import ConfigError
 from shardwright.nn.embedding import check_id_dtype, check_ids, checked_padding_idx, normal_but_padding
-from shardwright.nn.layouts import PARTIAL, SHARED, relayout, samples
-from shardwright.tensor_parallel.agreement import Rule
-from shardwright.tensor_parallel.communicators import slice_replicated_for_tp
+from shardwright.tensor_parallel.agreement import Rule, check_sizes
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, WHOLE, relayout, samples, slices
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -97,7 +96,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         if self.inside:
             return self.partial(input)
         group = self.tp_group
-        agreement = self.agree([input], free_dim=group.samples_dim)
+        agreement = self.agree([input], free_dim=samples(group).dim)
         check_id_dtype(self.operation, input)
         lies, batches = samples(group), agreement.sizes(0)
         ids = relayout(input, lies, SHARED, group=group, sizes=batches, needs_grad=False)
@@ -223,7 +222,8 @@ def vocabulary_parallel_cross_entropy(
     check_ids(name, counted, vocabulary)
     losses: torch.Tensor = _CrossEntropy.apply(logits, counted, ignored, label_smoothing, vocabulary, group)  # type: ignore[no-untyped-call]
     if batches is not None:
-        losses = slice_replicated_for_tp(losses, 0, group=group, needs_grad=needs_grad, sizes=batches)
+        check_sizes(name, batches, group.size, 0, None, losses.shape[0])
+        losses = relayout(losses, WHOLE, slices(0), group=group, needs_grad=needs_grad, sizes=batches)
         ignored = torch.split(ignored, list(batches))[group.rank]
     if reduction == "none":
         return losses
@@ -255,7 +255,7 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = (scores - finite.unsqueeze(-1)).exp_().sum(-1)
         picked = wide.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
         told = [largest, exponentials, picked, *([scores.sum(-1)] if smoothing else [])]
-        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size])
+        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size]).result()
         top = parts[:, 0].amax(0)
         norm = (parts[:, 1] * (parts[:, 0] - top).exp()).sum(0).log()  # of logits less the largest: no digits lost
         losses = norm + (top - parts[:, 2].sum(0))

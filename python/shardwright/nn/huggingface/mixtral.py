@@ -13,9 +13,9 @@ from shardwright.nn.gathered import check_shapes
 from shardwright.nn.huggingface import llama
 from shardwright.nn.huggingface.layer import Replaced, TransformersAttention, activation
 from shardwright.nn.huggingface.weights import Table, Weight
-from shardwright.nn.layouts import PARTIAL, SHARED, relayout, samples
 from shardwright.nn.transformer_output import ACTIVATIONS
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, relayout, samples
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -84,7 +84,7 @@ class DistributedExperts(DistributedModule):
             ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         group = self.tp_group
-        agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=group.samples_dim)
+        agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=samples(group).dim)
         for rank, signature in enumerate(agreement.signatures):
             shapes = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), signature.shapes, strict=True))
             tokens = shapes["hidden_states"][:1]
