@@ -101,13 +101,8 @@ class DistributedTransformerLMHead(DistributedModule):
         self.causal = causal_mask_size is not None
         self.hidden_dropout_prob = hidden_dropout_prob
         self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after those of all layers
-        place: dict[str, Any] = {
-            "initializer_range": initializer_range,
-            "inside": True,
-            "group": self.tp_group,
-            "device": options.get("device"),
-            "dtype": options.get("dtype"),
-        }
+        place: dict[str, Any] = {name: options.get(name) for name in ("device", "dtype")}
+        place = {**place, "initializer_range": initializer_range, "inside": True, "group": self.tp_group}
         self.word_embedding = VocabularyParallelEmbedding(vocab_size, hidden_size, **place)
         self.position_embedding = VocabularyParallelEmbedding(num_positions, hidden_size, **place)
         self.token_type_embedding = (
@@ -168,13 +163,8 @@ class DistributedTransformerLMHead(DistributedModule):
             given = self._gathered(given, agreement)
         hidden = self._embedded(given, needs_grad, seed)
         masks = {name: self._added(name, given[name], hidden.dtype) for name in _MASKS if name in given}
-        taken = LayerInputs(
-            hidden,
-            given.get("cross_states"),
-            masks.get("attention_mask"),
-            masks.get("cross_mask"),
-            seed=seed,
-        )
+        mask, cross_mask = (masks.get(name) for name in _MASKS)
+        taken = LayerInputs(hidden, given.get("cross_states"), mask, cross_mask, seed=seed)
         (hidden, *_) = self.transformer(tuple(taken))
         if self.lm_head is None:
             return GatheredCall(group, taken, batches).leave(hidden)

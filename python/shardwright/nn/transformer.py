@@ -101,12 +101,9 @@ class DistributedTransformerLayer(DistributedModule):
         self.inside = given.pop("inside", False)
         self.parallel_residual = parallel_residual = given.pop("parallel_residual", False)
         shared_layernorm = given.pop("shared_layernorm", False)
-        if parallel_residual and (post_layernorm or add_cross_attention or not pre_layernorm):
-            raise ConfigError(
-                f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
-                f"add_cross_attention={add_cross_attention}; allowed are True, False, False"
-            )
-        if shared_layernorm and not parallel_residual:
+        if parallel_residual:
+            _check_parallel(pre_layernorm, post_layernorm, add_cross_attention)
+        elif shared_layernorm:
             raise ConfigError("shared_layernorm is True and parallel_residual False; allowed are both or neither")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         common = {
@@ -289,6 +286,14 @@ class DistributedTransformer(DistributedModule):
             taken = taken._replace(hidden=self.pre_layernorm(taken.hidden))
         hidden: torch.Tensor = self.seq_layers(tuple(taken))[0]
         return hidden if self.layernorm is None else self.layernorm(hidden)
+
+
+def _check_parallel(pre_layernorm: bool, post_layernorm: bool, add_cross_attention: bool) -> None:
+    if post_layernorm or add_cross_attention or not pre_layernorm:
+        raise ConfigError(
+            f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
+            f"add_cross_attention={add_cross_attention}; allowed are True, False, False"
+        )
 
 
 def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> DistributedLayerNorm:
