@@ -66,5 +66,5 @@ TABLE = Table(
 
 BLOCK = Replaced("transformers.models.llama.modeling_llama", "LlamaDecoderLayer", arguments, TABLE)
 
-translate_state_dict_to_hf_llama = BLOCK.to_theirs
-translate_hf_state_dict_to_smdistributed_llama = BLOCK.to_ours
+translate_state_dict_to_hf_llama = TABLE.to_theirs
+translate_hf_state_dict_to_smdistributed_llama = TABLE.to_ours

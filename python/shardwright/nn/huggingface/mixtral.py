@@ -132,15 +132,12 @@ def _experts_arguments(module: Any) -> dict[str, Any]:
     }
 
 
-BLOCK = Replaced(
-    "transformers.models.mixtral.modeling_mixtral",
-    "MixtralAttention",
-    _attention_arguments,
-    Table(llama.attention_weights("", ""), path=r"(^|\.)self_attn\."),
-    TransformersAttention,
-)
+_MODULE = "transformers.models.mixtral.modeling_mixtral"
+_TABLE = Table(llama.attention_weights("", ""), path=r"(^|\.)self_attn\.")
+
+BLOCK = Replaced(_MODULE, "MixtralAttention", _attention_arguments, _TABLE, TransformersAttention)
 EXPERTS = Replaced(
-    "transformers.models.mixtral.modeling_mixtral",
+    _MODULE,
     "MixtralExperts",
     _experts_arguments,
     Table(tuple(Weight(name, (name,)) for name in ("gate_up_proj", "down_proj"))),
@@ -148,5 +145,5 @@ EXPERTS = Replaced(
     returns_all=True,
 )
 
-translate_state_dict_to_hf_mixtral = BLOCK.to_theirs
-translate_hf_state_dict_to_smdistributed_mixtral = BLOCK.to_ours
+translate_state_dict_to_hf_mixtral = _TABLE.to_theirs
+translate_hf_state_dict_to_smdistributed_mixtral = _TABLE.to_ours
