@@ -170,17 +170,17 @@ FAULTS = (
     Fault(
         "tensor parallelism",
         "the gradient of a replicated input is not summed",
-        f"{_TENSOR}/communicators.py",
-        "_Kind.IDENTITY: _Kind.SUM,",
-        "_Kind.IDENTITY: _Kind.IDENTITY,",
+        f"{_TENSOR}/layouts.py",
+        "{SHARED: PARTIAL, PARTIAL: SHARED}",
+        "{SHARED: WHOLE, PARTIAL: SHARED}",
         ("tests/tensor_parallel/test_tensor_parallel.py", "tests/tensor_parallel/test_parts.py"),
     ),
     Fault(
         "tensor parallelism",
         "every rank keeps the first rank's slice",
-        f"{_TENSOR}/communicators.py",
-        "return [torch.split(tensor, list(of), dim)[self.group.rank].clone() for tensor, dim, of in slices]",
-        "return [torch.split(tensor, list(of), dim)[0].clone() for tensor, dim, of in slices]",
+        f"{_TENSOR}/layouts.py",
+        "return [torch.split(tensor, list(of), dim)[group.rank].clone() for tensor, (dim, of) in cuts]",
+        "return [torch.split(tensor, list(of), dim)[0].clone() for tensor, (dim, of) in cuts]",
         ("tests/tensor_parallel/test_tensor_parallel.py", "tests/tensor_parallel/test_parts.py"),
     ),
     Fault(

@@ -1,16 +1,21 @@
 """A rank of a job in which all tp ranks bring the same samples, so that shapes are known from step to step.
 
-``known.py PP``; the tensor parallelism degree is 2.
+``known.py PP BACK_END``; the tensor parallelism degree is 2, the back end ``messages`` or, as over several hosts,
+``process_group``.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 
 import shardwright as smp
 import torch
 from job import compare, data, make
+from shardwright import start
+from shardwright.job.exchange import wait_collective
+from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.group import current_tensor_group
 
 
@@ -26,6 +31,10 @@ def refused(call: Callable[[], object]) -> None:
 def main() -> None:
     torch.set_default_dtype(torch.float64)
     pipeline = int(sys.argv[1])
+    if sys.argv[2] == "process_group":
+        start._tensor_back_end = lambda runtime, group, messages: ByProcessGroup(
+            group, functools.partial(wait_collective, runtime, ranks=runtime.place.tp_ranks)
+        )
     smp.init(
         {
             "pipeline_parallel_degree": pipeline,
@@ -37,6 +46,7 @@ def main() -> None:
     )
     model, whole = smp.DistributedModel(make(divided=True)), make(divided=False)
     group = current_tensor_group()
+    assert type(group._back_end).__name__ == {"messages": "ByMessages", "process_group": "ByProcessGroup"}[sys.argv[2]]
 
     @smp.step
     def train(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -161,7 +161,7 @@ def dropout(group: TensorGroup) -> None:
         given = inputs_of(2, 0, ())
         outputs = [divided(tuple_of(divided, given)).detach() for _ in range(2)]
         assert not torch.equal(*outputs)
-        (gathered,) = group.all_gather([outputs[0][None]], [0], [[1] * group.size])
+        (gathered,) = group.all_gather([outputs[0][None]], [0], [[1] * group.size]).result()
         for one in gathered:
             assert torch.equal(one, gathered[0]), optimize
         divided.eval()

@@ -124,7 +124,7 @@ def dropout_is_shared_where_activations_are(group: TensorGroup) -> None:
     first, second = divided((x,))[0], divided((x,))[0]
     assert not torch.equal(first, second)
     if group.optimize == "speed" or group.size == 1:
-        parts = group.all_gather([seen[0]], [0], [[seen[0].shape[0]] * group.size])[0].chunk(group.size)
+        parts = group.all_gather([seen[0]], [0], [[seen[0].shape[0]] * group.size]).result()[0].chunk(group.size)
         assert all(torch.equal(part, parts[0]) for part in parts)
     hook.remove()
     divided.eval()
@@ -142,7 +142,7 @@ def dropout_is_shared_where_activations_are(group: TensorGroup) -> None:
     dropped = (output == 0).float().mean().item()
     assert set(output.unique().tolist()) == {0.0, 2.0}
     assert 0.4 < dropped < 0.6, dropped
-    parts = group.all_gather([output], [0], [[40] * group.size])[0].chunk(group.size)
+    parts = group.all_gather([output], [0], [[40] * group.size]).result()[0].chunk(group.size)
     alike = [torch.equal(part, parts[0]) for part in parts[1:]]
     assert alike == [group.optimize == "speed"] * (group.size - 1)
 
@@ -166,7 +166,7 @@ def what_lies_between_is_dropped_too(group: TensorGroup) -> None:
     between, undropped = seen
     assert set(between.unique().tolist()) == {0.0, 2 * undropped.unique().item()}
     assert 0.4 < (between == 0).float().mean().item() < 0.6
-    parts = group.all_gather([between], [0], [[40] * group.size])[0].chunk(group.size)
+    parts = group.all_gather([between], [0], [[40] * group.size]).result()[0].chunk(group.size)
     assert not any(torch.equal(part, parts[0]) for part in parts[1:])
 
 

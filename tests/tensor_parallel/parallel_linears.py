@@ -9,10 +9,10 @@ import pytest
 import torch
 from cases import close, random
 from shardwright.errors import ConfigError
-from shardwright.nn.layouts import FEATURES, PARTIAL, WHOLE, Layout, slices
 from shardwright.nn.linear import ColumnParallelLinear, RowParallelLinear
 from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import Count, TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, PARTIAL, WHOLE, Layout, slices
 from torch import nn
 
 WIDTH, INNER, MESSAGE, NUMBER = 6, 8, 512, 8

@@ -31,10 +31,12 @@ def test_every_step_is_that_of_one_process(ranks: int, pipeline: int, scenarios:
             assert own in line
 
 
-@pytest.mark.parametrize(("ranks", "pipeline"), [(2, 1), (4, 2)])
-def test_known_shapes_are_not_waited_for(ranks: int, pipeline: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "pipeline", "back_end"), [(2, 1, "messages"), (4, 2, "messages"), (2, 1, "process_group")]
+)
+def test_known_shapes_are_not_waited_for(ranks: int, pipeline: int, back_end: str) -> None:
     """Nobody waits for what is known; a rank that brings or calls something else later is refused by name."""
-    for output in outputs_of_ranks(PROGRAM.with_name("known.py"), str(pipeline), ranks=ranks):
+    for output in outputs_of_ranks(PROGRAM.with_name("known.py"), str(pipeline), back_end, ranks=ranks):
         changed, skipped, last = output.splitlines()[-3:]
         assert last == "exact"
         assert re.match(

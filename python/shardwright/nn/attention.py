@@ -10,9 +10,9 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
-from shardwright.nn.layouts import FEATURES, SHARED, WHOLE, relayout
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, SHARED, WHOLE, relayout
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -20,7 +20,22 @@ _STREAMS = {False: 0, True: 2}
 
 
 class AttentionOptions(BlockOptions, total=False):
-    """Keyword arguments of attention beyond the paper's, as :class:`DistributedAttentionLayer` has them."""
+    """Keyword arguments of attention beyond the paper's.
+
+    Attributes:
+        num_key_value_heads: Heads of keys and values, each for several heads of queries; by default as many.
+        query_key_value_bias: Whether the linear layers to queries, keys and values have biases, by default True.
+        dense_bias: Whether the last one has, by default True.
+        query_key_norm: Whether queries and keys are normalized by their root mean square, each head by itself.
+        rotary_interleaved: Whether channels that rotary embeddings turn together are neighbours.
+        scale: What scores are multiplied by, instead of what the next two say.
+        scale_attention_scores: Whether scores are divided by the root of the head size, by default True.
+        scale_attn_by_layer_idx: Whether they are divided by the layer's index, counted from 1.
+        attention_in_fp32: Whether scores, softmax and weighted sum are made in single precision.
+        use_alibi: Whether scores fall with the distance between query and key.
+        alibi_bias_max: The negative exponent of the smallest slope of it, by default 8.
+        window_size: How many positions one sees, with its own; None, the default, for all.
+    """
 
     num_key_value_heads: int | None
     query_key_value_bias: bool
@@ -34,6 +49,22 @@ class AttentionOptions(BlockOptions, total=False):
     use_alibi: bool
     alibi_bias_max: float
     window_size: int | None
+
+
+_DEFAULTS: AttentionOptions = {
+    "num_key_value_heads": None,
+    "query_key_value_bias": True,
+    "dense_bias": True,
+    "query_key_norm": False,
+    "rotary_interleaved": False,
+    "scale": None,
+    "scale_attention_scores": True,
+    "scale_attn_by_layer_idx": False,
+    "attention_in_fp32": False,
+    "use_alibi": False,
+    "alibi_bias_max": 8,
+    "window_size": None,
+}
 
 
 class DistributedAttentionLayer(Block):
@@ -50,6 +81,12 @@ class DistributedAttentionLayer(Block):
         layernorm: Of the sum of input and output, or None.
     """
 
+    window_size: int | None
+    rotary_interleaved: bool
+    attention_in_fp32: bool
+    use_alibi: bool
+    alibi_bias_max: float
+
     def __init__(
         self,
         num_attention_heads: int = 32,
@@ -65,20 +102,8 @@ class DistributedAttentionLayer(Block):
         pre_layernorm: bool = False,
         post_layernorm: bool = True,
         *,
-        num_key_value_heads: int | None = None,
-        query_key_value_bias: bool = True,
-        dense_bias: bool = True,
-        query_key_norm: bool = False,
-        rotary_interleaved: bool = False,
-        scale: float | None = None,
-        scale_attention_scores: bool = True,
-        scale_attn_by_layer_idx: bool = False,
-        attention_in_fp32: bool = False,
-        use_alibi: bool = False,
-        alibi_bias_max: float = 8,
-        window_size: int | None = None,
         fp32_residual_addition: bool = False,
-        **options: Unpack[BlockOptions],
+        **options: Unpack[AttentionOptions],
     ) -> None:
         """Make a block with fresh weights. Sizes are those of the whole.
 
@@ -95,25 +120,14 @@ class DistributedAttentionLayer(Block):
             causal_mask_size: The longest sequence, of which a position sees only those up to itself; None for all.
             pre_layernorm: Whether the input is normalized.
             post_layernorm: Whether the sum is.
-            num_key_value_heads: Heads of keys and values, each for several heads of queries; by default as many.
-            query_key_value_bias: Whether the linear layers to queries, keys and values have biases.
-            dense_bias: Whether the last one has.
-            query_key_norm: Whether queries and keys are normalized by their root mean square, each head by itself.
-            rotary_interleaved: Whether channels that rotary embeddings turn together are neighbours.
-            scale: What scores are multiplied by, instead of what the next two say.
-            scale_attention_scores: Whether scores are divided by the root of the head size.
-            scale_attn_by_layer_idx: Whether they are divided by the layer's index, counted from 1.
-            attention_in_fp32: Whether scores, softmax and weighted sum are made in single precision.
-            use_alibi: Whether scores fall with the distance between query and key.
-            alibi_bias_max: The negative exponent of the smallest slope of it.
-            window_size: How many positions one sees, with its own; None for all.
             fp32_residual_addition: Whether the sum is made in single precision.
-            **options: Of :class:`BlockOptions`.
+            **options: Of :class:`AttentionOptions`.
 
         Raises:
             ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
                 degree.
         """
+        given: dict[str, Any] = {**_DEFAULTS, **options}
         super().__init__(
             hidden_size,
             hidden_dropout_prob,
@@ -123,10 +137,34 @@ class DistributedAttentionLayer(Block):
             fp32_residual_addition,
             _STREAMS[cross_attention],
             initializer_range if use_normal_initialization else None,
-            **options,
+            **{name: value for name, value in given.items() if name not in _DEFAULTS},
         )
-        heads, degree = num_attention_heads, self.tp_group.size
-        pairs = heads if num_key_value_heads is None else num_key_value_heads
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = given["num_key_value_heads"] or num_attention_heads
+        self._check_heads()
+        self.attention_head_size = attention_head_size
+        self.attention_dropout_prob = self.checked_probability("attention_dropout_prob", attention_dropout_prob)
+        self.cross_attention = cross_attention
+        self.causal_mask_size = causal_mask_size
+        for name in ("window_size", "rotary_interleaved", "attention_in_fp32", "use_alibi", "alibi_bias_max"):
+            setattr(self, name, given[name])
+        if self.window_size is not None and self.window_size < 1:
+            raise ConfigError(f"window_size is {self.window_size}; allowed: 1 or more, and None")
+        self.scale = attention_scale(
+            attention_head_size,
+            given["scale"],
+            given["scale_attention_scores"],
+            given["scale_attn_by_layer_idx"],
+            given.get("layer_idx"),
+        )
+        self._make_linears(given["query_key_value_bias"], given["dense_bias"])
+        self.query_norm, self.key_norm = (
+            HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if given["query_key_norm"] else None
+            for _ in range(2)
+        )
+
+    def _check_heads(self) -> None:
+        heads, pairs, degree = self.num_attention_heads, self.num_key_value_heads, self.tp_group.size
         for name, number in (("num_attention_heads", heads), ("num_key_value_heads", pairs)):
             if number < 1 or number % degree:
                 raise ConfigError(
@@ -134,32 +172,18 @@ class DistributedAttentionLayer(Block):
                 )
         if heads % pairs:
             raise ConfigError(f"num_key_value_heads is {pairs}; num_attention_heads, {heads}, has to be a multiple")
-        if window_size is not None and window_size < 1:
-            raise ConfigError(f"window_size is {window_size}; allowed: 1 or more, and None")
-        self.num_attention_heads, self.num_key_value_heads = heads, pairs
-        self.attention_head_size = attention_head_size
-        self.attention_dropout_prob = self.checked_probability("attention_dropout_prob", attention_dropout_prob)
-        self.cross_attention = cross_attention
-        self.causal_mask_size, self.window_size = causal_mask_size, window_size
-        self.rotary_interleaved, self.attention_in_fp32 = rotary_interleaved, attention_in_fp32
-        self.use_alibi, self.alibi_bias_max = use_alibi, alibi_bias_max
-        self.scale = attention_scale(
-            attention_head_size, scale, scale_attention_scores, scale_attn_by_layer_idx, options.get("layer_idx")
-        )
-        of_query, of_key = heads * attention_head_size, pairs * attention_head_size
 
-        if cross_attention:
-            self.query = self.make_linear(hidden_size, [of_query], query_key_value_bias, WHOLE, FEATURES)
+    def _make_linears(self, query_key_value_bias: bool, dense_bias: bool) -> None:
+        channels, size = self.hidden_size, self.attention_head_size
+        of_query, of_key = self.num_attention_heads * size, self.num_key_value_heads * size
+        if self.cross_attention:
+            self.query = self.make_linear(channels, [of_query], query_key_value_bias, WHOLE, FEATURES)
             # The gradient of cross states, which all layers take, is summed once, where they were gathered.
-            self.key_value = self.make_linear(hidden_size, [of_key, of_key], query_key_value_bias, SHARED, FEATURES)
+            self.key_value = self.make_linear(channels, [of_key, of_key], query_key_value_bias, SHARED, FEATURES)
         else:
             of_all = [of_query, of_key, of_key]
-            self.query_key_value = self.make_linear(hidden_size, of_all, query_key_value_bias, WHOLE, FEATURES)
-        self.dense = self.make_linear(of_query, [hidden_size], dense_bias, FEATURES, WHOLE)
-        self.query_norm, self.key_norm = (
-            HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if query_key_norm else None
-            for _ in range(2)
-        )
+            self.query_key_value = self.make_linear(channels, of_all, query_key_value_bias, WHOLE, FEATURES)
+        self.dense = self.make_linear(of_query, [channels], dense_bias, FEATURES, WHOLE)
 
     def forward(self, inputs: tuple[object, ...]) -> torch.Tensor:
         """Apply the block; all ranks of the group call it together.

@@ -11,9 +11,9 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, dropout, seed_of
 from shardwright.nn.layer_norm import make_norm
-from shardwright.nn.layouts import FEATURES, WHOLE, Layout
 from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, Layout
 from shardwright.tensor_parallel.module import DistributedModule
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, SHARED, Layout, relayout, samples, slices
 from shardwright.tensor_parallel.module import DistributedModule, Initialize
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -78,21 +78,13 @@ class DistributedEmbedding(DistributedModule):
             raise ConfigError(
                 f"DistributedEmbedding: _weight has shape {tuple(_weight.shape)}; expected the whole, {shape}"
             )
-        if not norm_type > 0:
-            raise ConfigError(f"DistributedEmbedding: norm_type is {norm_type}; it has to be positive")
-        if sparse and scale_grad_by_freq:
-            raise ConfigError(
-                "DistributedEmbedding: sparse and scale_grad_by_freq are both True; sparse gradients are not scaled"
-            )
+        _check_options(norm_type, sparse, scale_grad_by_freq)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = checked_padding_idx("DistributedEmbedding", padding_idx, num_embeddings)
-        self.max_norm = max_norm
-        self.norm_type = norm_type
-        self.scale_grad_by_freq = scale_grad_by_freq
-        self.sparse = sparse
-        self.skips_allgather = _skip_allgather
-        self.skips_scatter_and_merge = _skip_scatter_and_merge
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
+        self.skips_allgather, self.skips_scatter_and_merge = _skip_allgather, _skip_scatter_and_merge
         initialize = normal_but_padding(initializer_range, self.padding_idx)
         if _weight is not None:
             start, device, dtype = _weight, device or _weight.device, dtype or _weight.dtype
@@ -127,7 +119,7 @@ class DistributedEmbedding(DistributedModule):
         channels = self._look_up(ids)
         if self.skips_scatter_and_merge:
             return channels
-        back = samples(group) if gathers or not scatters else Layout("even slices", 0)
+        back = samples(group) if gathers or not scatters else Layout("slices", 0)
         needs_grad = agreement.parameters_need_grad
         return relayout(channels, FEATURES, back, group=group, sizes=batches, needs_grad=needs_grad)
 
@@ -157,10 +149,19 @@ class DistributedEmbedding(DistributedModule):
         rows = torch.unique(ids)
         shards = self.weight.detach()[rows]
         partial = torch.linalg.vector_norm(shards, self.norm_type, dim=1, keepdim=True)
-        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size])
+        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size]).result()
         norms = torch.linalg.vector_norm(parts, self.norm_type, dim=1, keepdim=True)
         factors = torch.where(norms > max_norm, max_norm / (norms + _NORM_EPSILON), torch.ones_like(norms))
         self.weight.detach().index_copy_(0, rows.long(), shards * factors)
+
+
+def _check_options(norm_type: float, sparse: bool, scale_grad_by_freq: bool) -> None:
+    if not norm_type > 0:
+        raise ConfigError(f"DistributedEmbedding: norm_type is {norm_type}; it has to be positive")
+    if sparse and scale_grad_by_freq:
+        raise ConfigError(
+            "DistributedEmbedding: sparse and scale_grad_by_freq are both True; sparse gradients are not scaled"
+        )
 
 
 def checked_padding_idx(name: str, padding_idx: int | None, num_embeddings: int) -> int | None:

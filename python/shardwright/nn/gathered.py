@@ -10,9 +10,9 @@ import torch
 
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import draw_seed
-from shardwright.nn.layouts import HEADS, SHARED, WHOLE, hidden_states, relayout, samples
 from shardwright.tensor_parallel.agreement import Agreement
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import HEADS, SHARED, WHOLE, hidden_states, relayout, samples
 from shardwright.tensor_parallel.module import DistributedModule
 
 
@@ -93,7 +93,7 @@ def enter(
     given = {name: one for name, one in inputs._asdict().items() if isinstance(one, torch.Tensor)}
     trained = [name for name in _BESIDE if name in given and torch.is_grad_enabled() and given[name].requires_grad]
     words = [f"{name} with gradient" if name in trained else name for name in given]
-    agreement = module.agree(list(given.values()), words, free_dim=group.samples_dim, seed=draw_seed() if drops else 0)
+    agreement = module.agree(list(given.values()), words, free_dim=samples(group).dim, seed=draw_seed() if drops else 0)
     for rank in range(group.size):
         shapes = dict(zip(given, agreement.signatures[rank].shapes, strict=True))
         _check_shapes(type(module).__name__, rank, shapes, hidden_size, heads)

@@ -10,10 +10,10 @@ import torch
 from shardwright.errors import ConfigError
 from shardwright.nn.dropout import STREAMS_PER_LAYER, draw_seed, dropout, seed_of
 from shardwright.nn.gathered import GatheredCall, LayerInputs, check_shapes, gather_states, tensors_by_name
-from shardwright.nn.layouts import FEATURES, PARTIAL, SHARED, hidden_states, relayout, samples
 from shardwright.nn.transformer import DistributedTransformer, TransformerOptions
 from shardwright.nn.vocabulary import TiedOutput, VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 from shardwright.tensor_parallel.agreement import Agreement
+from shardwright.tensor_parallel.layouts import FEATURES, PARTIAL, SHARED, hidden_states, relayout, samples
 from shardwright.tensor_parallel.module import DistributedModule
 
 _IDS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -99,13 +99,8 @@ class DistributedTransformerLMHead(DistributedModule):
         self.causal = causal_mask_size is not None
         self.hidden_dropout_prob = hidden_dropout_prob
         self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after those of all layers
-        place: dict[str, Any] = {
-            "initializer_range": initializer_range,
-            "inside": True,
-            "group": self.tp_group,
-            "device": options.get("device"),
-            "dtype": options.get("dtype"),
-        }
+        place: dict[str, Any] = {name: options.get(name) for name in ("device", "dtype")}
+        place = {**place, "initializer_range": initializer_range, "inside": True, "group": self.tp_group}
         self.word_embedding = VocabularyParallelEmbedding(vocab_size, hidden_size, **place)
         self.position_embedding = VocabularyParallelEmbedding(num_positions, hidden_size, **place)
         self.token_type_embedding = (
@@ -166,13 +161,8 @@ class DistributedTransformerLMHead(DistributedModule):
             given = self._gathered(given, agreement)
         hidden = self._embedded(given, needs_grad, seed)
         masks = {name: self._added(name, given[name], hidden.dtype) for name in _MASKS if name in given}
-        taken = LayerInputs(
-            hidden,
-            given.get("cross_states"),
-            masks.get("attention_mask"),
-            masks.get("cross_mask"),
-            seed=seed,
-        )
+        mask, cross_mask = (masks.get(name) for name in _MASKS)
+        taken = LayerInputs(hidden, given.get("cross_states"), mask, cross_mask, seed=seed)
         (hidden, *_) = self.transformer(tuple(taken))
         if self.lm_head is None:
             return GatheredCall(group, taken, batches).leave(hidden)
@@ -207,7 +197,7 @@ class DistributedTransformerLMHead(DistributedModule):
         """The ranks tell each other what they bring, and hold it against what the model takes."""
         given = {name: one.detach() if name in _MASKS else one for name, one in given.items()}
         seed = draw_seed() if self._drops else 0
-        agreement = self.agree(list(given.values()), given, free_dim=self.tp_group.samples_dim, seed=seed)
+        agreement = self.agree(list(given.values()), given, free_dim=samples(self.tp_group).dim, seed=seed)
         for rank, signature in enumerate(agreement.signatures):
             self._check_shapes(rank, dict(zip(given, signature.shapes, strict=True)))
         for name, one in given.items():

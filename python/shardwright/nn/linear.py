@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.nn.layouts import FEATURES, WHOLE, Layout, samples, slices
 from shardwright.nn.parallel_linear import ParallelLinear
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, samples, slices
 
 
 class DistributedLinear(ParallelLinear):
@@ -57,26 +57,11 @@ class DistributedLinear(ParallelLinear):
         )
 
 
-class ColumnParallelLinear(ParallelLinear):
-    """A linear layer divided over its output channels: tp rank i has the i-th slice of them.
+class _OfPair(ParallelLinear):
+    """One of Megatron's pair of linear layers (paper, appendix F.1): between what is outside a block and features."""
 
-    It, what is done element by element, and a :class:`RowParallelLinear` make a block with one collective before it and
-    one after it (Megatron's split; paper, appendix F.1).
-
-    Without a ``sequence_dim`` the input is the same on all ranks, and the gradient of it is summed over ranks by an
-    all-reduce. With one, each rank has its slice of a sequence: an all-gather before, a reduce-scatter of the gradient.
-
-    ``asynchronous=True`` does the same with collectives that run beside products: the own slice is multiplied while the
-    others are gathered; backward gathers the sequence again, since only the own slice is kept, while it computes the
-    gradient of it, and scatters that while it computes the gradient of the weight.
-
-    A call takes [..., in_features], with a ``sequence_dim`` this rank's slice [..., n_r, ..., in_features] of any size
-    there, and returns [..., out_features / tp degree] of the whole sequence.
-
-    Attributes:
-        weight: [out_features / tp degree, in_features].
-        bias: [out_features / tp degree]; None without one.
-    """
+    #: Whether it begins the block, or ends it.
+    _begins: bool
 
     def __init__(
         self,
@@ -96,22 +81,29 @@ class ColumnParallelLinear(ParallelLinear):
             in_features: Of the whole layer.
             out_features: Of the whole layer.
             bias: Whether it has one.
-            sequence_dim: Along which the input is sliced over tp ranks; None for one that is replicated.
+            sequence_dim: Along which activations outside the block are sliced over tp ranks; None where they are
+                replicated.
             asynchronous: Whether collectives run beside products.
             group: The ranks that divide it; by default the running job's TP_GROUP.
             device: Of the parameters.
             dtype: Of the parameters.
 
         Raises:
-            ConfigError: ``out_features`` does not divide by the tensor parallelism degree, or ``asynchronous`` is asked
+            ConfigError: What is divided does not divide by the tensor parallelism degree, or ``asynchronous`` is asked
                 for without a ``sequence_dim``.
         """
+        if asynchronous and sequence_dim is None:
+            raise ConfigError(
+                f"{type(self).__name__}: asynchronous is True and sequence_dim None; only the collectives of a "
+                "sequence that is sliced over ranks run beside products, so a sequence_dim is needed"
+            )
+        outside = WHOLE if sequence_dim is None else slices(sequence_dim)
         super().__init__(
             in_features,
             [out_features],
             bias,
-            input=_outside(type(self).__name__, sequence_dim, asynchronous),
-            output=FEATURES,
+            input=outside if self._begins else FEATURES,
+            output=FEATURES if self._begins else outside,
             overlap=asynchronous,
             group=group,
             device=device,
@@ -119,7 +111,31 @@ class ColumnParallelLinear(ParallelLinear):
         )
 
 
-class RowParallelLinear(ParallelLinear):
+class ColumnParallelLinear(_OfPair):
+    """A linear layer divided over its output channels: tp rank i has the i-th slice of them.
+
+    It, what is done element by element, and a :class:`RowParallelLinear` make a block with one collective before it and
+    one after it.
+
+    Without a ``sequence_dim`` the input is the same on all ranks, and the gradient of it is summed over ranks by an
+    all-reduce. With one, each rank has its slice of a sequence: an all-gather before, a reduce-scatter of the gradient.
+
+    ``asynchronous=True`` does the same with collectives that run beside products: the own slice is multiplied while the
+    others are gathered; backward gathers the sequence again, since only the own slice is kept, while it computes the
+    gradient of it, and scatters that while it computes the gradient of the weight.
+
+    A call takes [..., in_features], with a ``sequence_dim`` this rank's slice [..., n_r, ..., in_features] of any size
+    there, and returns [..., out_features / tp degree] of the whole sequence.
+
+    Attributes:
+        weight: [out_features / tp degree, in_features].
+        bias: [out_features / tp degree]; None without one.
+    """
+
+    _begins = True
+
+
+class RowParallelLinear(_OfPair):
     """A linear layer divided over its input channels: tp rank i has the i-th slice of them, tp rank 0 the bias.
 
     Without a ``sequence_dim`` the products are summed by an all-reduce, and the result is the same on all ranks. With
@@ -135,42 +151,4 @@ class RowParallelLinear(ParallelLinear):
         bias: [out_features] on tp rank 0, otherwise None; None everywhere without one.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        sequence_dim: int | None = None,
-        asynchronous: bool = False,
-        group: TensorGroup | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """Make a layer; arguments and errors are those of :class:`ColumnParallelLinear`, for the result's sequence.
-
-        It is ``in_features`` that has to divide. An all-reduce would leave nothing to compute beside it.
-        """
-        super().__init__(
-            in_features,
-            [out_features],
-            bias,
-            input=FEATURES,
-            output=_outside(type(self).__name__, sequence_dim, asynchronous),
-            overlap=asynchronous,
-            group=group,
-            device=device,
-            dtype=dtype,
-        )
-
-
-def _outside(name: str, sequence_dim: int | None, asynchronous: bool) -> Layout:
-    """The layout outside a block of both."""
-    if sequence_dim is not None:
-        return slices(sequence_dim)
-    if asynchronous:
-        raise ConfigError(
-            f"{name}: asynchronous is True and sequence_dim None; only the collectives of a sequence that is sliced "
-            "over ranks run beside products, so a sequence_dim is needed"
-        )
-    return WHOLE
+    _begins = False

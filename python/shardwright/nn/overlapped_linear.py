@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright.nn.layouts import WHOLE
 from shardwright.tensor_parallel.communicators import (
     fused_allgather_for_tp,
     fwd_allreduce_for_tp,
     reduce_scatter_for_tp,
 )
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import WHOLE
 from shardwright.tensor_parallel.packing import resized
 from shardwright.tensor_parallel.pending import Pending
 
@@ -75,7 +75,7 @@ class Overlap:
         if torch.is_grad_enabled():
             whole = fused_allgather_for_tp(own, dim, group=self.group, sizes=self.sizes, needs_grad=True)
             return Pending(lambda: [whole])
-        return self.group.start_all_gather([own], [dim], [self.sizes])
+        return self.group.all_gather([own], [dim], [self.sizes])
 
     def start_sum(self, gradient: torch.Tensor) -> Pending[list[torch.Tensor]]:
         """Begin to sum the input's gradient over ranks, each of which gets all of it or its slice."""
@@ -91,7 +91,7 @@ class Overlap:
         if self.gather_dim is None:
             summed = self.group.start_all_reduce(gradient)
             return Pending(lambda: [summed.result()])
-        return self.group.start_reduce_scatter([gradient], [self.gather_dim], [self.sizes])
+        return self.group.reduce_scatter([gradient], [self.gather_dim], [self.sizes])
 
 
 class OverlappedProducts(torch.autograd.Function):
@@ -125,7 +125,9 @@ class OverlappedProducts(torch.autograd.Function):
             outputs, _ = _multiply_while_gathering(overlap, overlap.gather_dim, input, weights, summands)
         number = len(outputs)
         if overlap.scatter_dim is not None:
-            outputs = overlap.group.reduce_scatter(outputs, [overlap.scatter_dim] * number, [overlap.sizes] * number)
+            outputs = overlap.group.reduce_scatter(
+                outputs, [overlap.scatter_dim] * number, [overlap.sizes] * number
+            ).result()
         elif overlap.linear.output == WHOLE:
             sums = [overlap.group.start_all_reduce(one) for one in outputs]
             outputs = [one.result() for one in sums]

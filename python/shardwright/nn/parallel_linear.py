@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.layouts import FEATURES, PARTIAL, SHARED, Layout, relayout
 from shardwright.nn.overlapped_linear import Known, overlapped_products
 from shardwright.tensor_parallel.agreement import check_sizes
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import FEATURES, PARTIAL, SHARED, Layout, relayout
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 

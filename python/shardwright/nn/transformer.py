@@ -51,7 +51,52 @@ class TransformerOptions(LayerOptions, total=False):
     final_layernorm: bool
 
 
-class DistributedTransformerLayer(DistributedModule):
+class _OfLayers(DistributedModule):
+    """What a layer and a sequence of them have in common: what they take, and what they give.
+
+    Attributes:
+        hidden_size: Channels of hidden states.
+        num_attention_heads: Heads of queries.
+        add_cross_attention: Whether there is attention to cross states.
+        inside: Whether it is part of another distributed module.
+        drops: Whether a dropout has a probability above zero.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    add_cross_attention: bool
+    inside: bool
+    drops: bool
+
+    def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
+        """Compute; all ranks of the group call it together.
+
+        Args:
+            inputs: (hidden, mask, position_bias, cos, sin), or with cross-attention (hidden, cross_states, mask,
+                cross_mask, position_bias, cos, sin), with the shapes of ``LayerInputs``; what is missing or None after
+                hidden and cross states is not applied. Inside another distributed module ``LayerInputs`` as a plain
+                tuple.
+
+        Returns:
+            The same tuple with the output in place of the hidden states.
+
+        Raises:
+            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+                ranks raise it.
+        """
+        if self.inside:
+            return (self._computed(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
+        names = _OF_CROSS_ATTENTION if self.add_cross_attention else OF_SELF_ATTENTION
+        given = named_inputs(type(self).__name__, inputs, names)
+        call = enter(self, given, self.hidden_size, self.num_attention_heads, drops=self.training and self.drops)
+        return (call.leave(self._computed(call.inputs)), *inputs[1:])
+
+    def _computed(self, inputs: LayerInputs) -> torch.Tensor:
+        """The output, from what was gathered."""
+        raise NotImplementedError
+
+
+class DistributedTransformerLayer(_OfLayers):
     """A transformer layer: attention, attention to cross states if there are any, and the output block.
 
     Attributes:
@@ -101,14 +146,12 @@ class DistributedTransformerLayer(DistributedModule):
         self.inside = given.pop("inside", False)
         self.parallel_residual = parallel_residual = given.pop("parallel_residual", False)
         shared_layernorm = given.pop("shared_layernorm", False)
-        if parallel_residual and (post_layernorm or add_cross_attention or not pre_layernorm):
-            raise ConfigError(
-                f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
-                f"add_cross_attention={add_cross_attention}; allowed: True, False, False"
-            )
-        if shared_layernorm and not parallel_residual:
+        if parallel_residual:
+            _check_parallel(pre_layernorm, post_layernorm, add_cross_attention)
+        elif shared_layernorm:
             raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        self.add_cross_attention = add_cross_attention
         common = {
             "hidden_size": hidden_size,
             "hidden_dropout_prob": hidden_dropout_prob,
@@ -135,36 +178,10 @@ class DistributedTransformerLayer(DistributedModule):
         self.output = DistributedTransformerOutputLayer(
             intermediate_size=intermediate_size, activation=activation, **{**common, **output}
         )
+        self.drops = self.attention.drops or self.output.drops
         self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if shared_layernorm else None
 
-    def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
-        """Apply the layer; all ranks of the group call it together.
-
-        Args:
-            inputs: (hidden, mask, position_bias, cos, sin), or with cross-attention (hidden, cross_states, mask,
-                cross_mask, position_bias, cos, sin), with the shapes of ``LayerInputs``; what is missing or None after
-                hidden and cross states is not applied. Inside another distributed module ``LayerInputs`` as a plain
-                tuple.
-
-        Returns:
-            The same tuple with the layer's output in place of the hidden states.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
-                ranks raise it.
-        """
-        if self.inside:
-            return (self._layer(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
-        call = enter(
-            self,
-            named_inputs(type(self).__name__, inputs, input_names(self.cross_attention is not None)),
-            self.hidden_size,
-            self.num_attention_heads,
-            drops=self.training and (self.attention.drops or self.output.drops),
-        )
-        return (call.leave(self._layer(call.inputs)), *inputs[1:])
-
-    def _layer(self, inputs: LayerInputs) -> torch.Tensor:
+    def _computed(self, inputs: LayerInputs) -> torch.Tensor:
         hidden = inputs.hidden
         if self.parallel_residual:
             norm = self.pre_layernorm
@@ -178,7 +195,7 @@ class DistributedTransformerLayer(DistributedModule):
         return result
 
 
-class DistributedTransformer(DistributedModule):
+class DistributedTransformer(_OfLayers):
     """A sequence of transformer layers: samples are gathered at its beginning, and given back at its end.
 
     Attributes:
@@ -260,35 +277,19 @@ class DistributedTransformer(DistributedModule):
             )
         self.seq_layers = nn.Sequential(*layers)
 
-    def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
-        """Apply the layers; all ranks of the group call it together.
-
-        Args:
-            inputs: As for :class:`DistributedTransformerLayer`, also inside another distributed module.
-
-        Returns:
-            The same tuple with the last layer's output in place of the hidden states.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
-                ranks raise it.
-        """
-        if self.inside:
-            return (self._layers(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
-        call = enter(
-            self,
-            named_inputs(type(self).__name__, inputs, input_names(self.add_cross_attention)),
-            self.hidden_size,
-            self.num_attention_heads,
-            drops=self.training and self.drops,
-        )
-        return (call.leave(self._layers(call.inputs)), *inputs[1:])
-
-    def _layers(self, taken: LayerInputs) -> torch.Tensor:
+    def _computed(self, taken: LayerInputs) -> torch.Tensor:
         if self.pre_layernorm is not None:
             taken = taken._replace(hidden=self.pre_layernorm(taken.hidden))
         hidden: torch.Tensor = self.seq_layers(tuple(taken))[0]
         return hidden if self.layernorm is None else self.layernorm(hidden)
+
+
+def _check_parallel(pre_layernorm: bool, post_layernorm: bool, add_cross_attention: bool) -> None:
+    if post_layernorm or add_cross_attention or not pre_layernorm:
+        raise ConfigError(
+            f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
+            f"add_cross_attention={add_cross_attention}; allowed: True, False, False"
+        )
 
 
 def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> DistributedLayerNorm:
@@ -301,8 +302,3 @@ def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> Distr
         device=options.get("device"),
         dtype=options.get("dtype"),
     )
-
-
-def input_names(cross_attention: bool) -> tuple[str, ...]:
-    """What a layer's tuple has in it, in order, from a caller outside."""
-    return _OF_CROSS_ATTENTION if cross_attention else OF_SELF_ATTENTION

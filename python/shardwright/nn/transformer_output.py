@@ -12,8 +12,8 @@ from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.dropout import dropout
 from shardwright.nn.gathered import LayerInputs, enter
-from shardwright.nn.layouts import FEATURES, WHOLE
 from shardwright.nn.parallel_linear import apply_together
+from shardwright.tensor_parallel.layouts import FEATURES, WHOLE
 
 _STREAM = 4
 

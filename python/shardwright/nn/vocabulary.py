@@ -11,13 +11,13 @@ from torch.autograd.function import once_differentiable
 
 from shardwright.errors import ConfigError
 from shardwright.nn.embedding import check_id_dtype, check_ids, checked_padding_idx, normal_but_padding
-from shardwright.nn.layouts import PARTIAL, SHARED, relayout, samples
-from shardwright.tensor_parallel.agreement import Rule
-from shardwright.tensor_parallel.communicators import slice_replicated_for_tp
+from shardwright.tensor_parallel.agreement import Rule, check_sizes
 from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, WHOLE, relayout, samples, slices
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 
+_LOSS = "vocabulary_parallel_cross_entropy"
 _REDUCTIONS = ("mean", "sum", "none")
 
 #: The cross entropy of half precision is computed in single.
@@ -97,7 +97,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         if self.inside:
             return self.partial(input)
         group = self.tp_group
-        agreement = self.agree([input], free_dim=group.samples_dim)
+        agreement = self.agree([input], free_dim=samples(group).dim)
         check_id_dtype(self.operation, input)
         lies, batches = samples(group), agreement.sizes(0)
         ids = relayout(input, lies, SHARED, group=group, sizes=batches, needs_grad=False)
@@ -197,38 +197,46 @@ def vocabulary_parallel_cross_entropy(
             that is not allowed.
     """
     group = current_tensor_group() if group is None else group
-    name = "vocabulary_parallel_cross_entropy"
     if reduction not in _REDUCTIONS:
-        raise ConfigError(f"{name}: reduction is {reduction!r}; allowed: {', '.join(map(repr, _REDUCTIONS))}")
+        raise ConfigError(f"{_LOSS}: reduction is {reduction!r}; allowed: {', '.join(map(repr, _REDUCTIONS))}")
     if not 0 <= label_smoothing <= 1:
-        raise ConfigError(f"{name}: label_smoothing is {label_smoothing}; allowed: 0 to 1")
+        raise ConfigError(f"{_LOSS}: label_smoothing is {label_smoothing}; allowed: 0 to 1")
     if needs_grad is None:
-        needs_grad = group.agree(Rule(name), [logits, target]).needs_grad
-    if not logits.is_floating_point() or target.dtype != torch.int64:
-        raise ConfigError(f"{name}: logits are {logits.dtype} and target {target.dtype}; expected floating and int64")
-    if not logits.dim() or logits.shape[:-1] != target.shape or not logits.shape[-1]:
-        raise ConfigError(
-            f"{name}: logits have shape {tuple(logits.shape)} and target {tuple(target.shape)}; "
-            "expected [..., vocabulary / tp degree] and [...]"
-        )
-    columns = logits.shape[-1] * group.size
-    vocabulary = columns if vocab_size is None else vocab_size
-    if not columns - group.size < vocabulary <= columns:
-        raise ConfigError(
-            f"{name}: vocab_size is {vocabulary}; {group.size} slices of {logits.shape[-1]} columns allow "
-            f"{columns - group.size + 1} to {columns}"
-        )
+        needs_grad = group.agree(Rule(_LOSS), [logits, target]).needs_grad
+    vocabulary = _vocabulary(logits, target, group, vocab_size)
     ignored = target == ignore_index
     counted = torch.where(ignored, 0, target)
-    check_ids(name, counted, vocabulary)
+    check_ids(_LOSS, counted, vocabulary)
     losses: torch.Tensor = _CrossEntropy.apply(logits, counted, ignored, label_smoothing, vocabulary, group)  # type: ignore[no-untyped-call]
     if batches is not None:
-        losses = slice_replicated_for_tp(losses, 0, group=group, needs_grad=needs_grad, sizes=batches)
+        check_sizes(_LOSS, batches, group.size, 0, None, losses.shape[0])
+        losses = relayout(losses, WHOLE, slices(0), group=group, needs_grad=needs_grad, sizes=batches)
         ignored = torch.split(ignored, list(batches))[group.rank]
     if reduction == "none":
         return losses
     total = losses.sum()
     return total / (~ignored).sum() if reduction == "mean" else total
+
+
+def _vocabulary(logits: torch.Tensor, target: torch.Tensor, group: TensorGroup, vocab_size: int | None) -> int:
+    """The size of the whole vocabulary, if logits and targets fit together."""
+    if not logits.is_floating_point() or target.dtype != torch.int64:
+        raise ConfigError(
+            f"{_LOSS}: logits are {logits.dtype} and target {target.dtype}; expected floating and int64"
+        )
+    if not logits.dim() or logits.shape[:-1] != target.shape or not logits.shape[-1]:
+        raise ConfigError(
+            f"{_LOSS}: logits have shape {tuple(logits.shape)} and target {tuple(target.shape)}; "
+            "needed are [..., vocabulary / tp degree] and [...]"
+        )
+    columns = logits.shape[-1] * group.size
+    vocabulary = columns if vocab_size is None else vocab_size
+    if not columns - group.size < vocabulary <= columns:
+        raise ConfigError(
+            f"{_LOSS}: vocab_size is {vocabulary}; {group.size} slices of {logits.shape[-1]} columns allow "
+            f"{columns - group.size + 1} to {columns}"
+        )
+    return vocabulary
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -255,7 +263,7 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = (scores - finite.unsqueeze(-1)).exp_().sum(-1)
         picked = wide.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
         told = [largest, exponentials, picked, *([scores.sum(-1)] if smoothing else [])]
-        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size])
+        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size]).result()
         top = parts[:, 0].amax(0)
         norm = (parts[:, 1] * (parts[:, 0] - top).exp()).sum(0).log()  # of logits less the largest: no digits lost
         losses = norm + (top - parts[:, 2].sum(0))

@@ -162,7 +162,18 @@ def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
             raise ConfigError(f"{name}: {dtype} cannot be summed over ranks; allowed: {allowed}")
     if differ(lambda s: [len(shape) for shape in s.shapes]):
         raise refuse("tensors need the same number of dims on all tp ranks", _shapes)
-    for number, shape in enumerate(signatures[0].shapes):
+    _check_shapes(rule, agreement, num_slices)
+    if (agreement.needs_grad or agreement.parameters_need_grad) and differ(lambda s: s.grad_enabled):
+        raise refuse(
+            "gradients have to be enabled on all tp ranks or on none, since backward is a collective too",
+            lambda s: "enabled" if s.grad_enabled else "disabled (torch.no_grad)",
+        )
+
+
+def _check_shapes(rule: Rule, agreement: Agreement, num_slices: int) -> None:
+    """Hold shapes of as many dims on all ranks against each other and the rule."""
+    name = rule.operation
+    for number, shape in enumerate(agreement.signatures[0].shapes):
         for dim in rule.dims:
             if not -len(shape) <= dim < len(shape):
                 raise ConfigError(
@@ -175,17 +186,13 @@ def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
         for dim in range(len(shape)):
             if dim != free and len(set(agreement.sizes(dim, number))) > 1:
                 where = "" if free is None else f" but in dim {free}"
-                raise refuse(f"shapes have to be the same on all tp ranks{where}", _shapes)
+                told = _told(agreement.signatures, _shapes)
+                raise ConfigError(f"{name}: shapes have to be the same on all tp ranks{where}, but there {told}")
         if rule.divided_dim is not None and shape[rule.divided_dim] % num_slices:
             raise ConfigError(
                 f"{name}: dim {rule.divided_dim} of a tensor of shape {shape} has size {shape[rule.divided_dim]}, "
                 f"which does not divide into {num_slices} slices of one size, one for each tp rank"
             )
-    if (agreement.needs_grad or agreement.parameters_need_grad) and differ(lambda s: s.grad_enabled):
-        raise refuse(
-            "gradients have to be enabled on all tp ranks or on none, since backward is a collective too",
-            lambda s: "enabled" if s.grad_enabled else "disabled (torch.no_grad)",
-        )
 
 
 def check_sizes(operation: str, sizes: Sequence[int], num_ranks: int, dim: int, rank: int | None, size: int) -> None:

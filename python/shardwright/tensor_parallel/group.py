@@ -102,11 +102,6 @@ class TensorGroup:
         """Copies of a module share its group, as copies of tensors share their device."""
         return self
 
-    @property
-    def samples_dim(self) -> int | None:
-        """The dim of samples, in which shapes differ where each rank brings its own; None where all bring the same."""
-        return None if self.prescaled_batch else 0
-
     def as_first(self, flag: bool) -> bool:
         """What the group's first rank says, for decisions that all have to take alike."""
         return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag])).result()[0] == b"\1"
@@ -187,23 +182,17 @@ class TensorGroup:
 
     def all_gather(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
-    ) -> list[torch.Tensor]:
+    ) -> Pending[list[torch.Tensor]]:
         """Concatenate the tensors of all ranks, in the order of tp ranks.
 
         Args:
-            tensors: This rank's, of shape [..., size of this rank, ...].
+            tensors: This rank's, of shape [..., size of this rank, ...], which must not change before it has ended.
             dims: For each tensor along which dim, not negative.
             sizes: For each tensor every tp rank's size along it.
 
         Returns:
             For each tensor [..., sum of sizes, ...], of the same dtype.
         """
-        return self.start_all_gather(tensors, dims, sizes).result()
-
-    def start_all_gather(
-        self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
-    ) -> Pending[list[torch.Tensor]]:
-        """Begin an :meth:`all_gather`; the tensors must not change before it has ended."""
         dtypes = [tensor.dtype for tensor in tensors]
         shapes = [
             [resized(tensor.shape, dim, of[rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)]
@@ -230,25 +219,19 @@ class TensorGroup:
 
     def reduce_scatter(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
-    ) -> list[torch.Tensor]:
+    ) -> Pending[list[torch.Tensor]]:
         """Sum the tensors of all ranks, and keep this rank's slice of the sum.
 
-        Sent are slices, as an all-to-all; each rank adds what it receives, in the order of tp ranks.
+        Sent are slices, as an all-to-all; at the end each rank adds what it receives, in the order of tp ranks.
 
         Args:
-            tensors: Of the same shapes on all ranks, [..., sum of sizes, ...].
+            tensors: Of the same shapes on all ranks, [..., sum of sizes, ...]. They must not change before the end.
             dims: For each tensor the dim that is sliced, not negative.
             sizes: For each tensor every tp rank's size of the slice.
 
         Returns:
             For each tensor [..., size of this rank, ...], of the same dtype. Half precision is summed in single.
         """
-        return self.start_reduce_scatter(tensors, dims, sizes).result()
-
-    def start_reduce_scatter(
-        self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
-    ) -> Pending[list[torch.Tensor]]:
-        """Begin a :meth:`reduce_scatter`; the tensors must not change before it has ended. Sums are made at its end."""
         shapes = [
             resized(tensor.shape, dim, of[self.rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)
         ]

@@ -125,7 +125,7 @@ def substitution_of(module: nn.Module, entry: Entry, options: Mapping[str, Any],
         substitute = entry.substitute_class(*arguments.args[1:], **arguments.kwargs)
     known = {*substitute.state_dict(), *named_shardings(substitute)}
     weights = _weights(entry, module)
-    if entry.weights_hook is None and (weights.keys() != known or not _fits(substitute, weights, known)):
+    if entry.weights_hook is None and (weights.keys() != known or _misfit(substitute, weights, known)):
         return Substitution(module, entry, substitute, {}, tuple(sorted(known)), taken)
     problem = _misfit(substitute, weights, known)
     if problem is not None:
@@ -201,10 +201,6 @@ def _weights(entry: Entry, module: nn.Module) -> dict[str, torch.Tensor]:
             return dict(entry.weights_hook(module))
     state = module.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def _fits(substitute: DistributedModule, weights: Mapping[str, torch.Tensor], known: set[str]) -> bool:
-    return _misfit(substitute, weights, known) is None
 
 
 def _misfit(substitute: DistributedModule, weights: Mapping[str, torch.Tensor], known: set[str]) -> str | None:

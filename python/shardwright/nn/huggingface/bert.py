@@ -53,5 +53,5 @@ TABLE = Table(
 
 BLOCK = Replaced("transformers.models.bert.modeling_bert", "BertLayer", arguments, TABLE)
 
-translate_state_dict_to_hf_bert = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_bert = BLOCK.to_distributed
+translate_state_dict_to_hf_bert = TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_bert = TABLE.to_distributed

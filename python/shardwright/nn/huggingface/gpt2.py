@@ -50,9 +50,9 @@ _TABLE = Table(
 
 BLOCK = Replaced("transformers.models.gpt2.modeling_gpt2", "GPT2Block", _arguments, _TABLE)
 
-translate_state_dict_to_hf_gpt2 = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_gpt2 = BLOCK.to_distributed
-translate_hf_state_dict_to_smdistributed = BLOCK.to_distributed
+translate_state_dict_to_hf_gpt2 = _TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_gpt2 = _TABLE.to_distributed
+translate_hf_state_dict_to_smdistributed = _TABLE.to_distributed
 
 #: The same for state dicts of whole models: ``GPT2LMHeadModel`` and ``smp.nn.DistributedTransformerLMHead``.
 _WHOLE = LanguageModel("GPT2LMHeadModel", _TABLE)

@@ -93,6 +93,6 @@ _TABLE = Table(
 
 BLOCK = Replaced("transformers.models.gptj.modeling_gptj", "GPTJBlock", _arguments, _TABLE, _RotaryLayer)
 
-translate_state_dict_to_hf_gptj = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_gptj = BLOCK.to_distributed
-translate_hf_gptj_state_dict_to_smdistributed_gptj = BLOCK.to_distributed
+translate_state_dict_to_hf_gptj = _TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_gptj = _TABLE.to_distributed
+translate_hf_gptj_state_dict_to_smdistributed_gptj = _TABLE.to_distributed

@@ -47,8 +47,8 @@ _TABLE = Table(
 
 BLOCK = Replaced("transformers.models.gpt_neo.modeling_gpt_neo", "GPTNeoBlock", _arguments, _TABLE)
 
-translate_state_dict_to_hf_gptneo = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_gptneo = BLOCK.to_distributed
+translate_state_dict_to_hf_gptneo = _TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_gptneo = _TABLE.to_distributed
 
 #: The same for state dicts of whole models: ``GPTNeoForCausalLM`` and ``smp.nn.DistributedTransformerLMHead``.
 _WHOLE = LanguageModel("GPTNeoForCausalLM", _TABLE)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, activation
 from shardwright.nn.huggingface.weights import Table, Weight, linear
@@ -54,16 +51,6 @@ BLOCK = Replaced(
     heads=lambda module: module.attention.config.num_attention_heads,
 )
 
-
-def translate_state_dict_to_hf_gptneox(
-    state_dict: Mapping[str, torch.Tensor], max_seq_len: int | None = None, num_attention_heads: int | None = None
-) -> dict[str, torch.Tensor]:
-    """A state dict with distributed layers as one of ``transformers``; the number of heads is needed."""
-    return _TABLE.to_transformers(state_dict, max_seq_len, num_attention_heads)
-
-
-def translate_hf_state_dict_to_smdistributed_gptneox(
-    state_dict: Mapping[str, torch.Tensor], num_attention_heads: int | None = None
-) -> dict[str, torch.Tensor]:
-    """A state dict of ``transformers`` as one with distributed layers; the number of heads is needed."""
-    return _TABLE.to_distributed(state_dict, num_attention_heads)
+#: The number of heads is needed: query, key and value of each lie together.
+translate_state_dict_to_hf_gptneox = _TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_gptneox = _TABLE.to_distributed

@@ -16,7 +16,7 @@ from shardwright.errors import ConfigError
 from shardwright.huggingface import collector
 from shardwright.huggingface.adapter import holds_cache
 from shardwright.nn.attention import DistributedAttentionLayer
-from shardwright.nn.huggingface.weights import State, Table
+from shardwright.nn.huggingface.weights import Table
 from shardwright.nn.transformer import DistributedTransformerLayer
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.registry import Entry, InitArguments
@@ -257,19 +257,6 @@ class Replaced:
         """The original's weights by the names of the distributed module."""
         table = self.table if isinstance(self.table, Table) else self.table(module)
         return table.weights_of(module, self.heads(module))
-
-    def to_distributed(self, state_dict: State) -> dict[str, torch.Tensor]:
-        """See :meth:`Table.to_distributed`."""
-        return self._only_table.to_distributed(state_dict)
-
-    def to_transformers(self, state_dict: State, max_seq_len: int | None = None) -> dict[str, torch.Tensor]:
-        """See :meth:`Table.to_transformers`."""
-        return self._only_table.to_transformers(state_dict, max_seq_len)
-
-    @property
-    def _only_table(self) -> Table:
-        assert isinstance(self.table, Table), "state dicts are translated for models with one table"
-        return self.table
 
 
 def _with_nothing(hidden: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -66,5 +66,5 @@ TABLE = Table(
 
 BLOCK = Replaced("transformers.models.llama.modeling_llama", "LlamaDecoderLayer", arguments, TABLE)
 
-translate_state_dict_to_hf_llama = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_llama = BLOCK.to_distributed
+translate_state_dict_to_hf_llama = TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_llama = TABLE.to_distributed

@@ -15,5 +15,5 @@ def _arguments(module: Any) -> dict[str, Any]:
 
 BLOCK = Replaced("transformers.models.mistral.modeling_mistral", "MistralDecoderLayer", _arguments, llama.TABLE)
 
-translate_state_dict_to_hf_mistral = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_mistral = BLOCK.to_distributed
+translate_state_dict_to_hf_mistral = llama.TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_mistral = llama.TABLE.to_distributed

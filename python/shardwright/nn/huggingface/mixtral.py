@@ -13,9 +13,9 @@ from shardwright.nn.gathered import check_shapes
 from shardwright.nn.huggingface import llama
 from shardwright.nn.huggingface.layer import Replaced, TransformersAttention, activation
 from shardwright.nn.huggingface.weights import Table, Weight
-from shardwright.nn.layouts import PARTIAL, SHARED, relayout, samples
 from shardwright.nn.transformer_output import ACTIVATIONS
 from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, relayout, samples
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.sharding import Sharding
 
@@ -84,7 +84,7 @@ class DistributedExperts(DistributedModule):
             ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         group = self.tp_group
-        agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=group.samples_dim)
+        agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=samples(group).dim)
         for rank, signature in enumerate(agreement.signatures):
             shapes = dict(zip(("hidden_states", "top_k_index", "top_k_weights"), signature.shapes, strict=True))
             tokens = shapes["hidden_states"][:1]
@@ -132,15 +132,12 @@ def _experts_arguments(module: Any) -> dict[str, Any]:
     }
 
 
-BLOCK = Replaced(
-    "transformers.models.mixtral.modeling_mixtral",
-    "MixtralAttention",
-    _attention_arguments,
-    Table(llama.attention_weights("", ""), path=r"(^|\.)self_attn\."),
-    TransformersAttention,
-)
+_MODULE = "transformers.models.mixtral.modeling_mixtral"
+_TABLE = Table(llama.attention_weights("", ""), path=r"(^|\.)self_attn\.")
+
+BLOCK = Replaced(_MODULE, "MixtralAttention", _attention_arguments, _TABLE, TransformersAttention)
 EXPERTS = Replaced(
-    "transformers.models.mixtral.modeling_mixtral",
+    _MODULE,
     "MixtralExperts",
     _experts_arguments,
     Table(tuple(Weight(name, (name,)) for name in ("gate_up_proj", "down_proj"))),
@@ -148,5 +145,5 @@ EXPERTS = Replaced(
     returns_all=True,
 )
 
-translate_state_dict_to_hf_mixtral = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_mixtral = BLOCK.to_distributed
+translate_state_dict_to_hf_mixtral = _TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_mixtral = _TABLE.to_distributed

@@ -14,5 +14,5 @@ def _arguments(module: Any) -> dict[str, Any]:
 
 BLOCK = Replaced("transformers.models.qwen3.modeling_qwen3", "Qwen3DecoderLayer", _arguments, llama.TABLE)
 
-translate_state_dict_to_hf_qwen3 = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_qwen3 = BLOCK.to_distributed
+translate_state_dict_to_hf_qwen3 = llama.TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_qwen3 = llama.TABLE.to_distributed

@@ -7,6 +7,6 @@ from shardwright.nn.huggingface.layer import Replaced
 
 BLOCK = Replaced("transformers.models.roberta.modeling_roberta", "RobertaLayer", arguments, TABLE)
 
-translate_state_dict_to_hf_roberta = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_roberta = BLOCK.to_distributed
-translate_state_dict_to_smdistributed = BLOCK.to_distributed
+translate_state_dict_to_hf_roberta = TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_roberta = TABLE.to_distributed
+translate_state_dict_to_smdistributed = TABLE.to_distributed

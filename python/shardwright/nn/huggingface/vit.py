@@ -38,5 +38,5 @@ _TABLE = Table(
 
 BLOCK = Replaced("transformers.models.vit.modeling_vit", "ViTLayer", _arguments, _TABLE)
 
-translate_state_dict_to_hf_vit = BLOCK.to_transformers
-translate_hf_state_dict_to_smdistributed_vit = BLOCK.to_distributed
+translate_state_dict_to_hf_vit = _TABLE.to_transformers
+translate_hf_state_dict_to_smdistributed_vit = _TABLE.to_distributed

@@ -102,53 +102,53 @@ class Table:
             raise ConfigError(f"it has a {unknown[0]!r}, which has no place in a distributed module")
         return found
 
-    def to_distributed(self, state: State, heads: int | None = None) -> dict[str, torch.Tensor]:
+    def to_distributed(self, state_dict: State, num_attention_heads: int | None = None) -> dict[str, torch.Tensor]:
         """A state dict of a whole model, with the weights of all layers as the distributed ones have them.
 
         Args:
-            state: As ``transformers`` has it; what is of no layer stays as it is.
-            heads: The number of heads, where the layout needs it.
+            state_dict: As ``transformers`` has it; what is of no layer stays as it is.
+            num_attention_heads: The number of heads, where the layout needs it.
 
         Raises:
             ConfigError: A layer has some of the weights that one of ours is made of, and lacks others.
         """
         rows = {name: weight for weight in self.weights for name in weight.theirs}
         translated: dict[str, torch.Tensor] = {}
-        for name, tensor in state.items():
+        for name, tensor in state_dict.items():
             prefix, own = self._placed(name, (*rows, *self.ignored))
             if own in rows:
                 weight = rows[own]
                 if prefix + weight.ours not in translated:
-                    missing = [one for one in weight.theirs if prefix + one not in state]
+                    missing = [one for one in weight.theirs if prefix + one not in state_dict]
                     if missing:
                         raise ConfigError(f"the state dict has {name!r}, but no {prefix + missing[0]!r}")
-                    parts = [state[prefix + one] for one in weight.theirs]
-                    translated[prefix + weight.ours] = weight.joined(parts, heads)
+                    parts = [state_dict[prefix + one] for one in weight.theirs]
+                    translated[prefix + weight.ours] = weight.joined(parts, num_attention_heads)
             elif own is None:
                 translated[name] = tensor
         return translated
 
     def to_transformers(
-        self, state: State, max_seq_len: int | None = None, heads: int | None = None
+        self, state_dict: State, max_seq_len: int | None = None, num_attention_heads: int | None = None
     ) -> dict[str, torch.Tensor]:
         """The way back.
 
         Args:
-            state: With whole weights; what is of no layer stays as it is.
+            state_dict: With whole weights; what is of no layer stays as it is.
             max_seq_len: Add causal masks of so many positions, as older versions of ``transformers`` have them.
-            heads: The number of heads, where the layout needs it.
+            num_attention_heads: The number of heads, where the layout needs it.
         """
         rows = {weight.ours: weight for weight in self.weights}
         translated: dict[str, torch.Tensor] = {}
         masked = set()
-        for name, tensor in state.items():
+        for name, tensor in state_dict.items():
             prefix, own = self._placed(name, tuple(rows))
             if own is None:
                 translated[name] = tensor
                 continue
             weight = rows[own]
-            dense = state.get(f"{prefix}{own.partition('query_key_value')[0]}dense.weight")
-            parts = weight.split(tensor, None if dense is None else dense.shape[1], heads)
+            dense = state_dict.get(f"{prefix}{own.partition('query_key_value')[0]}dense.weight")
+            parts = weight.split(tensor, None if dense is None else dense.shape[1], num_attention_heads)
             translated.update((prefix + one, part) for one, part in zip(weight.theirs, parts, strict=True))
             if max_seq_len is not None and self.causal_mask is not None and prefix not in masked:
                 masked.add(prefix)
