@@ -53,7 +53,7 @@ fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
 /// The items of a tuple, of which `torch.Size` is one.
 fn sizes(tuple: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let tuple = tuple.cast::<PyTuple>()?;
-    tuple.iter_borrowed().map(|size| size.extract()).collect()
+    tuple.extract()
 }
 
 /// The tensors of one body, copied out of torch's memory or received.
