@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "ForwardCall",
     "ForwardLink",
+    "Getters",
     "MeetingPlace",
     "Node",
     "Place",
@@ -32,6 +33,7 @@ __all__ = [
     "Spec",
     "Task",
     "TensorParts",
+    "TensorsBefore",
     "Timeline",
     "Topology",
     "TorchContext",
@@ -42,12 +44,15 @@ __all__ = [
     "command",
     "derive_seed",
     "flatten",
+    "kept_by_others",
+    "memory_ids",
     "owned_tensors",
     "parameters_in_use",
     "partition",
     "partition_table",
     "read_program",
     "reference_program",
+    "references_to_storage",
     "simulate",
     "splits_backward",
     "take_log",
@@ -600,6 +605,20 @@ class ForwardLink:
     def request(self, /) -> int:
         """
         The request's id at the first caller, who gets the answer.
+        """
+
+@final
+class Getters:
+    """
+    Functions without arguments that are called together.
+    """
+    def __call__(self, /) -> tuple[Any, ...]:
+        """
+        What they give, in their order.
+        """
+    def __new__(cls, /, getters: SupportsGetItem[int, Any]) -> Getters:
+        """
+        Of these functions.
         """
 
 @final
@@ -1426,21 +1445,11 @@ class TensorParts:
     """
     def __len__(self, /) -> int: ...
     def __new__(cls, /) -> TensorParts: ...
-    def append(
-        self,
-        /,
-        address: SupportsIndex,
-        nbytes: SupportsIndex,
-        dtype: str,
-        shape: SupportsGetItem[int, SupportsIndex],
-        strides: SupportsGetItem[int, SupportsIndex],
-        device: str,
-        requires_grad: bool,
-    ) -> None:
+    def append(self, /, tensor: Any, dtype: str, device: str, requires_grad: bool) -> None:
         """
-        Add a tensor by copying `nbytes` bytes from `address`, where its storage order begins.
+        Add a copy of a dense tensor in host memory; `device` is where its receiver shall put it.
 
-        The caller keeps the memory alive and unchanged during the call.
+        Raises `ValueError` for one that is not dense.
         """
     def append_device(
         self,
@@ -1512,6 +1521,28 @@ class TensorParts:
         """
         A tensor as a `DLPack` capsule, which owns its bytes: it can be taken once. None for one without bytes. `DLPack` has
         not all dtypes: for others the capsule is of the bytes, and the second item is the dtype.
+        """
+
+@final
+class TensorsBefore:
+    """
+    Tensors as they were, to see afterwards which were written to.
+    """
+    def __new__(cls, /, tensors: list[Any]) -> TensorsBefore:
+        """
+        Remember versions and histories of the tensors of a list.
+        """
+    def are_reattached(self, /) -> bool:
+        """
+        Whether any of them requires a gradient now, or none any more, though no write has changed its history.
+        """
+    def rewritten(self, /, number: SupportsIndex) -> Any | None:
+        """
+        The new history of a tensor that was written to in grad mode; None where only values changed.
+        """
+    def written(self, /) -> list[int]:
+        """
+        The numbers of those that were written to.
         """
 
 @final
@@ -1839,6 +1870,19 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     outermost tuple are called there.
     """
 
+def kept_by_others(aliases: list[Any], count_uses: Any, own: SupportsIndex) -> list[int]:
+    """
+    Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
+
+    `count_uses` is torch's function that tells how many tensors and Python objects have the memory of a `_cdata`;
+    `own` is how many references to its Python object there are where only this function has one.
+    """
+
+def memory_ids(tensors: list[Any]) -> list[int]:
+    """
+    For each tensor of a list what identifies the memory behind it, while that lives.
+    """
+
 def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any], list[tuple[Any, str]]]:
     """
     The parameters in a module tree, each once and in the model's order, and the module and name of each
@@ -1874,6 +1918,11 @@ def reference_program(
 ) -> str:
     """
     The textbook form of the schedule `simple`, `interleaved` or `zero_bubble`, as the text of a program.
+    """
+
+def references_to_storage(tensor: Any) -> int:
+    """
+    How many references to a storage's Python object [`kept_by_others`] finds, less its own, where nothing else has one.
     """
 
 def simulate(

@@ -115,8 +115,8 @@ def test_tensors_without_plain_bytes_are_refused(make: Any, text: str) -> None:
 
 
 def test_a_description_that_does_not_fit_the_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="24 bytes are not a dense tensor"):
-        _core.TensorParts().append(0, 24, "float32", [2, 2], [2, 1], "cpu", False)
+    with pytest.raises(ValueError, match="16 bytes are not a dense tensor"):
+        _core.TensorParts().append(torch.ones(2, 3)[:, :2], "float64", "cpu", False)
 
 
 @pytest.mark.gpu

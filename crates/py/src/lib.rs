@@ -9,6 +9,7 @@ mod command;
 mod config;
 mod description;
 mod error;
+mod facts;
 #[cfg(feature = "faults")]
 mod faults;
 mod interruptible;
@@ -71,6 +72,8 @@ mod _core {
     use crate::calls::{BackwardCall, BackwardLink, ForwardCall, ForwardLink, Place};
     #[pymodule_export]
     use crate::description::Description;
+    #[pymodule_export]
+    use crate::facts::{Getters, TensorsBefore, kept_by_others, memory_ids, references_to_storage};
     #[pymodule_export]
     use crate::notes::{ArgumentNotes, ResultNotes};
     #[pymodule_export]

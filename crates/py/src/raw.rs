@@ -17,10 +17,16 @@ pub(crate) fn copy_from(address: usize, nbytes: usize, into: &TensorMemory) -> B
     if nbytes == 0 {
         return Buffer::default();
     }
-    // SAFETY: the caller of `TensorParts.append` passes the address and byte count of a dense
-    // tensor, which it keeps alive and unchanged during the call.
+    // SAFETY: `TensorParts.append` passes the address and byte count that a dense tensor says of itself, which its
+    // caller keeps alive and unchanged meanwhile.
     let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
     into.copy_of(bytes)
+}
+
+/// How many references to an object there are.
+pub(crate) fn references_to(object: &Bound<'_, PyAny>) -> isize {
+    // SAFETY: the object is alive, and the interpreter is held.
+    unsafe { ffi::Py_REFCNT(object.as_ptr()) }
 }
 
 /// The name of a capsule that nobody has taken a tensor out of, as `DLPack` has it.

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use shardwright_comm::TensorMemory;
 use shardwright_core::{Rank, RequestId};
 use shardwright_wire::{Buffer, HeldTensor, TensorMeta, TensorPart};
@@ -46,6 +48,12 @@ fn checked(meta: TensorMeta, nbytes: usize) -> PyResult<TensorMeta> {
         "{nbytes} bytes are not a dense tensor of dtype {}, shape {:?} and strides {:?}",
         meta.dtype, meta.shape, meta.strides
     )))
+}
+
+/// The items of a tuple, of which `torch.Size` is one.
+fn sizes(tuple: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let tuple = tuple.cast::<PyTuple>()?;
+    tuple.extract()
 }
 
 /// The tensors of one body, copied out of torch's memory or received.
@@ -104,26 +112,23 @@ impl TensorParts {
         Self::default()
     }
 
-    /// Add a tensor by copying `nbytes` bytes from `address`, where its storage order begins.
+    /// Add a copy of a dense tensor in host memory; `device` is where its receiver shall put it.
     ///
-    /// The caller keeps the memory alive and unchanged during the call.
-    #[pyo3(signature = (address, nbytes, dtype, shape, strides, device, requires_grad))]
-    #[expect(clippy::too_many_arguments, reason = "one for each field of a tensor")]
+    /// Raises `ValueError` for one that is not dense.
     fn append(
         &self,
-        py: Python<'_>,
-        address: usize,
-        nbytes: usize,
+        tensor: &Bound<'_, PyAny>,
         dtype: String,
-        shape: Vec<u64>,
-        strides: Vec<u64>,
         device: String,
         requires_grad: bool,
     ) -> PyResult<()> {
+        let py = tensor.py();
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let nbytes = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
         let meta = TensorMeta {
             dtype,
-            shape,
-            strides,
+            shape: sizes(&tensor.getattr(intern!(py, "shape"))?)?,
+            strides: sizes(&tensor.call_method0(intern!(py, "stride"))?)?,
             device,
             requires_grad,
         };

@@ -49,8 +49,7 @@ class Arguments:
         self.private = notes.private
         #: Of those, the ones whose memory that rank keeps.
         self.kept = notes.kept if self.private else []
-        self._versions = [tensor._version for tensor in tensors]
-        self._history: list[Node | None] = [tensor.grad_fn for tensor in tensors]
+        self._before = _core.TensorsBefore(tensors)
         self._containers = snapshots(tree)
 
     def check_containers(self) -> None:
@@ -64,13 +63,12 @@ class Arguments:
 
     def written(self) -> list[int]:
         """The indices of the tensors written in place; refuses what the caller's own tensors could not show."""
-        for index, tensor in enumerate(self.tensors):
-            if tensor.requires_grad != (self._history[index] is not None) and self.rewritten(index) is None:
-                raise FrameError(
-                    f"module {self.module!r} called requires_grad_() or detach_() on an argument; it runs on another "
-                    "rank than its caller, where that cannot be seen: do it on a detach() or clone(), or in the caller"
-                )
-        written = [i for i, tensor in enumerate(self.tensors) if tensor._version != self._versions[i]]
+        if self._before.are_reattached():
+            raise FrameError(
+                f"module {self.module!r} called requires_grad_() or detach_() on an argument; it runs on another rank "
+                "than its caller, where that cannot be seen: do it on a detach() or clone(), or in the caller"
+            )
+        written = self._before.written()
         for index in written:
             if index in self.notes.overlapping:
                 raise FrameError(
@@ -91,8 +89,8 @@ class Arguments:
 
     def rewritten(self, index: int) -> Node | None:
         """The new history of an argument that was written to in grad mode; None where only values changed."""
-        node = self.tensors[index].grad_fn
-        return None if node is self._history[index] else node
+        node: Node | None = self._before.rewritten(index)
+        return node
 
 
 @dataclass(slots=True)
@@ -235,9 +233,8 @@ def _stands_alone(frame: Frame, result: torch.Tensor, arguments: Arguments) -> b
     """Whether a result is dense, no view, and shares no memory with an argument."""
     if result._is_view() or not is_dense(result):
         return False
-    group_of = frame.elsewhere.group_of
-    own = group_of(memory_id(result))
-    return all(group_of(memory_id(tensor)) != own for tensor in arguments.tensors)
+    own, *others = map(frame.elsewhere.group_of, _core.memory_ids([result, *arguments.tensors]))
+    return own not in others
 
 
 def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> None:

@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from shardwright import _core
-from shardwright.execution.exchange import Returned
+from shardwright.execution.exchange import Left, Returned
 from shardwright.execution.layout import Layouts
 from shardwright.frames.watch import RemoteMemory, Watched, kept_by_others
 
 
 @dataclass(slots=True)
 class Sent:
-    """A tensor that crossed: does anything on this rank keep its memory after the call?
+    """The tensors that crossed for an execution: does anything on this rank keep their memory after the call?
 
     Attributes:
-        is_argument: Whether it is an argument; else a result.
-        number: Its number among those.
-        alias: A tensor of the same memory and version, without its graph.
+        aliases: Tensors of the same memory and version, without their graphs: of the arguments, then of results.
+        results: The numbers of those results.
     """
 
-    is_argument: bool
-    number: int
-    alias: torch.Tensor
+    aliases: list[torch.Tensor]
+    results: list[int]
 
+    @staticmethod
+    def of(given: list[torch.Tensor], returned: Returned) -> Sent:
+        """The arguments of an execution, and the results that are sent."""
+        sent = Sent([tensor.detach() for tensor in given], [])
+        for place, tensor in enumerate(returned.tensors):
+            if place not in returned.recipes:
+                sent.aliases.append(tensor.detach())
+                sent.results.append(place)
+        return sent
 
-def kept_after(module: str, sent: Sequence[Sent], elsewhere: RemoteMemory) -> list[tuple[Sent, Watched | None]]:
-    """Of the tensors that crossed for a module those whose memory is kept, once its call has let them go.
+    def settle(self, module: str, elsewhere: RemoteMemory, left: Left) -> list[Watched]:
+        """Once the call has let them go: note whose memory is kept.
 
-    Returns:
-        Each with what notices writes to it; None in inference mode.
-    """
-    kept = []
-    for one, is_kept in zip(sent, kept_by_others([one.alias for one in sent], elsewhere), strict=True):
-        if is_kept:
-            why = f"module {module!r} kept a tensor that it was given or returned"
-            kept.append((one, None if one.alias.is_inference() else Watched(one.alias, why)))
-    return kept
+        Returns:
+            What notices writes to those; none in inference mode.
+        """
+        watched = []
+        num_arguments = len(self.aliases) - len(self.results)
+        for number in kept_by_others(self.aliases, elsewhere):
+            if number < num_arguments:
+                left.kept_arguments.append(number)
+            else:
+                left.kept_results.append(self.results[number - num_arguments])
+            if not self.aliases[number].is_inference():
+                why = f"module {module!r} kept a tensor that it was given or returned"
+                watched.append(Watched(self.aliases[number], why))
+        self.aliases.clear()
+        return watched
 
 
 @dataclass(slots=True)
@@ -57,7 +69,7 @@ class Executed:
     spec: _core.Spec
     parts: _core.TensorParts
     returned: Returned
-    sent: list[Sent]
+    sent: Sent
     onward: Onward | None
 
 
@@ -85,12 +97,3 @@ class Onward:
             private=True,
             kept=kept,
         )
-
-
-def sent_by(given: list[torch.Tensor], returned: Returned) -> list[Sent]:
-    """The tensors that crossed for an execution: its arguments, and the results that are sent."""
-    sent = [Sent(True, index, tensor.detach()) for index, tensor in enumerate(given)]
-    for place, tensor in enumerate(returned.tensors):
-        if place not in returned.recipes:
-            sent.append(Sent(False, place, tensor.detach()))
-    return sent

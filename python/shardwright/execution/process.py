@@ -111,7 +111,7 @@ _OF_THREADS: tuple[_Sent, ...] = (
     (_core.TorchSetting.BACKWARD_THREADS, torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     (_core.TorchSetting.VIEW_REPLAY, torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
 )
-_THREAD_GETTERS = [get for _, get, _ in _OF_THREADS]
+_THREAD_GETTERS = _core.Getters([get for _, get, _ in _OF_THREADS])
 #: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
 _OWN: tuple[tuple[_Get, _Set], ...] = (
     (_warning_filters, _set_warning_filters),
@@ -119,7 +119,7 @@ _OWN: tuple[tuple[_Get, _Set], ...] = (
     (functools.partial(getattr, sys, "stderr"), lambda value: setattr(sys, "stderr", value)),
 )
 _SETTINGS = (*((get, set_) for _, get, set_ in _SENT), *_OWN)
-_GETTERS = [get for get, _ in _SETTINGS]
+_GETTERS = _core.Getters([get for get, _ in _SETTINGS])
 
 
 def cuda_in_use() -> bool:
@@ -153,7 +153,7 @@ def end_forks_at_once() -> None:
 
 def settings() -> Settings:
     """The process's settings now."""
-    return tuple([get() for get in _GETTERS])
+    return _GETTERS()
 
 
 def restore_settings(wanted: Settings) -> None:
@@ -167,7 +167,7 @@ def restore_settings(wanted: Settings) -> None:
 
 def thread_settings() -> Settings:
     """The settings of the calling thread now."""
-    return tuple([get() for get in _THREAD_GETTERS])
+    return _THREAD_GETTERS()
 
 
 def set_thread(wanted: Settings) -> None:

@@ -17,7 +17,7 @@ from shardwright.execution.backward import ServerBackward
 from shardwright.execution.checkpointed import run_checkpointed
 from shardwright.execution.context import as_carried
 from shardwright.execution.exchange import Arguments, Left, Returned, describe_results, sharing_of
-from shardwright.execution.executed import Executed, Onward, kept_after, sent_by
+from shardwright.execution.executed import Executed, Onward, Sent
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.gradients import pack_gradients, unpack_gradients
 from shardwright.execution.hooked_views import refuse_other_uses
@@ -66,11 +66,8 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
         placement.kept.check(task, module)
     finish(task)
     # The tensors are gone now, unless autograd or the module keeps them.
-    for one, watched in kept_after(name, executed.sent, frame.elsewhere):
-        (left.kept_arguments if one.is_argument else left.kept_results).append(one.number)
-        if watched is not None:
-            runtime[FrameTable].watch(request.microbatch, watched)
-    executed.sent = []
+    for watched in executed.sent.settle(name, frame.elsewhere, left):
+        runtime[FrameTable].watch(request.microbatch, watched)
     if notes.private:
         left.kept_arguments = []  # nobody else has them
     runtime[FrameTable].settle(request.microbatch)
@@ -161,7 +158,7 @@ def _forward(
                 returned.dropped.append(place)
     if hooked_views := notes.hooked_views:
         refuse_other_uses(name, frame, hooked_views, [index for index, _ in returned.written])
-    parts, sent = _pack(returned), sent_by(given, returned)
+    parts, sent = _pack(returned), Sent.of(given, returned)
     returned.tensors = []
     return Executed(spec, parts, returned, sent, onward)
 

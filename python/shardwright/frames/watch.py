@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from shardwright import _core
 from shardwright.errors import FrameError
 
 # As torch.multiprocessing.reductions.StorageWeakRef does it, in fewer calls.
 _refer: Callable[[Any], int] = torch.UntypedStorage._weak_ref  # type: ignore[assignment]
 _expired: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
-_uses: Callable[[int], int] = torch._C._storage_Use_Count
 _free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 
 
@@ -74,38 +73,35 @@ class RemoteMemory:
         self._references.append(memory)
         self._kept.add(memory.id)
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether any memory is kept on another rank."""
+        return bool(self._kept)
+
     def keeps(self, memory: int) -> bool:
         """Return whether the memory is kept on another rank."""
         return memory in self._kept
 
 
-def kept_by_others(aliases: list[torch.Tensor], elsewhere: RemoteMemory) -> list[bool]:
-    """For each of some tensors whether anything but these keeps its memory, here or on another rank.
+def kept_by_others(aliases: list[torch.Tensor], elsewhere: RemoteMemory) -> list[int]:
+    """Which tensors' memory anything but these tensors keeps, here or on another rank.
 
     Args:
         aliases: Tensors that nothing else refers to.
         elsewhere: What is known of memory on other ranks.
+
+    Returns:
+        Their numbers, in order.
     """
-    storages = [alias.untyped_storage() for alias in aliases]
-    ids = [storage._cdata for storage in storages]
-    # Beside the tensors its one Python object counts, to which somebody else may refer.
-    return [
-        _uses(memory) > ids.count(memory) + 1
-        or sys.getrefcount(storage) > ids.count(memory) + _OWN_REFERENCES
-        or elsewhere.keeps(memory)
-        for storage, memory in zip(storages, ids, strict=True)
-    ]
+    here = _core.kept_by_others(aliases, torch._C._storage_Use_Count, _OWN_REFERENCES)
+    if not elsewhere.keeps_any:
+        return here
+    there = [number for number, memory in enumerate(_core.memory_ids(aliases)) if elsewhere.keeps(memory)]
+    return sorted({*here, *there})
 
 
-def _own_references() -> int:
-    """How many references to the storage of a tensor :func:`kept_by_others` counts beside that in its list."""
-    alias = torch.empty(0)
-    storages = [alias.untyped_storage()]
-    (count,) = [sys.getrefcount(storage) for storage, _ in zip(storages, [0], strict=True)]
-    return count - 1
-
-
-_OWN_REFERENCES = _own_references()
+_one = torch.empty(0)  # which has its memory while that is asked
+_OWN_REFERENCES = _core.references_to_storage(_one)
 _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 

@@ -77,8 +77,7 @@ def _append(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool)
         if _append_device(parts, tensor, requires_grad):
             return
         tensor = _on_host(tensor)
-    dtype = _NAMES[tensor.dtype]
-    parts.append(tensor.data_ptr(), tensor.nbytes, dtype, tensor.shape, tensor.stride(), device_type, requires_grad)
+    parts.append(tensor, _NAMES[tensor.dtype], device_type, requires_grad)
 
 
 def _append_device(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> bool:
