@@ -21,11 +21,11 @@ __all__ = [
     "Event",
     "ForwardCall",
     "ForwardLink",
-    "MeetingPlace",
     "Node",
     "Place",
     "ReceivedBuffer",
     "Recipe",
+    "Rendezvous",
     "Request",
     "ResultNotes",
     "Server",
@@ -596,47 +596,6 @@ class ForwardLink:
         """
 
 @final
-class MeetingPlace:
-    """
-    Where a rank meets the others, and the secret by which they know each other; for one connection.
-    """
-    @staticmethod
-    def at(host: str, port: SupportsIndex, secret: bytes) -> MeetingPlace:
-        """
-        Another rank's, which was told where rank 0 listens.
-        """
-    @staticmethod
-    def find(name: str, host: str, secret: bytes | None, timeout: SupportsFloat | SupportsIndex) -> MeetingPlace:
-        """
-        Another rank's among ranks of one host, as soon as rank 0's is there.
-
-        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
-        """
-    @staticmethod
-    def listen(host: str, secret: bytes) -> MeetingPlace:
-        """
-        Rank 0's: it listens on an interface, at a port to be told to the others.
-        """
-    @property
-    def note(self, /) -> int:
-        """
-        What rank 0 told beside it; 0 where it told nothing.
-        """
-    @staticmethod
-    def open(name: str, host: str, secret: bytes | None, note: SupportsIndex = 0) -> MeetingPlace:
-        """
-        Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
-        is a number that it tells them.
-
-        Raises `JobStartError` where another process has that name.
-        """
-    @property
-    def port(self, /) -> int:
-        """
-        Rank 0's port.
-        """
-
-@final
 class Node:
     """
     The connection to the job. In a forked child every method raises.
@@ -655,7 +614,7 @@ class Node:
         """
     def close(self, /, report: dict[str, str] | None = None) -> None:
         """
-        Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
+        Leave the job: the other ranks hear a shutdown notice, with `report` (kind, message, traceback)
         when an error is the reason. Takes a few seconds at most; further calls do nothing.
         """
     def comm_stats(self, /) -> dict[str, Any]:
@@ -667,7 +626,7 @@ class Node:
         *,
         rank: SupportsIndex,
         world: SupportsIndex,
-        place: MeetingPlace,
+        place: Rendezvous,
         fingerprint: str,
         version: str,
         connect_timeout: SupportsFloat | SupportsIndex,
@@ -829,6 +788,47 @@ class Recipe:
     def view(self, /) -> View | None:
         """
         How it lies in its base; None where it is the argument itself.
+        """
+
+@final
+class Rendezvous:
+    """
+    Where a rank meets the others, and the secret by which they know each other; for one connection.
+    """
+    @staticmethod
+    def at(host: str, port: SupportsIndex, secret: bytes) -> Rendezvous:
+        """
+        Another rank's, which was told where rank 0 listens.
+        """
+    @staticmethod
+    def find(name: str, host: str, secret: bytes | None, timeout: SupportsFloat | SupportsIndex) -> Rendezvous:
+        """
+        Another rank's among ranks of one host, as soon as rank 0's is there.
+
+        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
+        """
+    @staticmethod
+    def listen(host: str, secret: bytes) -> Rendezvous:
+        """
+        Rank 0's: it listens on an interface, at a port to be told to the others.
+        """
+    @property
+    def note(self, /) -> int:
+        """
+        What rank 0 told beside it; 0 where it told nothing.
+        """
+    @staticmethod
+    def open(name: str, host: str, secret: bytes | None, note: SupportsIndex = 0) -> Rendezvous:
+        """
+        Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
+        is a number that it tells them.
+
+        Raises `JobStartError` where another process has that name.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        Rank 0's port.
         """
 
 @final

@@ -92,10 +92,11 @@ def comm_stats() -> dict[str, Any]:
 
     Returns:
         ``transport``: what the configuration asked for. ``messages_sent``, ``messages_received``, ``bytes_sent``,
-        ``bytes_received``: all that went over the network, heartbeats included (in the bytes). ``strangers_dropped``:
-        connections that did not prove the job's secret. ``routes``: for each route ``tensors_sent``,
-        ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason for which tensors
-        took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in words. ``peers``: for
+        ``bytes_received``: all that went over the network, heartbeats included (in the bytes).
+        ``unknown_peers_dropped``: connections that did not prove the job's secret. ``routes``: for each route
+        ``tensors_sent``, ``tensors_received``, ``bytes_sent`` and ``bytes_received``. ``fallbacks``: for each reason
+        for which tensors took a worse route than the best, how many ``tensors`` did, and ``because``, the reason in
+        words. ``peers``: for
         each other rank its ``host``, what it is ``reached_by``, and how its ``devices`` stand to this rank's.
     """
     stats: dict[str, Any] = current_runtime().node.comm_stats()

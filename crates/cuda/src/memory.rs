@@ -37,7 +37,7 @@ pub struct DeviceMemory {
     owner: Owner,
     inbox: JobQueue,
     /// From when on nobody waits for the device any more: the connection is being closed.
-    patient_until: OnceLock<Instant>,
+    deadline: OnceLock<Instant>,
 }
 
 /// A stream is being captured into a graph. What a graph does happens when it is launched, and a message cannot be part
@@ -61,7 +61,7 @@ impl DeviceMemory {
             owner: Owner::this_process(),
             active: OnceLock::new(),
             inbox: JobQueue::default(),
-            patient_until: OnceLock::new(),
+            deadline: OnceLock::new(),
         }))
     }
 
@@ -273,7 +273,7 @@ impl DeviceMemory {
     /// Waits until an event is done, which a slow device may take long for.
     pub(super) fn wait(&self, event: &CudaEvent) -> Result<(), StageError> {
         wait(event, || {
-            let until = self.patient_until.get();
+            let until = self.deadline.get();
             until.is_none_or(|until| Instant::now() < *until)
         })
     }
@@ -285,8 +285,8 @@ impl DeviceMemory {
 
     /// No message is taken any more, no peer opens this rank's device memory, and nobody waits for the device for longer
     /// than this.
-    pub fn close(&self, patience: Duration) {
-        self.patient_until.get_or_init(|| Instant::now() + patience);
+    pub fn close(&self, timeout: Duration) {
+        self.deadline.get_or_init(|| Instant::now() + timeout);
         self.inbox.close();
         self.pool.withdraw_device();
     }

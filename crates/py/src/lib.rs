@@ -17,9 +17,9 @@ mod modules;
 mod node;
 mod notes;
 mod partition;
-mod place;
 mod raw;
 mod recipes;
+mod rendezvous;
 mod requests;
 mod schedule;
 mod seed;
@@ -59,7 +59,7 @@ mod _core {
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
     #[pymodule_export]
-    use crate::place::MeetingPlace;
+    use crate::rendezvous::Rendezvous;
     #[pymodule_export]
     use crate::timeline::Timeline;
     #[pymodule_export]

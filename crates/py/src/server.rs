@@ -24,7 +24,7 @@ use crate::values::Spec;
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// How long a server that ends waits for messages that other threads are sending.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
 #[pyclass(frozen, module = "shardwright._core")]
@@ -291,7 +291,7 @@ impl Server {
     fn describe(&self, rank: Option<u32>) -> String {
         rank.map_or_else(
             || self.server.describe(),
-            |rank| self.server.last_heard(Rank(rank)),
+            |rank| self.server.last_heartbeat(Rank(rank)),
         )
     }
 
@@ -326,7 +326,7 @@ impl Server {
 
     /// End the server: idle workers get None as their next task. A second call does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.server.close(CLOSE_PATIENCE));
+        py.detach(|| self.server.close(CLOSE_TIMEOUT));
     }
 }
 
