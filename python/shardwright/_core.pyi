@@ -19,6 +19,7 @@ __all__ = [
     "Config",
     "Description",
     "Event",
+    "EventKind",
     "ForwardCall",
     "ForwardLink",
     "Node",
@@ -32,6 +33,7 @@ __all__ = [
     "Sites",
     "Spec",
     "Task",
+    "TaskKind",
     "TensorParts",
     "Timeline",
     "Topology",
@@ -471,9 +473,9 @@ class Event:
         What the step returned, the value and its tensors; None for another event.
         """
     @property
-    def kind(self, /) -> str:
+    def kind(self, /) -> EventKind:
         """
-        `start_worker`, `control`, `step_end`, `root_done`, `stall_report` or `aborted_locally`.
+        What it is about.
         """
     @property
     def request(self, /) -> Request | None:
@@ -490,6 +492,24 @@ class Event:
         """
         The worker to start; None for another event.
         """
+
+@final
+class EventKind:
+    """
+    What an event is about.
+    """
+
+    ABORTED_LOCALLY: Final[EventKind]
+    CONTROL: Final[EventKind]
+    ROOT_DONE: Final[EventKind]
+    STALL_REPORT: Final[EventKind]
+    START_WORKER: Final[EventKind]
+    STEP_END: Final[EventKind]
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+    def __int__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
 
 @final
 class ForwardCall:
@@ -1094,7 +1114,7 @@ class Server:
         """
     def defer_weight_gradient(self, /, worker: SupportsIndex, token: SupportsIndex) -> None:
         """
-        Leave the weight gradients of the backward that a worker runs for later: a task `weight` with this token.
+        Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
         """
     def describe(self, /, rank: SupportsIndex | None = None) -> str:
         """
@@ -1267,7 +1287,7 @@ class Server:
 
         Raises the step's failure (`RemoteError`, `PeerLostError`, `StallError`,
         `StepMismatchError`) once every worker is idle; a failure that this rank reported
-        itself is the event `aborted_locally`.
+        itself is the event `ABORTED_LOCALLY`.
         """
     def take_if_answered(self, /, requests: SupportsGetItem[int, SupportsIndex]) -> list[Answer] | None:
         """
@@ -1399,9 +1419,9 @@ class Task:
     What a worker is to run, from `Server.next_task`.
     """
     @property
-    def kind(self, /) -> str:
+    def kind(self, /) -> TaskKind:
         """
-        `root`, `forward`, `backward`, `close` or `weight`.
+        What it is.
         """
     @property
     def microbatch(self, /) -> int:
@@ -1418,6 +1438,23 @@ class Task:
         """
         What `defer_weight_gradient` was given; None for other tasks.
         """
+
+@final
+class TaskKind:
+    """
+    What a task is.
+    """
+
+    BACKWARD: Final[TaskKind]
+    CLOSE: Final[TaskKind]
+    FORWARD: Final[TaskKind]
+    ROOT: Final[TaskKind]
+    WEIGHT_GRADIENT: Final[TaskKind]
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+    def __int__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
 
 @final
 class TensorParts:

@@ -86,7 +86,7 @@ mod _core {
     #[pymodule_export]
     use crate::server::Server;
     #[pymodule_export]
-    use crate::server_types::{Event, Task};
+    use crate::server_types::{Event, EventKind, Task, TaskKind};
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]

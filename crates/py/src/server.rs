@@ -143,7 +143,7 @@ impl Server {
     ///
     /// Raises the step's failure (`RemoteError`, `PeerLostError`, `StallError`,
     /// `StepMismatchError`) once every worker is idle; a failure that this rank reported
-    /// itself is the event `aborted_locally`.
+    /// itself is the event `ABORTED_LOCALLY`.
     fn supervise(&self, py: Python<'_>) -> PyResult<Event> {
         loop {
             match py.detach(|| self.server.supervise(SLICE)) {
@@ -191,7 +191,7 @@ impl Server {
             .map_err(|error| server_error(&error))
     }
 
-    /// Leave the weight gradients of the backward that a worker runs for later: a task `weight` with this token.
+    /// Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
     fn defer_weight_gradient(&self, worker: u32, token: u64) -> PyResult<()> {
         self.server
             .defer_weight_gradient(WorkerId(worker), token)
