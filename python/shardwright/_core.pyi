@@ -19,6 +19,7 @@ __all__ = [
     "Config",
     "Description",
     "Event",
+    "EventKind",
     "ForwardCall",
     "ForwardLink",
     "Getters",
@@ -26,12 +27,14 @@ __all__ = [
     "Node",
     "Place",
     "Recipe",
+    "Rendezvous",
     "Request",
     "ResultNotes",
     "Server",
     "Sites",
     "Spec",
     "Task",
+    "TaskKind",
     "TensorParts",
     "TensorsBefore",
     "Timeline",
@@ -483,9 +486,9 @@ class Event:
         What the step returned, the value and its tensors; None for another event.
         """
     @property
-    def kind(self, /) -> str:
+    def kind(self, /) -> EventKind:
         """
-        `start_worker`, `control`, `step_end`, `root_done`, `stall_report` or `aborted_locally`.
+        What it is about.
         """
     @property
     def request(self, /) -> Request | None:
@@ -502,6 +505,24 @@ class Event:
         """
         The worker to start; None for another event.
         """
+
+@final
+class EventKind:
+    """
+    What an event is about.
+    """
+
+    ABORTED_LOCALLY: Final[EventKind]
+    CONTROL: Final[EventKind]
+    ROOT_DONE: Final[EventKind]
+    STALL_REPORT: Final[EventKind]
+    START_WORKER: Final[EventKind]
+    STEP_END: Final[EventKind]
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+    def __int__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
 
 @final
 class ForwardCall:
@@ -681,7 +702,7 @@ class Node:
         """
     def close(self, /, report: dict[str, str] | None = None) -> None:
         """
-        Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
+        Leave the job: the other ranks hear a shutdown notice, with `report` (kind, message, traceback)
         when an error is the reason. Takes a few seconds at most; further calls do nothing.
         """
     def comm_stats(self, /) -> dict[str, Any]:
@@ -693,7 +714,7 @@ class Node:
         *,
         rank: SupportsIndex,
         world: SupportsIndex,
-        place: MeetingPlace,
+        place: Rendezvous,
         fingerprint: str,
         version: str,
         connect_timeout: SupportsFloat | SupportsIndex,
@@ -848,6 +869,47 @@ class Recipe:
     def view(self, /) -> View | None:
         """
         How it lies in its base; None where it is the argument itself.
+        """
+
+@final
+class Rendezvous:
+    """
+    Where a rank meets the others, and the secret by which they know each other; for one connection.
+    """
+    @staticmethod
+    def at(host: str, port: SupportsIndex, secret: bytes) -> Rendezvous:
+        """
+        Another rank's, which was told where rank 0 listens.
+        """
+    @staticmethod
+    def find(name: str, host: str, secret: bytes | None, timeout: SupportsFloat | SupportsIndex) -> Rendezvous:
+        """
+        Another rank's among ranks of one host, as soon as rank 0's is there.
+
+        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
+        """
+    @staticmethod
+    def listen(host: str, secret: bytes) -> Rendezvous:
+        """
+        Rank 0's: it listens on an interface, at a port to be told to the others.
+        """
+    @property
+    def note(self, /) -> int:
+        """
+        What rank 0 told beside it; 0 where it told nothing.
+        """
+    @staticmethod
+    def open(name: str, host: str, secret: bytes | None, note: SupportsIndex = 0) -> Rendezvous:
+        """
+        Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
+        is a number that it tells them.
+
+        Raises `JobStartError` where another process has that name.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        Rank 0's port.
         """
 
 @final
@@ -1113,7 +1175,7 @@ class Server:
         """
     def defer_weight_gradient(self, /, worker: SupportsIndex, token: SupportsIndex) -> None:
         """
-        Leave the weight gradients of the backward that a worker runs for later: a task `weight` with this token.
+        Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
         """
     def describe(self, /, rank: SupportsIndex | None = None) -> str:
         """
@@ -1286,7 +1348,7 @@ class Server:
 
         Raises the step's failure (`RemoteError`, `PeerLostError`, `StallError`,
         `StepMismatchError`) once every worker is idle; a failure that this rank reported
-        itself is the event `aborted_locally`.
+        itself is the event `ABORTED_LOCALLY`.
         """
     def take_if_answered(self, /, requests: SupportsGetItem[int, SupportsIndex]) -> list[Answer] | None:
         """
@@ -1418,9 +1480,9 @@ class Task:
     What a worker is to run, from `Server.next_task`.
     """
     @property
-    def kind(self, /) -> str:
+    def kind(self, /) -> TaskKind:
         """
-        `root`, `forward`, `backward`, `close` or `weight`.
+        What it is.
         """
     @property
     def microbatch(self, /) -> int:
@@ -1437,6 +1499,23 @@ class Task:
         """
         What `defer_weight_gradient` was given; None for other tasks.
         """
+
+@final
+class TaskKind:
+    """
+    What a task is.
+    """
+
+    BACKWARD: Final[TaskKind]
+    CLOSE: Final[TaskKind]
+    FORWARD: Final[TaskKind]
+    ROOT: Final[TaskKind]
+    WEIGHT_GRADIENT: Final[TaskKind]
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+    def __int__(self, /) -> int: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
 
 @final
 class TensorParts:

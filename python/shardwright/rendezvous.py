@@ -59,7 +59,7 @@ def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_cor
     bind = cfg.bind_interface_address or _own_address(launch)
     began = time.monotonic()
     if launch.rank == 0:
-        place = _core.MeetingPlace.listen(bind, secret)
+        place = _core.Rendezvous.listen(bind, secret)
         store.set("address", f"{bind}:{place.port}")
         return _connect(launch, cfg, options, place, bind), store
     try:
@@ -69,7 +69,7 @@ def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_cor
             f"rank {launch.rank} waited {time.monotonic() - began:.1f} s for rank 0, which did not start: "
             f"{_first_line(error)}"
         ) from None
-    return _connect(launch, cfg, options, _core.MeetingPlace.at(host, int(port), secret), bind), store
+    return _connect(launch, cfg, options, _core.Rendezvous.at(host, int(port), secret), bind), store
 
 
 def _join_on_this_host(
@@ -83,10 +83,10 @@ def _join_on_this_host(
     if launch.rank == 0:
         if cfg.ddp:
             store = loopback_store(cfg.ddp_port or 0, timeout)
-        place = _core.MeetingPlace.open(name, bind, given, getattr(store, "port", 0))
+        place = _core.Rendezvous.open(name, bind, given, getattr(store, "port", 0))
     else:
         try:
-            place = _core.MeetingPlace.find(name, bind, given, timeout)
+            place = _core.Rendezvous.find(name, bind, given, timeout)
         except JobStartError as error:
             raise JobStartError(f"rank {launch.rank}: {error}") from None
     node = _connect(launch, cfg, options, place, bind)
@@ -171,7 +171,7 @@ def _connect(
     launch: LaunchInfo,
     cfg: Any,
     options: _core.CommOptions,
-    place: _core.MeetingPlace,
+    place: _core.Rendezvous,
     bind: str,
 ) -> _core.Node:
     own = resources.check_resources(launch, cfg)

@@ -74,7 +74,7 @@ def main() -> None:
         if number > 0 and number % ROUND == 0:
             anew()
         error = job.exact_step()
-        say("step", number=number, error=error, strangers=smp.stats()["communication"]["strangers_dropped"])
+        say("step", number=number, error=error, strangers=smp.stats()["communication"]["unknown_peers_dropped"])
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_harmless_faults_change_no_bit_of_any_gradient(seed: int, expected: dict
     [
         ("drop=1", "did not arrive within 3 s"),
         ("corrupt=1", "it was damaged on its way"),
-        ("cut=noticed", "died: its connection ended without a goodbye"),
+        ("cut=noticed", "died: its connection ended without a shutdown notice"),
         ("cut=silent", "has been silent for 3 s"),
     ],
 )

@@ -120,7 +120,7 @@ FAULTS = (
     Fault(
         "memory",
         "the end of an operation leaves its address among those under way",
-        f"{_UCX}/raw/inbox.rs",
+        f"{_UCX}/raw/callback_state.rs",
         "slots.places[operation.place] = null_mut();",
         "",
         ("shardwright-comm", MEMORY),
@@ -148,9 +148,9 @@ FAULTS = (
         "server",
         "others come in between the main thread's look and its sleep",
         f"{_RUNTIME}/server.rs",
-        "                return None;\n            }\n            state = wait_on(&self.main_bell, state, left);",
+        "                return None;\n            }\n            state = wait_on(&self.main_condvar, state, left);",
         "                return None;\n            }\n            drop(state);\n"
-        "            state = wait_on(&self.main_bell, self.lock(), left);",
+        "            state = wait_on(&self.main_condvar, self.lock(), left);",
         ("shardwright-runtime", "one_failure_reaches_every_waiter_and_the_next_step_runs"),
     ),
     Fault(
@@ -165,16 +165,16 @@ FAULTS = (
         "server",
         "the main thread is not woken by a thread that has sent",
         f"{_RUNTIME}/server.rs",
-        "            if wake_main {\n                self.main_bell",
-        "            if wake_main && sent.is_empty() {\n                self.main_bell",
+        "            if wake_main {\n                self.main_condvar",
+        "            if wake_main && sent.is_empty() {\n                self.main_condvar",
         ("shardwright-runtime", "a_lost_peer_ends_the_steps_of_all_whenever_it_is_lost"),
     ),
     Fault(
         "server",
         "an answer comes between the main thread's look and its sleep",
         f"{_RUNTIME}/server/calls.rs",
-        "state = wait_on(&self.main_bell, state, left);",
-        "drop(state);\n            state = wait_on(&self.main_bell, self.lock(), left);",
+        "state = wait_on(&self.main_condvar, state, left);",
+        "drop(state);\n            state = wait_on(&self.main_condvar, self.lock(), left);",
         ("shardwright-runtime", "a_waiting_main_thread_hears_its_answer_and_control_requests_go_first"),
     ),
     Fault(

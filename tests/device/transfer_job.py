@@ -80,10 +80,10 @@ class Rehearsed:
 
 def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
     if rank == 0:
-        place = _core.MeetingPlace.listen("127.0.0.1", b"secret")
+        place = _core.Rendezvous.listen("127.0.0.1", b"secret")
         print(place.port, flush=True)
     else:
-        place = _core.MeetingPlace.at("127.0.0.1", port, b"secret")
+        place = _core.Rendezvous.at("127.0.0.1", port, b"secret")
     core = {
         "transport": "shared_memory",
         "spin_microseconds": 50,

@@ -47,20 +47,20 @@ class Rank:
         )
         while True:
             event = self.server.supervise()
-            if event.kind == "start_worker":
+            if event.kind == _core.EventKind.START_WORKER:
                 thread = threading.Thread(target=self._work, args=(event.worker, run), daemon=True)
                 self.threads.append(thread)
                 thread.start()
-            elif event.kind == "control":
+            elif event.kind == _core.EventKind.CONTROL:
                 self.server.respond(event.request, _core.Answer.value(*body(event.request.control)))
-            elif event.kind == "root_done":
+            elif event.kind == _core.EventKind.ROOT_DONE:
                 self.server.end_step(*body(number))
                 result = number
                 break
-            elif event.kind == "step_end":
+            elif event.kind == _core.EventKind.STEP_END:
                 result = value_of(*event.body)
                 break
-            elif event.kind == "aborted_locally":
+            elif event.kind == _core.EventKind.ABORTED_LOCALLY:
                 assert self.error is not None
                 raise self.error
         self.server.leave_step()
@@ -141,7 +141,7 @@ def on_all(ranks: list[Rank], main: Callable[[Rank], Any]) -> list[Any]:
 
 
 def double_remotely(rank: Rank, worker: int, task: Any) -> Any:
-    if task.kind == "root":
+    if task.kind == _core.TaskKind.ROOT:
         answer = rank.call(worker, torch.full((3,), task.microbatch), to=1, microbatch=task.microbatch)
         assert answer.tolist() == [2 * task.microbatch] * 3
         rank.server.await_backward(worker)
@@ -170,7 +170,7 @@ def test_a_request_shows_every_field_of_the_papers_message(ranks: list[Rank]) ->
     fields: dict[str, Any] = {}
 
     def run(rank: Rank, worker: int, task: Any) -> Any:
-        if task.kind == "root":
+        if task.kind == _core.TaskKind.ROOT:
             return rank.call(
                 worker,
                 {"x": torch.zeros(2, 3)},
@@ -271,7 +271,7 @@ def test_a_step_in_which_nothing_moves_is_reported_and_ends() -> None:
         server = made[1].server
         server.begin_step(step=1, function="train_step", num_microbatches=1, pipeline="simple", active_microbatches=1)
         event = server.supervise()
-        assert event.kind == "stall_report"
+        assert event.kind == _core.EventKind.STALL_REPORT
         assert "waited" in event.text
         assert "rank 0, the root, to enter the step" in event.text
         # Rank 0 is in no step: its main thread runs other code, which counts as progress.
@@ -282,7 +282,7 @@ def test_a_step_in_which_nothing_moves_is_reported_and_ends() -> None:
 
         def wait_in_vain() -> None:
             task = made[0].server.next_task(worker)
-            assert task.kind == "root"
+            assert task.kind == _core.TaskKind.ROOT
             with pytest.raises(StepAborted):
                 made[0].call(worker, 0, to=1)
             assert made[0].server.next_task(worker) is None
@@ -311,14 +311,14 @@ def test_ctrl_c_gets_through_a_wait_of_the_main_thread() -> None:
         rank.server.begin_step(
             step=1, function="train_step", num_microbatches=2, pipeline="simple", active_microbatches=1
         )
-        assert rank.server.supervise().kind == "start_worker"
+        assert rank.server.supervise().kind == _core.EventKind.START_WORKER
         timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             rank.server.supervise()
         timer.join()
         rank.server.fail(module=None, microbatch=None, phase=None, kind="KeyboardInterrupt", message="", traceback="")
-        assert rank.server.supervise().kind == "aborted_locally"
+        assert rank.server.supervise().kind == _core.EventKind.ABORTED_LOCALLY
     finally:
         close([rank])
 

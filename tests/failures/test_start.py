@@ -269,7 +269,7 @@ def test_another_user_is_told_nothing() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may become another user")
     name = f"a job of process {os.getpid()}"
-    place = _core.MeetingPlace.open(name, "127.0.0.1", None)
+    place = _core.Rendezvous.open(name, "127.0.0.1", None)
     child = os.fork()
     if child == 0:
         os.setuid(65534)
@@ -299,7 +299,7 @@ def test_a_door_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch)
     os.read(ready[0], 1)
     try:
         with pytest.raises(JobStartError, match="a process of user 65534 waits where the ranks of this job of user 0"):
-            _core.MeetingPlace.find(name, "127.0.0.1", None, 10.0)
+            _core.Rendezvous.find(name, "127.0.0.1", None, 10.0)
     finally:
         os.write(over[1], b"x")
         os.waitpid(child, 0)

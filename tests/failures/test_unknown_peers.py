@@ -59,7 +59,7 @@ def call_with_wrong_secret(port: int) -> None:
         _core.Node.connect(
             rank=1,
             world=2,
-            place=_core.MeetingPlace.at("127.0.0.1", port, b"not the job's"),
+            place=_core.Rendezvous.at("127.0.0.1", port, b"not the job's"),
             fingerprint="",
             version="",
             connect_timeout=10.0,
@@ -147,7 +147,7 @@ def test_unknown_peers_are_dropped_and_counted_and_the_training_goes_on(training
     for process, number in zip(training.ranks, numbers, strict=True):
         process.event("step", number=number + 5)
         assert max(step["error"] for step in process.events("step")) < TOLERANCE
-        assert process.err.count("dropped a stranger's connection") == 1
+        assert process.err.count("dropped an unknown peer's connection") == 1
 
 
 def test_ranks_start_although_idle_connections_stand_at_the_door() -> None:

@@ -155,8 +155,8 @@ FAULTS = (
         "wire",
         "a heartbeat says of sending what is true of computing",
         "crates/wire/src/codec/frame.rs",
-        "writer.bool(beat.sending);",
-        "writer.bool(beat.executing);",
+        "writer.bool(heartbeat.sending);",
+        "writer.bool(heartbeat.executing);",
         ("shardwright-wire",),
     ),
     Fault(

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::{OFlags, SealFlags, fcntl_get_seals};
 use shardwright_core::Rank;
-use shardwright_wire::{Buffer, Lent, SharedPlace};
+use shardwright_wire::{Buffer, SharedPlace};
 
 use super::layout::{self, DeviceOffer, mapped, slot};
-use super::pool::{NAME, Offer};
+use super::pool::{LentRange, NAME, Offer};
 use super::raw::{MappedRange, Mapping};
 use shardwright_system::Owner;
 
@@ -56,12 +56,6 @@ pub struct Import {
     mapping: Arc<Mapping>,
     own: Rank,
     owner: Owner,
-}
-
-/// A tensor's bytes in another rank's buffer, in this process's hands until dropped.
-struct Received {
-    piece: MappedRange,
-    _held: TakenBlock,
 }
 
 /// A block that a peer has lent; given back when dropped.
@@ -146,9 +140,9 @@ impl Import {
             return Err(refused());
         }
         let held = self.take(place, bytes)?;
-        Ok(Buffer::lent(Arc::new(Received {
-            piece: MappedRange::new(Arc::clone(&self.mapping), place.offset as usize, bytes),
-            _held: held,
+        Ok(Buffer::lent(Arc::new(LentRange {
+            range: MappedRange::new(Arc::clone(&self.mapping), place.offset as usize, bytes),
+            holder: held,
         })))
     }
 
@@ -230,20 +224,6 @@ impl Drop for DeviceUse {
         if self.owner.is_here() {
             self.say(self.after);
         }
-    }
-}
-
-impl Lent for Received {
-    fn as_bytes(&self) -> &[u8] {
-        self.piece.as_bytes()
-    }
-
-    fn len(&self) -> usize {
-        self.piece.len()
-    }
-
-    fn start(&self) -> *mut u8 {
-        self.piece.start()
     }
 }
 

@@ -62,16 +62,24 @@ struct Loan {
     _memory: Arc<dyn Any + Send + Sync>,
 }
 
-/// A block of the pool in this process's hands.
-pub(super) struct Region {
+/// A range of a mapping, and what keeps it from being given to anybody else until it is dropped.
+pub(super) struct LentRange<H> {
+    pub(super) range: MappedRange,
+    pub(super) holder: H,
+}
+
+/// Bytes of the pool in this process's hands.
+pub(super) type Region = LentRange<OwnBlock>;
+
+/// A block of the pool; freed when dropped.
+pub(super) struct OwnBlock {
     pub(super) pool: Arc<Pool>,
-    pub(super) piece: MappedRange,
     pub(super) block: Block,
     /// Whose the block is, where it is a part of a larger one.
     pub(super) zone: Option<Arc<Zone>>,
 }
 
-impl Region {
+impl OwnBlock {
     /// Where it begins in the buffer.
     fn offset(&self) -> u64 {
         let zone = self.zone.as_ref().map_or(0, |zone| zone.offset());
@@ -133,7 +141,7 @@ impl Pool {
         let Some(mut region) = self.take(bytes) else {
             return Buffer::filled_by(bytes, fill);
         };
-        fill(region.piece.as_mut_bytes())?;
+        fill(region.range.as_mut_bytes())?;
         Ok(Buffer::lent(Arc::new(region)))
     }
 
@@ -142,7 +150,7 @@ impl Pool {
         let Some(mut region) = self.take(bytes.len()) else {
             return Buffer::copy_of(bytes);
         };
-        region.piece.as_mut_bytes().copy_from_slice(bytes);
+        region.range.as_mut_bytes().copy_from_slice(bytes);
         Buffer::lent(Arc::new(region))
     }
 
@@ -210,10 +218,10 @@ impl Pool {
         let memory: Arc<dyn Any + Send + Sync> = Arc::<dyn Lent>::clone(buffer.as_lent()?);
         let region = memory.downcast::<Region>().ok()?;
         // One is the buffer's own, one is ours.
-        if !Arc::ptr_eq(&region.pool, self) || Arc::strong_count(&region) > 2 {
+        if !Arc::ptr_eq(&region.holder.pool, self) || Arc::strong_count(&region) > 2 {
             return None;
         }
-        self.lend_block(SharedMemory::Host, region.offset(), region)
+        self.lend_block(SharedMemory::Host, region.holder.offset(), region)
     }
 
     /// Copies bytes into a block of their own and hands that over; `None` when there is no room, or too many blocks are
@@ -223,8 +231,8 @@ impl Pool {
             return None;
         }
         let mut region = self.take(bytes.len())?;
-        region.piece.as_mut_bytes().copy_from_slice(bytes);
-        self.lend_block(SharedMemory::Host, region.offset(), Arc::new(region))
+        region.range.as_mut_bytes().copy_from_slice(bytes);
+        self.lend_block(SharedMemory::Host, region.holder.offset(), Arc::new(region))
     }
 
     /// Whether one more block can be lent, after taking back what was given back.
@@ -299,10 +307,12 @@ impl Pool {
         let block = block?;
         let offset = layout::HEAD_BYTES + block.offset as usize;
         Some(Region {
-            pool: Arc::clone(self),
-            piece: MappedRange::new(Arc::clone(&self.mapping), offset, bytes),
-            block,
-            zone: None,
+            range: MappedRange::new(Arc::clone(&self.mapping), offset, bytes),
+            holder: OwnBlock {
+                pool: Arc::clone(self),
+                block,
+                zone: None,
+            },
         })
     }
 
@@ -337,21 +347,21 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl Lent for Region {
+impl<H: Send + Sync + 'static> Lent for LentRange<H> {
     fn as_bytes(&self) -> &[u8] {
-        self.piece.as_bytes()
+        self.range.as_bytes()
     }
 
     fn len(&self) -> usize {
-        self.piece.len()
+        self.range.len()
     }
 
     fn start(&self) -> *mut u8 {
-        self.piece.start()
+        self.range.start()
     }
 }
 
-impl Drop for Region {
+impl Drop for OwnBlock {
     fn drop(&mut self) {
         // A forked child has a copy of the allocator, whose lock a thread of the parent may have held (BU-4).
         if !self.pool.owner.is_here() {

@@ -231,10 +231,10 @@ fn only_the_offered_memory_is_mapped() {
     for offer in refused {
         assert!(open(&offer).is_err(), "{offer:?}");
     }
-    let stranger = memfd_create(super::pool::NAME, MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&stranger, offer.bytes).unwrap();
+    let unknown_peer = memfd_create(super::pool::NAME, MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&unknown_peer, offer.bytes).unwrap();
     let unsealed = Offer {
-        fd: stranger.as_raw_fd(),
+        fd: unknown_peer.as_raw_fd(),
         ..offer
     };
     assert!(matches!(

@@ -7,7 +7,7 @@ use shardwright_wire::Buffer;
 
 use super::allocator::Allocator;
 use super::layout;
-use super::pool::{Pool, Region};
+use super::pool::{OwnBlock, Pool, Region};
 use super::raw::MappedRange;
 use shardwright_system::sync::{Mutex, MutexGuard};
 
@@ -39,25 +39,27 @@ impl Zone {
 
     /// Where it begins, and how long it is.
     pub fn range(&self) -> (*mut u8, usize) {
-        (self.whole.piece.start(), self.whole.piece.len())
+        (self.whole.range.start(), self.whole.range.len())
     }
 
     /// A part that is filled later, through its start; `None` where there is no room.
     pub fn reserve(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
         let block = self.lock().allocate(bytes as u64)?;
-        let pool = Arc::clone(&self.whole.pool);
-        let offset = layout::HEAD_BYTES as u64 + self.whole.block.offset + block.offset;
+        let pool = Arc::clone(&self.whole.holder.pool);
+        let offset = layout::HEAD_BYTES as u64 + self.whole.holder.block.offset + block.offset;
         Some(Buffer::lent(Arc::new(Region {
-            piece: MappedRange::new(Arc::clone(&pool.mapping), offset as usize, bytes),
-            pool,
-            block,
-            zone: Some(Arc::clone(self)),
+            range: MappedRange::new(Arc::clone(&pool.mapping), offset as usize, bytes),
+            holder: OwnBlock {
+                pool,
+                block,
+                zone: Some(Arc::clone(self)),
+            },
         })))
     }
 
     /// Where it begins behind the pool's head.
     pub(super) fn offset(&self) -> u64 {
-        self.whole.block.offset
+        self.whole.holder.block.offset
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Allocator> {

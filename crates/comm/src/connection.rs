@@ -8,7 +8,7 @@ use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message};
 
 use crate::error::CommError;
-use crate::transport::{CommStats, PeerInfo, Pulse, Sight, Transport};
+use crate::transport::{CommStats, HeartbeatState, Observation, PeerInfo, Transport};
 use shardwright_system::Owner;
 
 /// How long [`Transport::close`] waits for threads that are inside a call to leave it.
@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 pub(crate) struct ClosableTransport {
     rank: Rank,
     peers: Vec<PeerInfo>,
-    pulse: Arc<Pulse>,
+    heartbeat_state: Arc<HeartbeatState>,
     owner: Owner,
     state: RwLock<State>,
 }
@@ -43,7 +43,7 @@ impl ClosableTransport {
             peers: ranks
                 .filter_map(|rank| transport.peer(rank).cloned())
                 .collect(),
-            pulse: Arc::clone(transport.pulse()),
+            heartbeat_state: Arc::clone(transport.heartbeat_state()),
             owner: Owner::this_process(),
             state: RwLock::new(State::Open(transport)),
         })
@@ -88,11 +88,11 @@ impl Transport for ClosableTransport {
         self.peers.get(rank.0 as usize)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        &self.pulse
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        &self.heartbeat_state
     }
 
-    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         self.open()
             .is_ok_and(|transport| transport.read_until(slice, look))
     }
@@ -103,11 +103,11 @@ impl Transport for ClosableTransport {
         }
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
+    fn close(&self, report: Option<ErrorReport>) {
         let Ok(transport) = self.open() else {
             return;
         };
-        transport.close(farewell);
+        transport.close(report);
         let last = State::Closed(Box::new(transport.stats()));
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *state, last);

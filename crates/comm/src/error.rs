@@ -91,7 +91,7 @@ pub enum CommError {
 /// A loss, as the rest of a sentence that begins with the rank.
 pub fn describe_loss(loss: &Loss) -> String {
     match loss {
-        Loss::Died => "died: its connection ended without a goodbye".to_owned(),
+        Loss::Died => "died: its connection ended without a shutdown notice".to_owned(),
         Loss::Silent { seconds } => {
             format!("has been silent for {seconds} s: it is frozen or unreachable")
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_wire::{Buffer, Limits};
 
-use crate::place::MeetingPlace;
+use crate::rendezvous::Rendezvous;
 use crate::routing::TransportChoice;
 use shardwright_buffers::{Pool, SHARED_BYTES};
 use shardwright_cuda::DeviceMemory;
@@ -26,7 +26,7 @@ pub struct JobOptions {
     /// The number of ranks.
     pub world: u32,
     /// Where the ranks meet.
-    pub place: MeetingPlace,
+    pub place: Rendezvous,
     /// The interface the other ranks listen on; by default the one that leads to rank 0.
     pub bind_address: Option<IpAddr>,
     /// This host's name, for messages.
@@ -53,7 +53,7 @@ pub struct JobOptions {
 
 impl JobOptions {
     /// Those of a rank of a job of one host that shares no memory.
-    pub fn on_this_host(rank: Rank, world: u32, place: MeetingPlace) -> Self {
+    pub fn on_this_host(rank: Rank, world: u32, place: Rendezvous) -> Self {
         Self {
             rank,
             world,

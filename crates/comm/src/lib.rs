@@ -8,8 +8,8 @@ mod concurrency;
 mod conformance;
 mod connection;
 mod counters;
+mod deadline;
 mod device;
-mod door;
 mod error;
 mod exchange;
 #[cfg(feature = "fuzzing")]
@@ -17,11 +17,11 @@ pub mod hostile;
 mod in_process;
 mod job;
 mod layers;
+mod local_rendezvous;
 mod node;
 mod objects;
-mod patience;
-mod place;
 mod published;
+mod rendezvous;
 mod router;
 mod routing;
 mod secret;
@@ -39,6 +39,7 @@ pub mod ucx;
 use std::time::Duration;
 
 pub use counters::Carried;
+pub use deadline::{Deadline, SLICE};
 pub use error::{CommError, describe_loss};
 #[cfg(any(test, feature = "faults"))]
 pub use in_process::faults::{Cut, Faults, FaultsError};
@@ -46,15 +47,14 @@ pub use in_process::{InProcess, in_process};
 pub use job::{CommOptions, JobOptions, TensorMemory};
 pub use node::{Joining, Node};
 pub use objects::ObjectPlane;
-pub use patience::{Patience, SLICE};
-pub use place::MeetingPlace;
+pub use rendezvous::Rendezvous;
 pub use router::Router;
 pub use routing::{Reason, Route, TransportChoice};
 pub use secret::Secret;
 pub use shardwright_system::sync;
-pub use shardwright_wire::Beat;
+pub use shardwright_wire::Heartbeat;
 pub use start_error::StartError;
-pub use transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
+pub use transport::{CommStats, HeartbeatState, Loss, Observation, PeerInfo, Receiver, Transport};
 
 /// Messages that may wait for one peer's connection. Far above what a step has
 /// in flight, and an empty slot costs no more than a pointer or two.

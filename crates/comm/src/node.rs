@@ -8,15 +8,15 @@ use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage};
 
 use crate::connection::ClosableTransport;
-use crate::door::Door;
+use crate::deadline::Deadline;
 use crate::error::CommError;
 #[cfg(any(test, feature = "faults"))]
 use crate::in_process::faults::{Faults, in_process_with_faults};
 use crate::in_process::{InProcess, in_process};
 use crate::job::{JobOptions, TensorMemory};
 use crate::layers::Stack;
+use crate::local_rendezvous::LocalRendezvous;
 use crate::objects::barrier;
-use crate::patience::Patience;
 use crate::published;
 use crate::router::Router;
 use crate::routing::TransportChoice;
@@ -32,7 +32,7 @@ pub struct Node {
     owner: Owner,
     memory: Mutex<Arc<TensorMemory>>,
     /// Where late ranks of this host are told of the job.
-    door: Option<Door>,
+    local: Option<LocalRendezvous>,
 }
 
 /// A node before the ranks have met.
@@ -40,7 +40,7 @@ pub struct Joining {
     stack: Stack,
     router: Arc<Router>,
     choice: TransportChoice,
-    door: Option<Door>,
+    local: Option<LocalRendezvous>,
 }
 
 impl Joining {
@@ -48,13 +48,13 @@ impl Joining {
     pub fn prepare(mut options: JobOptions) -> Result<Self, StartError> {
         let router = Arc::new(Router::default());
         let choice = options.comm.transport;
-        let door = options.place.door.take();
+        let local = options.place.local.take();
         let receiver: Arc<dyn Receiver> = Arc::<Router>::clone(&router);
         Ok(Self {
             stack: Stack::new(options, receiver)?,
             router,
             choice,
-            door,
+            local,
         })
     }
 
@@ -64,7 +64,7 @@ impl Joining {
         let transport = self.stack.join(go_on)?;
         let node = Node::new(transport, self.router, memory, self.choice);
         Ok(Node {
-            door: self.door,
+            local: self.local,
             ..node
         })
     }
@@ -115,7 +115,7 @@ impl Node {
             choice,
             owner: Owner::this_process(),
             memory: Mutex::new(Arc::new(memory)),
-            door: None,
+            local: None,
         }
     }
 
@@ -159,8 +159,8 @@ impl Node {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Body, CommError> {
         self.check()?;
-        let mut patience = Patience::new(Some(limit), go_on).reading(&*self.transport);
-        self.router.objects().receive(from, channel, &mut patience)
+        let mut deadline = Deadline::new(Some(limit), go_on).reading(&*self.transport);
+        self.router.objects().receive(from, channel, &mut deadline)
     }
 
     /// Keeps a body for `peers` to fetch; the key to ask for it by.
@@ -188,9 +188,9 @@ impl Node {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<(), CommError> {
         self.check()?;
-        let mut patience = Patience::new(limit, go_on).reading(&*self.transport);
+        let mut deadline = Deadline::new(limit, go_on).reading(&*self.transport);
         let objects = self.router.objects();
-        barrier(&*self.transport, objects, group, name, &mut patience)
+        barrier(&*self.transport, objects, group, name, &mut deadline)
     }
 
     /// How many objects have come for which nobody has asked, and how many are kept for others to fetch.
@@ -199,11 +199,11 @@ impl Node {
         (waiting, self.router.published().len())
     }
 
-    /// Leaves the job; the other ranks hear a goodbye, with `farewell` when an error is the reason. Takes a few seconds
+    /// Leaves the job; the other ranks hear a shutdown notice, with `report` when an error is the reason. Takes a few seconds
     /// at most; a second call does nothing.
-    pub fn close(&self, farewell: Option<ErrorReport>) {
-        self.door.iter().for_each(Door::close);
-        self.transport.close(farewell);
+    pub fn close(&self, report: Option<ErrorReport>) {
+        self.local.iter().for_each(LocalRendezvous::close);
+        self.transport.close(report);
         if self.owner.is_here() {
             self.router.close();
             let memory = self.memory.lock();

@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use shardwright_core::Rank;
 use shardwright_wire::{Body, ErrorReport, Message, ObjectMessage, TensorPart, Value};
 
+use crate::deadline::Deadline;
 use crate::error::{CommError, describe_loss};
-use crate::patience::Patience;
-use crate::transport::{Loss, Sight, Transport};
+use crate::transport::{Loss, Observation, Transport};
 use shardwright_system::sync::thread::{self, ThreadId};
 use shardwright_system::sync::{Condvar, Mutex, MutexGuard};
 
@@ -121,9 +121,9 @@ impl ObjectPlane {
         &self,
         from: Rank,
         channel: &str,
-        patience: &mut Patience<'_>,
+        deadline: &mut Deadline<'_>,
     ) -> Result<Body, CommError> {
-        self.receive_watching(from, channel, &[], patience)
+        self.receive_watching(from, channel, &[], deadline)
     }
 
     /// Like [`Self::receive`], and fails as well when a rank of `watched` fails.
@@ -132,7 +132,7 @@ impl ObjectPlane {
         from: Rank,
         channel: &str,
         watched: &[Rank],
-        patience: &mut Patience<'_>,
+        deadline: &mut Deadline<'_>,
     ) -> Result<Body, CommError> {
         let key = (from, channel.to_owned());
         let mut state = self.lock();
@@ -142,17 +142,17 @@ impl ObjectPlane {
             }
             state.check(&key, watched)?;
             drop(state);
-            let slice = patience.next_slice(from, "object")?;
+            let slice = deadline.next_slice(from, "object")?;
             let this = thread::current().id();
             self.lock().reading.push(this);
             let mut look = || {
                 if self.lock().is_unmoved(&key, watched) {
-                    Sight::Idle
+                    Observation::Idle
                 } else {
-                    Sight::Done
+                    Observation::Done
                 }
             };
-            let read = patience.read_until(slice, &mut look);
+            let read = deadline.read_until(slice, &mut look);
             state = self.lock();
             state.reading.retain(|thread| *thread != this);
             if !read && state.is_unmoved(&key, watched) {
@@ -232,7 +232,7 @@ pub(crate) fn barrier(
     plane: &ObjectPlane,
     group: &[Rank],
     name: &str,
-    patience: &mut Patience<'_>,
+    deadline: &mut Deadline<'_>,
 ) -> Result<(), CommError> {
     let own = transport.rank();
     let channel = format!("\0barrier:{name}");
@@ -240,11 +240,11 @@ pub(crate) fn barrier(
     let others = || group.iter().copied().filter(|rank| *rank != own);
     if own != leader {
         send_plain(transport, leader, &channel, Value::None)?;
-        let verdict = plane.receive_watching(leader, &channel, group, patience)?;
+        let verdict = plane.receive_watching(leader, &channel, group, deadline)?;
         return read_verdict(&verdict.value);
     }
     for rank in others() {
-        if let Err(error) = plane.receive_watching(rank, &channel, group, patience) {
+        if let Err(error) = plane.receive_watching(rank, &channel, group, deadline) {
             for rank in others() {
                 // A member that is lost itself needs no telling; the first error is the one to report.
                 if let Err(lost) = send_plain(transport, rank, &channel, verdict(transport, &error))
@@ -334,8 +334,8 @@ mod tests {
         let push = |number| push_on("a".to_owned(), number);
         let take = || {
             let mut go_on = || true;
-            let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
-            plane.receive(Rank(1), "a", &mut patience)
+            let mut deadline = Deadline::new(Some(Duration::from_mins(1)), &mut go_on);
+            plane.receive(Rank(1), "a", &mut deadline)
         };
         let capacity = i64::try_from(CAPACITY).unwrap();
         (0..=capacity).for_each(push);
@@ -368,8 +368,8 @@ mod tests {
         push(Rank(2), 0);
         assert_eq!(plane.waiting(), CAPACITY + 1, "another sender's has room");
         let mut go_on = || true;
-        let mut patience = Patience::new(Some(Duration::from_mins(1)), &mut go_on);
-        let found = plane.receive(Rank(1), "any", &mut patience).unwrap_err();
+        let mut deadline = Deadline::new(Some(Duration::from_mins(1)), &mut go_on);
+        let found = plane.receive(Rank(1), "any", &mut deadline).unwrap_err();
         assert!(
             matches!(&found, CommError::Overflow { channel, .. } if *channel == format!("channel {CAPACITY}")),
             "{found}"

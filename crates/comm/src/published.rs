@@ -143,8 +143,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::deadline::Deadline;
     use crate::in_process::in_process;
-    use crate::patience::Patience;
     use crate::router::Router;
     use crate::transport::Receiver;
 
@@ -182,10 +182,10 @@ mod tests {
             let (transport, router) = &ranks[index];
             fetch(&**transport, Rank(0), key).unwrap();
             let mut go_on = || true;
-            let mut patience = Patience::new(Some(Duration::from_secs(10)), &mut go_on);
+            let mut deadline = Deadline::new(Some(Duration::from_secs(10)), &mut go_on);
             let got = router
                 .objects()
-                .receive(Rank(0), &channel_of(key), &mut patience)
+                .receive(Rank(0), &channel_of(key), &mut deadline)
                 .unwrap();
             assert_eq!(got, body(7));
         }

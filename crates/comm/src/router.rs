@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, Message};
+use shardwright_wire::{Heartbeat, Message};
 
 use crate::objects::ObjectPlane;
 use crate::published::Published;
@@ -123,10 +123,10 @@ impl Receiver for Router {
         }
     }
 
-    fn beat(&self, from: Rank, beat: Beat) {
+    fn heartbeat(&self, from: Rank, heartbeat: Heartbeat) {
         let handler = self.lock().handler.clone();
         if let Some(handler) = handler {
-            handler.beat(from, beat);
+            handler.heartbeat(from, heartbeat);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport, Message};
+use shardwright_wire::{ErrorReport, Heartbeat, Message};
 
 use crate::counters::{ByReason, ByRoute};
 use crate::error::CommError;
@@ -20,14 +20,14 @@ use crate::error::CommError;
 /// How a peer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Its connection ended without a goodbye.
+    /// Its connection ended without a shutdown notice.
     Died,
     /// Not a byte came from it for this long.
     Silent {
         /// For how long.
         seconds: u64,
     },
-    /// It said goodbye, with an error when it leaves because of one.
+    /// It sent a shutdown notice, with an error when it leaves because of one.
     Left(Option<Box<ErrorReport>>),
     /// It sent something that cannot be read.
     Broken {
@@ -59,7 +59,7 @@ pub struct CommStats {
     /// Bytes taken from the network, headers and heartbeats included.
     pub bytes_received: u64,
     /// Connections dropped because they did not prove the job's secret.
-    pub strangers_dropped: u64,
+    pub unknown_peers_dropped: u64,
     /// What each route carried.
     pub by_route: ByRoute,
     /// Why tensors were sent by the routes they took.
@@ -68,7 +68,7 @@ pub struct CommStats {
 
 /// What a waiting thread sees when it looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum Observation {
     /// What it waits for is there.
     Done,
     /// It is not, and this rank has nothing else to do: the processor is free for looking again at once.
@@ -112,21 +112,21 @@ pub trait Transport: Send + Sync {
     fn peer(&self, rank: Rank) -> Option<&PeerInfo>;
 
     /// The state that this rank's heartbeats report.
-    fn pulse(&self) -> &Arc<Pulse>;
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState>;
 
-    /// Lets the calling thread, which waits, receive by itself until it sees [`Sight::Done`] or for `slice`:
+    /// Lets the calling thread, which waits, receive by itself until it sees [`Observation::Done`] or for `slice`:
     /// deliveries then happen in this thread, and nobody has to wake it. `false`, at once, where
     /// the transport has no such way or another thread does it already.
-    fn read_until(&self, _slice: Duration, _look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, _slice: Duration, _look: &mut dyn FnMut() -> Observation) -> bool {
         false
     }
 
     /// Lets the thread in [`Self::read_until`] look again.
     fn wake_reader(&self) {}
 
-    /// Says goodbye to everybody, sends what is queued, and ends all threads,
+    /// Sends everybody a shutdown notice after what is queued, and ends all threads,
     /// within a few seconds. A second call does nothing.
-    fn close(&self, farewell: Option<ErrorReport>);
+    fn close(&self, report: Option<ErrorReport>);
 
     /// By what a rank is reached, in a word or two for people.
     fn reached_by(&self, _rank: Rank) -> Cow<'static, str> {
@@ -145,25 +145,25 @@ pub trait Transport: Send + Sync {
 /// Takes what arrives. Called on the transport's threads, and on threads in [`Transport::read_until`] and
 /// [`Transport::send_and_read`]: it returns quickly, and calls of different peers may overlap.
 pub trait Receiver: Send + Sync {
-    /// A message. ([`Message::Goodbye`] comes as [`Loss::Left`] instead.)
+    /// A message. ([`Message::ShutdownNotice`] comes as [`Loss::Left`] instead.)
     fn deliver(&self, from: Rank, message: Message);
 
     /// A peer is gone (CM-3).
     fn peer_lost(&self, from: Rank, loss: Loss);
 
     /// A peer's heartbeat.
-    fn beat(&self, from: Rank, beat: Beat);
+    fn heartbeat(&self, from: Rank, heartbeat: Heartbeat);
 }
 
 /// What this rank's heartbeats say; written by the runtime, read by the transport.
 #[derive(Debug, Default)]
-pub struct Pulse {
+pub struct HeartbeatState {
     step: AtomicU64,
     executing: AtomicBool,
     progress: AtomicU64,
 }
 
-impl Pulse {
+impl HeartbeatState {
     /// Enters a step.
     pub fn enter_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
@@ -180,8 +180,8 @@ impl Pulse {
     }
 
     /// The state now.
-    pub fn beat(&self, sending: bool) -> Beat {
-        Beat {
+    pub fn heartbeat(&self, sending: bool) -> Heartbeat {
+        Heartbeat {
             step: self.step.load(Ordering::Relaxed),
             executing: self.executing.load(Ordering::Relaxed),
             sending,

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use shardwright_comm::TransportChoice;
-use shardwright_comm::{CommOptions, JobOptions, Joining, MeetingPlace, Node, Secret};
+use shardwright_comm::{CommOptions, JobOptions, Joining, Node, Rendezvous, Secret};
 use shardwright_core::Rank;
 use shardwright_wire::Limits;
 
 fn job(world: u32) -> Vec<Node> {
     let (host, secret) = ("127.0.0.1".to_owned(), Secret::new(b"secret".to_vec()));
-    let listening = MeetingPlace::listen(host.clone(), secret.clone()).unwrap();
+    let listening = Rendezvous::listen(host.clone(), secret.clone()).unwrap();
     let port = listening.port();
     let mut listening = Some(listening);
     let threads: Vec<_> = (0..world)
@@ -20,7 +20,7 @@ fn job(world: u32) -> Vec<Node> {
                 world,
                 place: listening
                     .take()
-                    .unwrap_or_else(|| MeetingPlace::at(host.clone(), port, secret.clone())),
+                    .unwrap_or_else(|| Rendezvous::at(host.clone(), port, secret.clone())),
                 bind_address: None,
                 host_name: "host".to_owned(),
                 version: "1".to_owned(),

@@ -63,20 +63,6 @@ pub enum StageError {
     Gone,
 }
 
-impl Active {
-    /// Queues a copy; the event behind it.
-    pub(super) fn copy(
-        &self,
-        to: u64,
-        from: u64,
-        bytes: usize,
-        stream: u64,
-    ) -> Result<CudaEvent, CudaError> {
-        self.device.copy(to, from, bytes, stream)?;
-        CudaEvent::behind(&self.device, stream)
-    }
-}
-
 impl Locked {
     /// Locked memory of the host buffer; `None` where there is no room, or the driver locks none.
     pub(super) fn reserve(

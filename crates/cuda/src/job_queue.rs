@@ -44,7 +44,7 @@ pub struct Bounds {
     /// How many.
     pub capacity: usize,
     /// For how long.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// The jobs of the thread.
@@ -86,7 +86,7 @@ impl JobQueue {
         waits: bool,
         bounds: Bounds,
     ) -> Result<Option<Message>, Refused> {
-        let deadline = Instant::now() + bounds.patience;
+        let deadline = Instant::now() + bounds.timeout;
         let mut state = self.lock();
         let own = state.thread == Some(std::thread::current().id());
         loop {
@@ -135,10 +135,10 @@ impl JobQueue {
     }
 
     /// All that there is to do; waits for something at most so long.
-    pub fn take(&self, patience: Duration) -> VecDeque<Job> {
+    pub fn take(&self, timeout: Duration) -> VecDeque<Job> {
         let state = self.lock();
         let nothing = |state: &mut State| state.jobs.is_empty();
-        let woken = self.changed.wait_timeout_while(state, patience, nothing);
+        let woken = self.changed.wait_timeout_while(state, timeout, nothing);
         std::mem::take(&mut woken.unwrap_or_else(PoisonError::into_inner).0.jobs)
     }
 
@@ -170,7 +170,7 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds {
         capacity: 100,
-        patience: Duration::from_secs(30),
+        timeout: Duration::from_secs(30),
     };
 
     fn numbered(number: u64) -> Message {
@@ -195,7 +195,7 @@ mod tests {
                 None
             );
         }
-        assert!(began.elapsed() < BOUNDS.patience / 2);
+        assert!(began.elapsed() < BOUNDS.timeout / 2);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| inbox.pass(peer, numbered(0), false, BOUNDS));
             // Another rank's messages, and what is kept, find room meanwhile.

@@ -37,7 +37,7 @@ pub struct DeviceMemory {
     owner: Owner,
     inbox: JobQueue,
     /// From when on nobody waits for the device any more: the connection is being closed.
-    patient_until: OnceLock<Instant>,
+    deadline: OnceLock<Instant>,
 }
 
 /// A stream is being captured into a graph. What a graph does happens when it is launched, and a message cannot be part
@@ -61,7 +61,7 @@ impl DeviceMemory {
             owner: Owner::this_process(),
             active: OnceLock::new(),
             inbox: JobQueue::default(),
-            patient_until: OnceLock::new(),
+            deadline: OnceLock::new(),
         }))
     }
 
@@ -92,7 +92,7 @@ impl DeviceMemory {
         // A small one travels inside its message.
         let block = (bytes >= SHARED_BYTES).then(|| self.device_block(active, bytes));
         let tensor = if let Some(block) = block.flatten() {
-            let ready = active.copy(block.address(), address, bytes, stream);
+            let ready = active.device.copy(block.address(), address, bytes, stream);
             ready.map(|ready| DeviceTensor::on_device(self, block, bytes, ready))
         } else {
             // A copy to memory that is not locked would wait for the device.
@@ -100,7 +100,7 @@ impl DeviceMemory {
             let Some((staged, to)) = staged.and_then(with_address) else {
                 return Ok(None);
             };
-            let ready = active.copy(to, address, bytes, stream);
+            let ready = active.device.copy(to, address, bytes, stream);
             ready.map(|ready| DeviceTensor::on_host(self, staged, bytes, ready))
         };
         match tensor {
@@ -143,7 +143,7 @@ impl DeviceMemory {
                 .map(|()| data.as_bytes().as_ptr().expose_provenance() as u64),
         };
         let copied = from.and_then(|from| {
-            let done = active.copy(address, from, data.len(), stream);
+            let done = active.device.copy(address, from, data.len(), stream);
             done.map_err(|error| error.to_string())
         });
         match copied {
@@ -249,7 +249,7 @@ impl DeviceMemory {
     pub(super) fn stage(&self, address: u64, bytes: usize) -> Result<Buffer, StageError> {
         let active = self.active.get().and_then(Option::as_ref);
         let active = active.ok_or(StageError::Gone)?;
-        let copy = |to: u64| active.copy(to, address, bytes, active.side.handle());
+        let copy = |to: u64| active.device.copy(to, address, bytes, active.side.handle());
         let staged = active.locked.reserve(&self.pool, &active.device, bytes);
         let staged = staged.or_else(|| self.pool.reserve(bytes));
         let Some((staged, to)) = staged.and_then(with_address) else {
@@ -273,7 +273,7 @@ impl DeviceMemory {
     /// Waits until an event is done, which a slow device may take long for.
     pub(super) fn wait(&self, event: &CudaEvent) -> Result<(), StageError> {
         wait(event, || {
-            let until = self.patient_until.get();
+            let until = self.deadline.get();
             until.is_none_or(|until| Instant::now() < *until)
         })
     }
@@ -285,8 +285,8 @@ impl DeviceMemory {
 
     /// No message is taken any more, no peer opens this rank's device memory, and nobody waits for the device for longer
     /// than this.
-    pub fn close(&self, patience: Duration) {
-        self.patient_until.get_or_init(|| Instant::now() + patience);
+    pub fn close(&self, timeout: Duration) {
+        self.deadline.get_or_init(|| Instant::now() + timeout);
         self.inbox.close();
         self.pool.withdraw_device();
     }

@@ -190,20 +190,21 @@ impl Device {
         })
     }
 
-    /// Queues a copy between two ranges, each of this host or of a device that this one reaches. Both stay there
-    /// until an event behind the copy is done.
+    /// Queues a copy between two ranges, each of this host or of a device that this one reaches; the event behind it.
+    /// Both stay there until that is done.
     pub(super) fn copy(
-        &self,
+        self: &Arc<Self>,
         to: u64,
         from: u64,
         bytes: usize,
         stream: u64,
-    ) -> Result<(), CudaError> {
+    ) -> Result<CudaEvent, CudaError> {
         self.call("cuMemcpyAsync", |functions| {
             // SAFETY: the caller keeps both ranges until an event behind the copy is done; a stream is torch's
             // current one, or one of `Stream`.
             unsafe { (functions.copy)(to, from, bytes, pointer(stream)) }
-        })
+        })?;
+        CudaEvent::behind(self, stream)
     }
 
     /// Locks host memory in place, so that devices copy from and to it by themselves.

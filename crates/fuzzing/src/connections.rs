@@ -20,16 +20,16 @@ pub fn received_parts(input: &[u8]) {
     let frame = encode(&message, &LIMITS).expect("a small message can be sent");
     let genuine = parts(0, frame);
     let mut receiver = PartReceiver::default();
-    let (mut arrived, mut came, mut strangers) = (0, 0, 0);
+    let (mut arrived, mut came, mut unknown_peers) = (0, 0, 0);
     while let Ok((from, header, payload)) = one_part(&genuine, &mut choices) {
         arrived += header.len() + payload.len();
         let is_rank = from < WORLD && header.starts_with(&KEY);
         let outcome = within(arrived, CONSTANT + PART_MEMORY, || {
             receiver.receive(from, &header, &payload, &LIMITS)
         });
-        assert_eq!(outcome.is_some(), is_rank, "a stranger was believed");
-        strangers += u64::from(!is_rank);
-        assert_eq!(receiver.strangers(), strangers);
+        assert_eq!(outcome.is_some(), is_rank, "an unknown peer was believed");
+        unknown_peers += u64::from(!is_rank);
+        assert_eq!(receiver.unknown_peers(), unknown_peers);
         match outcome {
             None => {}
             Some(Ok(messages)) => {

@@ -79,7 +79,7 @@ pub fn message(choices: &mut Unstructured<'_>) -> Result<Message> {
             step: StepEpoch(choices.arbitrary()?),
             microbatch: MicrobatchId(choices.arbitrary()?),
         }),
-        _ => Message::Goodbye(if choices.arbitrary()? {
+        _ => Message::ShutdownNotice(if choices.arbitrary()? {
             Some(Box::new(report(choices)?))
         } else {
             None

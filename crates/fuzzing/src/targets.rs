@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 use shardwright_comm::tcp::fuzzing;
-use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode};
+use shardwright_wire::codec::{decode_control, decode_heartbeat, encode, heartbeat_frame};
 use shardwright_wire::{
     Body, Buffer, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, ObjectMessage, Value,
 };
@@ -67,9 +67,9 @@ pub fn frame(input: &[u8]) {
         return;
     };
     let control = &control[..control.len().min(header.control_bytes as usize)];
-    if header.kind == FrameKind::Beat {
-        if let Ok(beat) = within(control.len(), CONSTANT, || decode_beat(control)) {
-            assert_eq!(&beat_frame(beat).head[HEADER_BYTES..], control);
+    if header.kind == FrameKind::Heartbeat {
+        if let Ok(heartbeat) = within(control.len(), CONSTANT, || decode_heartbeat(control)) {
+            assert_eq!(&heartbeat_frame(heartbeat).head[HEADER_BYTES..], control);
         }
         return;
     }
@@ -198,7 +198,7 @@ pub fn stream(input: &[u8]) {
     });
 }
 
-/// Either side of a handshake, with a stranger or with a rank whose bytes are damaged (FZ-4).
+/// Either side of a handshake, with an unknown peer or with a rank whose bytes are damaged (FZ-4).
 pub fn handshake(input: &[u8]) {
     let Some((mode, rest)) = input.split_first() else {
         return;
@@ -220,7 +220,7 @@ pub fn handshake(input: &[u8]) {
     });
     assert!(
         held <= HANDSHAKE_MEMORY,
-        "{held} bytes of memory for a stranger"
+        "{held} bytes of memory for an unknown peer"
     );
     if calls {
         assert_eq!(side.accepted, bytes.starts_with(&answerer));
@@ -240,7 +240,7 @@ pub fn handshake(input: &[u8]) {
         let speaks = bytes.len() >= 52 && bytes.starts_with(b"SHARDWRT");
         assert!(
             speaks || side.written.is_empty(),
-            "a stranger got an answer"
+            "an unknown peer got an answer"
         );
     }
 }

@@ -18,9 +18,9 @@ mod modules;
 mod node;
 mod notes;
 mod partition;
-mod place;
 mod raw;
 mod recipes;
+mod rendezvous;
 mod requests;
 mod schedule;
 mod seed;
@@ -60,7 +60,7 @@ mod _core {
     #[pymodule_export]
     use crate::partition::{partition, partition_table};
     #[pymodule_export]
-    use crate::place::MeetingPlace;
+    use crate::rendezvous::Rendezvous;
     #[pymodule_export]
     use crate::timeline::Timeline;
     #[pymodule_export]
@@ -87,7 +87,7 @@ mod _core {
     #[pymodule_export]
     use crate::server::Server;
     #[pymodule_export]
-    use crate::server_types::{Event, Task};
+    use crate::server_types::{Event, EventKind, Task, TaskKind};
     #[pymodule_export]
     use crate::simulate::{reference_program, simulate};
     #[pymodule_export]

@@ -14,7 +14,7 @@ use crate::comm::{PyCommOptions, comm_stats, set_totals};
 use crate::error::{comm_error, start_error};
 use crate::interruptible::interruptible;
 use crate::log;
-use crate::place::MeetingPlace;
+use crate::rendezvous::Rendezvous;
 use crate::tensors::{TensorParts, set_memory};
 use crate::values::Spec;
 
@@ -42,7 +42,7 @@ impl Node {
         py: Python<'_>,
         rank: u32,
         world: u32,
-        place: &MeetingPlace,
+        place: &Rendezvous,
         fingerprint: String,
         version: String,
         connect_timeout: f64,
@@ -222,7 +222,7 @@ impl Node {
         comm_stats(py, self.0.choice(), self.transport())
     }
 
-    /// Leave the job: the other ranks hear a goodbye, with `report` (kind, message, traceback)
+    /// Leave the job: the other ranks hear a shutdown notice, with `report` (kind, message, traceback)
     /// when an error is the reason. Takes a few seconds at most; further calls do nothing.
     #[pyo3(signature = (report: "dict[str, str] | None" = None))]
     fn close(&self, py: Python<'_>, report: Option<Bound<'_, PyDict>>) -> PyResult<()> {

@@ -24,7 +24,7 @@ use crate::values::Spec;
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// How long a server that ends waits for messages that other threads are sending.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A rank's execution server: hands out tasks, carries requests and answers, ends failed steps everywhere.
 #[pyclass(frozen, module = "shardwright._core")]
@@ -143,7 +143,7 @@ impl Server {
     ///
     /// Raises the step's failure (`RemoteError`, `PeerLostError`, `StallError`,
     /// `StepMismatchError`) once every worker is idle; a failure that this rank reported
-    /// itself is the event `aborted_locally`.
+    /// itself is the event `ABORTED_LOCALLY`.
     fn supervise(&self, py: Python<'_>) -> PyResult<Event> {
         loop {
             match py.detach(|| self.server.supervise(SLICE)) {
@@ -191,7 +191,7 @@ impl Server {
             .map_err(|error| server_error(&error))
     }
 
-    /// Leave the weight gradients of the backward that a worker runs for later: a task `weight` with this token.
+    /// Leave the weight gradients of the backward that a worker runs for later: a task `WEIGHT_GRADIENT` with this token.
     fn defer_weight_gradient(&self, worker: u32, token: u64) -> PyResult<()> {
         self.server
             .defer_weight_gradient(WorkerId(worker), token)
@@ -291,7 +291,7 @@ impl Server {
     fn describe(&self, rank: Option<u32>) -> String {
         rank.map_or_else(
             || self.server.describe(),
-            |rank| self.server.last_heard(Rank(rank)),
+            |rank| self.server.last_heartbeat(Rank(rank)),
         )
     }
 
@@ -326,7 +326,7 @@ impl Server {
 
     /// End the server: idle workers get None as their next task. A second call does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.server.close(CLOSE_PATIENCE));
+        py.detach(|| self.server.close(CLOSE_TIMEOUT));
     }
 }
 

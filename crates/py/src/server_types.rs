@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use shardwright_runtime::{MainEvent, Stats, TaskCounters, WorkCounts};
-use shardwright_wire::{Body, Phase};
+use shardwright_wire::{Body, Phase, WorkKind};
 
 use crate::requests::Request;
 use crate::tensors::TensorParts;
@@ -21,11 +21,29 @@ pub(crate) fn parse_phase(name: &str) -> PyResult<Phase> {
         })
 }
 
+/// What an event is about.
+#[pyclass(
+    frozen,
+    eq,
+    hash,
+    rename_all = "SCREAMING_SNAKE_CASE",
+    module = "shardwright._core"
+)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum EventKind {
+    StartWorker,
+    Control,
+    StepEnd,
+    RootDone,
+    StallReport,
+    AbortedLocally,
+}
+
 /// Something for the main thread, from `Server.supervise`.
 #[pyclass(frozen, get_all, module = "shardwright._core")]
 pub(crate) struct Event {
-    /// `start_worker`, `control`, `step_end`, `root_done`, `stall_report` or `aborted_locally`.
-    kind: &'static str,
+    /// What it is about.
+    kind: EventKind,
     /// The worker to start; None for another event.
     worker: Option<u32>,
     /// The control request to answer; None for another event.
@@ -38,42 +56,58 @@ pub(crate) struct Event {
 
 impl Event {
     pub(crate) fn new(py: Python<'_>, event: MainEvent) -> PyResult<Self> {
-        let mut made = Self {
-            kind: "",
+        let about = |kind| Self {
+            kind,
             worker: None,
             request: None,
             body: None,
             text: None,
         };
-        match event {
-            MainEvent::StartWorker(worker) => {
-                made.kind = "start_worker";
-                made.worker = Some(worker.0);
-            }
-            MainEvent::Control(request) => {
-                made.kind = "control";
-                made.request = Some(Py::new(py, Request::new(py, *request)?)?);
-            }
-            MainEvent::StepEnd(body) => {
-                made.kind = "step_end";
-                made.body = Some(split(py, body)?);
-            }
-            MainEvent::RootDone => made.kind = "root_done",
-            MainEvent::StallReport(text) => {
-                made.kind = "stall_report";
-                made.text = Some(text);
-            }
-            MainEvent::Failed(_) => made.kind = "aborted_locally",
-        }
-        Ok(made)
+        Ok(match event {
+            MainEvent::StartWorker(worker) => Self {
+                worker: Some(worker.0),
+                ..about(EventKind::StartWorker)
+            },
+            MainEvent::Control(request) => Self {
+                request: Some(Py::new(py, Request::new(py, *request)?)?),
+                ..about(EventKind::Control)
+            },
+            MainEvent::StepEnd(body) => Self {
+                body: Some(split(py, body)?),
+                ..about(EventKind::StepEnd)
+            },
+            MainEvent::RootDone => about(EventKind::RootDone),
+            MainEvent::StallReport(text) => Self {
+                text: Some(text),
+                ..about(EventKind::StallReport)
+            },
+            MainEvent::Failed(_) => about(EventKind::AbortedLocally),
+        })
     }
+}
+
+/// What a task is.
+#[pyclass(
+    frozen,
+    eq,
+    hash,
+    rename_all = "SCREAMING_SNAKE_CASE",
+    module = "shardwright._core"
+)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum TaskKind {
+    Root,
+    Forward,
+    Backward,
+    Close,
+    WeightGradient,
 }
 
 /// What a worker is to run, from `Server.next_task`.
 #[pyclass(frozen, get_all, module = "shardwright._core")]
 pub(crate) struct Task {
-    /// `root`, `forward`, `backward`, `close` or `weight`.
-    kind: &'static str,
+    /// What it is.
+    kind: TaskKind,
     /// The request; None for a root task and for weight gradients.
     request: Option<Py<Request>>,
     /// The microbatch.
@@ -86,19 +120,24 @@ impl Task {
     pub(crate) fn new(py: Python<'_>, task: shardwright_runtime::Task) -> PyResult<Self> {
         Ok(match task {
             shardwright_runtime::Task::Root { microbatch } => Self {
-                kind: "root",
+                kind: TaskKind::Root,
                 request: None,
                 microbatch: microbatch.0,
                 token: None,
             },
             shardwright_runtime::Task::WeightGradient(deferred) => Self {
-                kind: "weight",
+                kind: TaskKind::WeightGradient,
                 request: None,
                 microbatch: deferred.microbatch.0,
                 token: Some(deferred.token),
             },
             shardwright_runtime::Task::Request(request) => Self {
-                kind: request.work.kind().name(),
+                kind: match request.work.kind() {
+                    WorkKind::Forward => TaskKind::Forward,
+                    WorkKind::Backward => TaskKind::Backward,
+                    WorkKind::Close => TaskKind::Close,
+                    WorkKind::Control => unreachable!("the main thread's"),
+                },
                 microbatch: request.microbatch.0,
                 request: Some(Py::new(py, Request::new(py, *request)?)?),
                 token: None,

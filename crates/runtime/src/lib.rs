@@ -7,13 +7,13 @@
 //! stand in `docs/design/execution.md`.
 
 mod alone;
-mod bells;
 mod counters;
 mod failure;
 mod machine;
 mod outbox;
 mod predictions;
 mod server;
+mod state;
 mod trace;
 mod usage;
 mod waiting;

@@ -203,7 +203,7 @@ pub struct Machine {
     trace: TraceRing,
     account: Account,
     /// Whose message is being taken in.
-    hearing: Option<Rank>,
+    receiving_from: Option<Rank>,
     effects: Vec<Effect>,
     main_blocked: bool,
     closed: bool,
@@ -256,7 +256,7 @@ impl Machine {
             stats: Stats::default(),
             trace,
             account: Account::default(),
-            hearing: None,
+            receiving_from: None,
             effects: Vec::new(),
             main_blocked: false,
             closed: false,

@@ -1,4 +1,4 @@
-//! The shell around the machine: one short lock, a bell per worker, a clock, and the transport.
+//! The shell around the machine: one short lock, a condition variable per worker, a clock, and the transport.
 //!
 //! A monitor rather than a thread with an inbox: whoever brings an event (a Python thread, a
 //! thread of the transport) enters the lock, lets the machine decide, and wakes the chosen
@@ -14,20 +14,20 @@ use std::time::{Duration, Instant, SystemTime};
 use shardwright_comm::sync::{Condvar, Mutex, MutexGuard, thread};
 use shardwright_comm::{CommError, Loss, Receiver, Transport};
 use shardwright_core::{ModelId, ModuleId, Rank, StepEpoch, WorkerId};
-use shardwright_wire::{Beat, Body, Message};
+use shardwright_wire::{Body, Heartbeat, Message};
 
-use crate::bells::{State, wait_on};
 use crate::counters::Stats;
 use crate::failure::{LocalError, ServerError, attribute};
 use crate::machine::{Effect, Grant, Machine, MachineConfig, MainEvent, StepPlan, Task};
 use crate::outbox::Outbox;
+use crate::state::{State, wait_on};
 use crate::trace::TraceRecord;
 use crate::usage::Usage;
 
 /// A rank's execution server.
 pub struct Server {
     state: Mutex<State>,
-    main_bell: Condvar,
+    main_condvar: Condvar,
     /// Rings for those who close once nothing is left to send.
     all_sent: Condvar,
     pub(crate) transport: Option<Arc<dyn Transport>>,
@@ -41,13 +41,13 @@ impl Server {
         let server = Arc::new(Self {
             state: Mutex::new(State {
                 machine: Machine::new(config),
-                bells: Vec::new(),
+                condvars: Vec::new(),
                 reader: None,
                 outbox: Outbox::default(),
-                pulsed: 0,
+                reported_progress: 0,
                 closing: false,
             }),
-            main_bell: Condvar::new(),
+            main_condvar: Condvar::new(),
             all_sent: Condvar::new(),
             transport,
             started: Instant::now(),
@@ -61,7 +61,7 @@ impl Server {
     /// Enters a step; see [`Machine::begin_step`].
     pub fn begin_step(&self, plan: StepPlan) -> Result<(), ServerError> {
         if let Some(transport) = &self.transport {
-            transport.pulse().enter_step(plan.step.0);
+            transport.heartbeat_state().enter_step(plan.step.0);
         }
         self.enter(|machine, now| machine.begin_step(plan, now))
     }
@@ -76,9 +76,9 @@ impl Server {
         self.lock().machine.runs_one_at_a_time()
     }
 
-    /// Waits for at most `patience` until nothing is left of a failed step; see [`Machine::unwound`].
-    pub fn await_unwound(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    /// Waits for at most `timeout` until nothing is left of a failed step; see [`Machine::unwound`].
+    pub fn await_unwound(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         loop {
             let unwound = state.machine.unwound(self.now());
@@ -87,13 +87,13 @@ impl Server {
             if unwound || left.is_zero() {
                 return unwound;
             }
-            state = wait_on(&self.main_bell, state, left);
+            state = wait_on(&self.main_condvar, state, left);
         }
     }
 
-    /// The main thread's next event, or `None` when there was none for `patience`.
-    pub fn supervise(&self, patience: Duration) -> Option<MainEvent> {
-        let deadline = Instant::now() + patience;
+    /// The main thread's next event, or `None` when there was none for `timeout`.
+    pub fn supervise(&self, timeout: Duration) -> Option<MainEvent> {
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         state.machine.enter_main(self.now());
         loop {
@@ -111,7 +111,7 @@ impl Server {
                 // The caller looks for signals and comes back: it still waits (EX-8).
                 return None;
             }
-            state = wait_on(&self.main_bell, state, left);
+            state = wait_on(&self.main_condvar, state, left);
         }
     }
 
@@ -151,7 +151,7 @@ impl Server {
     /// Enters a step without tasks; see [`Machine::begin_alone`].
     pub fn begin_alone(&self, step: StepEpoch, function: String) -> Result<(), ServerError> {
         if let Some(transport) = &self.transport {
-            transport.pulse().enter_step(step.0);
+            transport.heartbeat_state().enter_step(step.0);
         }
         self.enter(|machine, now| machine.begin_alone(step, function, now))
     }
@@ -186,9 +186,9 @@ impl Server {
         self.lock().machine.describe(self.now())
     }
 
-    /// What a rank was last heard to do; empty before its first heartbeat.
-    pub fn last_heard(&self, rank: Rank) -> String {
-        self.lock().machine.last_heard(rank)
+    /// What a rank was last outcome to do; empty before its first heartbeat.
+    pub fn last_heartbeat(&self, rank: Rank) -> String {
+        self.lock().machine.last_heartbeat(rank)
     }
 
     /// The counters.
@@ -214,10 +214,10 @@ impl Server {
         (self.started_at, records, lost)
     }
 
-    /// Lets idle workers' threads end and unwinds the others, and waits for at most `patience` until other threads have
+    /// Lets idle workers' threads end and unwinds the others, and waits for at most `timeout` until other threads have
     /// sent what they were to send. A second call does nothing new.
-    pub fn close(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    pub fn close(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         state.machine.close();
         state.closing = true;
@@ -258,9 +258,9 @@ impl Server {
         caller: Option<WorkerId>,
     ) -> MutexGuard<'a, State> {
         loop {
-            self.update_pulse(&mut state);
+            self.update_heartbeat(&mut state);
             let effects = state.machine.take_effects();
-            let (mut bells, mut wake_reader, mut wake_main) = (Vec::new(), false, false);
+            let (mut condvars, mut wake_reader, mut wake_main) = (Vec::new(), false, false);
             for effect in effects {
                 match effect {
                     Effect::Send { to, message } => state.outbox.push(to, message),
@@ -270,25 +270,25 @@ impl Server {
                         wake_reader |= state.reader.is_some_and(|(reader, thread)| {
                             reader == worker && thread != thread::current().id()
                         });
-                        bells.push(state.bell(worker));
+                        condvars.push(state.condvar(worker));
                     }
                 }
             }
             let batch = state.outbox.take();
-            if batch.is_empty() && bells.is_empty() && !wake_main {
+            if batch.is_empty() && condvars.is_empty() && !wake_main {
                 return state;
             }
             drop(state);
             let sent: Vec<_> = batch.iter().map(|(to, _)| *to).collect();
             let (lost, took) = self.send_all(batch);
-            for bell in bells {
-                bell.notify_one();
+            for condvar in condvars {
+                condvar.notify_one();
             }
             if wake_reader && let Some(transport) = &self.transport {
                 transport.wake_reader();
             }
             if wake_main {
-                self.main_bell.notify_one();
+                self.main_condvar.notify_one();
             }
             state = self.lock();
             state.outbox.sent(&sent);
@@ -327,15 +327,15 @@ impl Server {
         }
     }
 
-    fn update_pulse(&self, state: &mut State) {
+    fn update_heartbeat(&self, state: &mut State) {
         if let Some(transport) = &self.transport {
-            let pulse = transport.pulse();
-            pulse.set_executing(state.machine.is_executing());
+            let heartbeat_state = transport.heartbeat_state();
+            heartbeat_state.set_executing(state.machine.is_executing());
             let progress = state.machine.progress_count();
-            for _ in state.pulsed..progress {
-                pulse.advance();
+            for _ in state.reported_progress..progress {
+                heartbeat_state.advance();
             }
-            state.pulsed = progress;
+            state.reported_progress = progress;
         }
     }
 }
@@ -343,9 +343,9 @@ impl Server {
 impl Server {
     /// An event that a thread of the transport brings. Where the machine panics at it, the step fails on every rank; that
     /// thread reads on, for what comes from others.
-    fn hear(&self, from: Rank, event: impl FnOnce(&mut Machine, Duration)) {
-        let heard = std::panic::catch_unwind(AssertUnwindSafe(|| self.enter(event)));
-        if heard.is_err() {
+    fn receive(&self, from: Rank, event: impl FnOnce(&mut Machine, Duration)) {
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| self.enter(event)));
+        if outcome.is_err() {
             let reason = format!("the execution server panicked at what rank {from} sent");
             self.enter(|machine, now| machine.fail_internally(reason, now));
         }
@@ -358,14 +358,14 @@ impl Receiver for Server {
             let host = transport.peer(from).map_or("", |peer| &peer.host);
             attribute(&mut message, from, host, transport.world());
         }
-        self.hear(from, |machine, now| machine.deliver(from, message, now));
+        self.receive(from, |machine, now| machine.deliver(from, message, now));
     }
 
     fn peer_lost(&self, from: Rank, loss: Loss) {
-        self.hear(from, |machine, now| machine.peer_lost(from, loss, now));
+        self.receive(from, |machine, now| machine.peer_lost(from, loss, now));
     }
 
-    fn beat(&self, from: Rank, beat: Beat) {
-        self.hear(from, |machine, now| machine.beat(from, beat, now));
+    fn heartbeat(&self, from: Rank, heartbeat: Heartbeat) {
+        self.receive(from, |machine, now| machine.heartbeat(from, heartbeat, now));
     }
 }

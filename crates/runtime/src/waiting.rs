@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use shardwright_comm::Sight;
+use shardwright_comm::Observation;
 use shardwright_comm::sync::{Condvar, MutexGuard, thread};
 use shardwright_core::WorkerId;
 
-use crate::bells::{State, wait_on};
 use crate::failure::ServerError;
 use crate::machine::Grant;
 use crate::server::Server;
+use crate::state::{State, wait_on};
 
 /// A suspended worker looks at the clock this often, so that a stall is noticed even while the
 /// main thread is elsewhere.
@@ -35,7 +35,7 @@ impl Server {
         worker: WorkerId,
     ) -> (Grant, MutexGuard<'a, State>) {
         let mut state = state;
-        let bell = state.bell(worker);
+        let condvar = state.condvar(worker);
         loop {
             if let Some(grant) = state.machine.take_grant(worker) {
                 // Its own wake-up is no news to this worker.
@@ -46,17 +46,17 @@ impl Server {
             if let Some(grant) = state.machine.take_grant(worker) {
                 return (grant, state);
             }
-            state = self.rest(state, worker, &bell);
+            state = self.rest(state, worker, &condvar);
             state.machine.tick(self.now());
         }
     }
 
-    /// Sleeps until the bell rings, or for a while; receives messages meanwhile where the transport lets one thread do so.
+    /// Sleeps until it is notified, or for a while; receives messages meanwhile where the transport lets one thread do so.
     fn rest<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         worker: WorkerId,
-        bell: &Condvar,
+        condvar: &Condvar,
     ) -> MutexGuard<'a, State> {
         if let Some(transport) = self.transport.as_ref().filter(|_| state.reader.is_none()) {
             state.reader = Some((worker, thread::current().id()));
@@ -64,9 +64,9 @@ impl Server {
             let read = transport.read_until(WORKER_SLICE, &mut || {
                 let machine = &self.lock().machine;
                 match (machine.has_grant(worker), machine.turn_is_free()) {
-                    (true, _) => Sight::Done,
-                    (false, true) => Sight::Idle,
-                    (false, false) => Sight::Busy,
+                    (true, _) => Observation::Done,
+                    (false, true) => Observation::Idle,
+                    (false, false) => Observation::Busy,
                 }
             });
             state = self.lock();
@@ -75,6 +75,6 @@ impl Server {
                 return state;
             }
         }
-        wait_on(bell, state, WORKER_SLICE)
+        wait_on(condvar, state, WORKER_SLICE)
     }
 }

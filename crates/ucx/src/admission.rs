@@ -26,7 +26,7 @@ pub struct Admission {
     /// The key, and the number of ranks; without it everybody is let in.
     required: Option<(AdmissionKey, u32)>,
     announced: BTreeMap<Rank, Announced>,
-    strangers: u64,
+    unknown_peers: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +41,7 @@ impl Admission {
         self.required = Some((key, world));
     }
 
-    /// What a sender's header holds behind the key; `None` for a stranger, who is counted.
+    /// What a sender's header holds behind the key; `None` for an unknown peer, who is counted.
     pub fn admit<'a>(&mut self, from: Rank, header: &'a [u8]) -> Option<&'a [u8]> {
         let admitted = match &self.required {
             None => Some(header),
@@ -51,19 +51,19 @@ impl Admission {
                 .map(|(_, rest)| rest),
         };
         if admitted.is_none() {
-            self.count_stranger();
+            self.count_unknown_peer();
         }
         admitted
     }
 
     /// Counts a message that nobody of the job has sent.
-    pub fn count_stranger(&mut self) {
-        self.strangers += 1;
+    pub fn count_unknown_peer(&mut self) {
+        self.unknown_peers += 1;
     }
 
     /// How many messages were dropped for want of the key.
-    pub fn strangers(&self) -> u64 {
-        self.strangers
+    pub fn unknown_peers(&self) -> u64 {
+        self.unknown_peers
     }
 
     /// A part was announced, and is fetched unless this says why not.
@@ -126,7 +126,7 @@ mod tests {
         ] {
             assert_eq!(admission.admit(from, header), None);
         }
-        assert_eq!(admission.strangers(), 5);
+        assert_eq!(admission.unknown_peers(), 5);
     }
 
     #[test]

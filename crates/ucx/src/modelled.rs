@@ -152,7 +152,7 @@ impl Worker {
         Ok(())
     }
 
-    pub fn strangers(&mut self) -> Result<u64, UcxError> {
+    pub fn unknown_peers(&mut self) -> Result<u64, UcxError> {
         Ok(0)
     }
 

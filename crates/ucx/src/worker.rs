@@ -67,8 +67,8 @@ impl Worker {
     }
 
     /// How many messages were dropped for want of the key.
-    pub fn strangers(&mut self) -> Result<u64, UcxError> {
-        Ok(self.raw()?.strangers())
+    pub fn unknown_peers(&mut self) -> Result<u64, UcxError> {
+        Ok(self.raw()?.unknown_peers())
     }
 
     fn raw(&mut self) -> Result<&mut RawWorker, UcxError> {

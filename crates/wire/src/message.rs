@@ -272,7 +272,7 @@ pub enum Message {
     /// A microbatch's forwards are over.
     ForwardOver(ForwardOver),
     /// The sender leaves in good order; nothing follows.
-    Goodbye(Option<Box<ErrorReport>>),
+    ShutdownNotice(Option<Box<ErrorReport>>),
 }
 
 impl Message {
@@ -292,7 +292,7 @@ impl Message {
             | Self::Abort(_)
             | Self::TaskOrder(_)
             | Self::ForwardOver(_)
-            | Self::Goodbye(_) => None,
+            | Self::ShutdownNotice(_) => None,
         }
     }
 
@@ -312,7 +312,7 @@ impl Message {
             | Self::Abort(_)
             | Self::TaskOrder(_)
             | Self::ForwardOver(_)
-            | Self::Goodbye(_) => None,
+            | Self::ShutdownNotice(_) => None,
         }
     }
 }

@@ -9,12 +9,14 @@ use proptest::prelude::*;
 use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
-use shardwright_wire::codec::{beat_frame, decode_beat, decode_control, encode, encode_placed};
+use shardwright_wire::codec::{
+    decode_control, decode_heartbeat, encode, encode_placed, heartbeat_frame,
+};
 use shardwright_wire::{
-    Answer, AnswerKind, ArgumentNotes, Beat, Body, Buffer, CodecError, Composite, FORMAT_VERSION,
-    ForwardCall, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, NoMemory, ObjectMessage,
-    Place, Placed, Request, Response, ResponseOutcome, ResultNotes, SettingValue, SharedMemory,
-    SharedPlace, TensorMeta, TensorPart, TorchContext, TorchSetting, Value,
+    Answer, AnswerKind, ArgumentNotes, Body, Buffer, CodecError, Composite, FORMAT_VERSION,
+    ForwardCall, Frame, FrameKind, HEADER_BYTES, Header, Heartbeat, Limits, Message, NoMemory,
+    ObjectMessage, Place, Placed, Request, Response, ResponseOutcome, ResultNotes, SettingValue,
+    SharedMemory, SharedPlace, TensorMeta, TensorPart, TorchContext, TorchSetting, Value,
 };
 use support::messages;
 
@@ -87,7 +89,7 @@ proptest! {
         if let Ok(incoming) = decode_control(&control, tensors, &Limits::default()) {
             prop_assert_eq!(incoming.placed().iter().filter(|one| one.shared.is_none()).map(|one| one.bytes as u64).sum::<u64>(), tensors);
         }
-        prop_assert!(decode_beat(&control).is_ok() == (control.len() == 18 && control[8] < 2 && control[9] < 2));
+        prop_assert!(decode_heartbeat(&control).is_ok() == (control.len() == 18 && control[8] < 2 && control[9] < 2));
     }
 
     #[test]
@@ -114,19 +116,19 @@ proptest! {
     }
 
     #[test]
-    fn beats_come_back_equal(step in any::<u64>(), executing in any::<bool>(), sending in any::<bool>(), progress in any::<u64>()) {
-        let beat = Beat { step, executing, sending, progress };
-        let frame = beat_frame(beat);
+    fn heartbeats_come_back_equal(step in any::<u64>(), executing in any::<bool>(), sending in any::<bool>(), progress in any::<u64>()) {
+        let heartbeat = Heartbeat { step, executing, sending, progress };
+        let frame = heartbeat_frame(heartbeat);
         let (header, control) = frame.head.split_at(HEADER_BYTES);
         let header = Header::parse(header.try_into().unwrap(), &Limits::default()).unwrap();
-        prop_assert_eq!(header.kind, FrameKind::Beat);
-        prop_assert_eq!(decode_beat(control).unwrap(), beat);
+        prop_assert_eq!(header.kind, FrameKind::Heartbeat);
+        prop_assert_eq!(decode_heartbeat(control).unwrap(), heartbeat);
     }
 }
 
 #[test]
 fn a_newer_format_is_refused_by_its_number() {
-    let mut head = beat_frame(Beat::default()).head;
+    let mut head = heartbeat_frame(Heartbeat::default()).head;
     head[4] = 9;
     let found =
         Header::parse(head[..HEADER_BYTES].try_into().unwrap(), &Limits::default()).unwrap_err();
@@ -147,7 +149,7 @@ fn another_protocol_is_refused_with_its_first_bytes() {
 
 #[test]
 fn a_header_beyond_the_limits_is_refused() {
-    let mut head = beat_frame(Beat::default()).head;
+    let mut head = heartbeat_frame(Heartbeat::default()).head;
     head[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
     let found =
         Header::parse(head[..HEADER_BYTES].try_into().unwrap(), &Limits::default()).unwrap_err();

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{env, thread};
 
-use shardwright_comm::{JobOptions, Joining, MeetingPlace, Secret};
+use shardwright_comm::{JobOptions, Joining, Rendezvous, Secret};
 use shardwright_core::{
     CallId, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch, WorkerId,
 };
@@ -247,7 +247,7 @@ fn vector(body: &Body) -> Vector {
 }
 
 /// Joins the job as a rank, and runs a step under each schedule.
-fn run(rank: Rank, place: MeetingPlace, schedules: &[String]) -> Result<(), Box<dyn Error>> {
+fn run(rank: Rank, place: Rendezvous, schedules: &[String]) -> Result<(), Box<dyn Error>> {
     let options = JobOptions::on_this_host(rank, 2, place);
     let node = Joining::prepare(options)?.join(&mut || true)?;
     let config = MachineConfig {
@@ -286,9 +286,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let port = port.parse()?;
     if port != 0 {
-        return run(Rank(1), MeetingPlace::at(host, port, secret), schedules);
+        return run(Rank(1), Rendezvous::at(host, port, secret), schedules);
     }
-    let place = MeetingPlace::listen(host, secret)?;
+    let place = Rendezvous::listen(host, secret)?;
     let schedules = schedules.to_vec();
     arguments[2] = place.port().to_string();
     let mut other = Command::new(env::current_exe()?);

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RootFunction = Callable[[int], None]
 
+_BACKWARD = (_core.TaskKind.BACKWARD, _core.TaskKind.CLOSE, _core.TaskKind.WEIGHT_GRADIENT)
+
 
 class WorkerPool:
     """Starts a thread when the execution server asks for one, and runs the tasks that it grants."""
@@ -94,7 +96,7 @@ class WorkerPool:
         state = self._state
         if state is None:
             return  # the main thread has given the step up
-        phase = "backward" if task.kind in ("backward", "close", "weight") else "forward"
+        phase = "backward" if task.kind in _BACKWARD else "forward"
         running = RunningTask(self._runtime, worker, None, task.microbatch, phase, state)
         set_running_task(running)
         self.running[threading.get_ident()] = running
@@ -122,7 +124,7 @@ class WorkerPool:
                 assert self._root is not None, "only the root is granted root tasks"
                 with state.task.applied():
                     self._root(task.microbatch)
-            elif task.kind == "forward":
+            elif task.kind == _core.TaskKind.FORWARD:
                 run_forward(runtime, task.request, running)
             else:
                 run_request_backward(runtime, task.request, running)

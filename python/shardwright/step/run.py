@@ -338,10 +338,10 @@ class _Pipeline:
                 runtime[WorkerPool].start(event.worker)
             elif event.request is not None:
                 runtime[Models].placement_of(event.request.model).serve_control(event.request)
-            elif event.kind == "stall_report":
+            elif event.kind == _core.EventKind.STALL_REPORT:
                 if runtime.observer is not None:
                     runtime.observer.request_report()
-            elif event.kind == "root_done":
+            elif event.kind == _core.EventKind.ROOT_DONE:
                 sent = map_tensors(self.results, partial(deferring_large, runtime))
                 weights = runtime[StepWeights]
                 runtime.server.end_step(*encode((sent, self.batch, weights.given, weights.counts)))
@@ -353,7 +353,7 @@ class _Pipeline:
                 if self.batch is not None and batch is not None:
                     warn_of_others(runtime, self.step, self.batch, batch)
                 return results
-            elif event.kind == "aborted_locally":
+            elif event.kind == _core.EventKind.ABORTED_LOCALLY:
                 raise runtime[WorkerPool].error or ShardwrightError("a task failed, and its error is not known")
             else:
                 raise StepAborted(f"unknown event {event.kind!r} from the execution server")

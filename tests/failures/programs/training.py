@@ -55,7 +55,7 @@ class Loop:
         special = smp.rank() == smp.size() - 1
         for step in itertools.count() if self.action is go_on else range(self.steps):
             error = job.exact_step()
-            say("step", number=step, error=error, strangers=smp.stats()["communication"]["strangers_dropped"])
+            say("step", number=step, error=error, strangers=smp.stats()["communication"]["unknown_peers_dropped"])
             if special and step == 1:
                 if self.place is None:
                     if self.action():

@@ -1,7 +1,7 @@
 //! What a job needs, looked at one by one.
 //!
 //! Each check has two parts: one that looks, and one that judges what was seen,
-//! which is a function of its arguments. Every wait ends after [`PATIENCE`].
+//! which is a function of its arguments. Every wait ends after [`TIMEOUT`].
 
 mod network;
 mod segments;
@@ -17,7 +17,7 @@ use crate::report::{Check, Report};
 use crate::ucx::UcxReport;
 
 /// How long one check may wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The oldest torch that is supported.
 const OLDEST_TORCH: (u32, u32) = (2, 7);

@@ -7,7 +7,7 @@ use std::thread::Builder;
 
 use rustix::system::uname;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::report::Check;
 
 /// Whether a process of this host reaches another one by TCP.
@@ -25,10 +25,10 @@ pub(super) fn loopback() -> Check {
 
 fn exchange() -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let mut caller = TcpStream::connect_timeout(&listener.local_addr()?, PATIENCE)?;
+    let mut caller = TcpStream::connect_timeout(&listener.local_addr()?, TIMEOUT)?;
     // The call was answered by the system, so it waits in the listener's queue.
     let (mut accepted, _) = listener.accept()?;
-    accepted.set_read_timeout(Some(PATIENCE))?;
+    accepted.set_read_timeout(Some(TIMEOUT))?;
     caller.write_all(b"?")?;
     accepted.read_exact(&mut [0])
 }
@@ -54,9 +54,9 @@ fn resolve(name: &str) -> Result<Vec<IpAddr>, String> {
             tell.send(found).ok();
         })
         .map_err(|error| error.to_string())?;
-    match told.recv_timeout(PATIENCE) {
+    match told.recv_timeout(TIMEOUT) {
         Ok(found) => found.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create, statvfs};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::report::Check;
 
 /// Far below what UCX and data loaders ask for.
@@ -81,7 +81,7 @@ fn read_elsewhere(path: &str) -> Result<Vec<u8>, String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| format!("not known, since `cat` cannot be started: {error}"))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let wait = loop {
         match child.try_wait() {
             Ok(Some(_)) => break Ok(()),

@@ -11,7 +11,7 @@ mod frames;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use shardwright_comm::{CommOptions, JobOptions, MeetingPlace, Secret, hostile};
+use shardwright_comm::{CommOptions, JobOptions, Rendezvous, Secret, hostile};
 use shardwright_core::Rank;
 use shardwright_ucx::{Candidates, EndpointId, Library, Options, Worker, WorkerEvent};
 use shardwright_wire::{Buffer, Limits};
@@ -149,7 +149,7 @@ fn main() -> Outcome<()> {
     let options = JobOptions {
         rank,
         world,
-        place: MeetingPlace::at("127.0.0.1".to_owned(), port.parse()?, Secret::new(secret)),
+        place: Rendezvous::at("127.0.0.1".to_owned(), port.parse()?, Secret::new(secret)),
         bind_address: None,
         host_name: host_name.trim().to_owned(),
         version: version.clone(),

@@ -8,16 +8,16 @@ use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message, Value};
 
 use super::object;
+use crate::deadline::Deadline;
 use crate::error::CommError;
 use crate::objects::{ObjectPlane, barrier};
-use crate::patience::Patience;
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Transport};
+use crate::transport::{CommStats, HeartbeatState, Loss, PeerInfo, Transport};
 use shardwright_system::sync::{explore, on_threads, with};
 
 fn receive(plane: &ObjectPlane, from: u32, channel: &str) -> Result<i64, CommError> {
     let mut go_on = || true;
-    let mut patience = Patience::new(None, &mut go_on);
-    let got = plane.receive(Rank(from), channel, &mut patience)?;
+    let mut deadline = Deadline::new(None, &mut go_on);
+    let got = plane.receive(Rank(from), channel, &mut deadline)?;
     match got.value {
         Value::Int(number) => Ok(number),
         other => panic!("{other:?}"),
@@ -91,9 +91,9 @@ impl Transport for Planes {
         None
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        static PULSE: OnceLock<Arc<Pulse>> = OnceLock::new();
-        PULSE.get_or_init(Arc::default)
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        static HEARTBEAT_STATE: OnceLock<Arc<HeartbeatState>> = OnceLock::new();
+        HEARTBEAT_STATE.get_or_init(Arc::default)
     }
 
     fn close(&self, _: Option<ErrorReport>) {}
@@ -120,9 +120,9 @@ fn nobody_passes_a_barrier_before_all_have_reached_it() {
                 for round in 1..=2 {
                     reached.fetch_add(1, Ordering::SeqCst);
                     let mut go_on = || true;
-                    let mut patience = Patience::new(None, &mut go_on);
+                    let mut deadline = Deadline::new(None, &mut go_on);
                     let plane = &transport.planes[&transport.own];
-                    barrier(&transport, plane, &group, "all", &mut patience).unwrap();
+                    barrier(&transport, plane, &group, "all", &mut deadline).unwrap();
                     assert!(reached.load(Ordering::SeqCst) >= 3 * round);
                 }
             })
@@ -144,9 +144,9 @@ fn nobody_hangs_at_a_barrier_that_a_rank_does_not_reach() {
             let group = group.clone();
             Box::new(move || {
                 let mut go_on = || true;
-                let mut patience = Patience::new(None, &mut go_on);
+                let mut deadline = Deadline::new(None, &mut go_on);
                 let plane = &transport.planes[&transport.own];
-                barrier(&transport, plane, &group, "all", &mut patience).unwrap_err();
+                barrier(&transport, plane, &group, "all", &mut deadline).unwrap_err();
             }) as Box<dyn FnOnce() + Send>
         };
         let dying = with(&planes, |planes| {

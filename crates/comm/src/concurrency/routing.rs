@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use shardwright_core::{Rank, StepEpoch};
-use shardwright_wire::{Beat, ForwardOver, Message};
+use shardwright_wire::{ForwardOver, Heartbeat, Message};
 
 use super::body;
 use crate::published::Published;
@@ -33,7 +33,7 @@ impl Receiver for Heard {
         self.push(from, None);
     }
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 fn message(step: u64) -> Message {

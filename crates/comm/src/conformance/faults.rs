@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 use shardwright_wire::{Message, StepBegin};
 
-use super::{Recorder, Told, numbered, numbers_from, only_loss};
+use super::{Delivered, Recorder, numbered, numbers_from, only_loss};
 use crate::error::CommError;
 use crate::in_process::faults::in_process_with_faults;
 use crate::transport::{Loss, Transport};
@@ -64,20 +64,20 @@ fn harm_one_pair(
         assert!(is_expected(&loss), "{loss:?}");
         assert_eq!(job[1].1.wait_loss(Rank(0)), Loss::Died);
         assert!(began.elapsed() < DEADLINE * 5, "{:?}", began.elapsed());
-        let harmed = numbers_from(&job[0].1.told(), Rank(1));
+        let harmed = numbers_from(&job[0].1.delivered(), Rank(1));
         assert_eq!(harmed, prefix(harmed.len()));
         assert!(delivered.contains(&harmed.len()), "{}", harmed.len());
         for (own, from) in [(0, 2), (1, 2), (2, 0), (2, 1)] {
             let recorder = &job[own].1;
-            let last = Told::Message(Rank(from), numbered(COUNT - 1));
-            let told = recorder.wait("last message", |told| told.contains(&last));
-            assert_eq!(numbers_from(&told, Rank(from)), prefix(COUNT as usize));
+            let last = Delivered::Message(Rank(from), numbered(COUNT - 1));
+            let delivered = recorder.wait("last message", |delivered| delivered.contains(&last));
+            assert_eq!(numbers_from(&delivered, Rank(from)), prefix(COUNT as usize));
         }
         for (transport, _) in &job {
             transport.close(None);
         }
-        assert_eq!(only_loss(&job[0].1.told(), Rank(1)), loss);
-        assert_eq!(only_loss(&job[1].1.told(), Rank(0)), Loss::Died);
+        assert_eq!(only_loss(&job[0].1.delivered(), Rank(1)), loss);
+        assert_eq!(only_loss(&job[1].1.delivered(), Rank(0)), Loss::Died);
     }
 }
 
@@ -151,9 +151,9 @@ fn a_cut_of_everything_parts_all_from_all() {
         {
             let silent = Loss::Silent { seconds: 1 };
             assert_eq!(recorder.wait_loss(peer.rank()), silent);
-            let told = recorder.told();
-            assert_eq!(numbers_from(&told, peer.rank()), prefix(40));
-            assert_eq!(only_loss(&told, peer.rank()), silent);
+            let delivered = recorder.delivered();
+            assert_eq!(numbers_from(&delivered, peer.rank()), prefix(40));
+            assert_eq!(only_loss(&delivered, peer.rank()), silent);
         }
     }
 }

@@ -36,13 +36,13 @@ pub(crate) enum TransportKind {
 }
 
 /// A rank, and the receiver that writes down what it is told.
-pub(crate) type Recorded = (Arc<dyn Transport>, Arc<Recorder>);
+pub(crate) type RecordedRank = (Arc<dyn Transport>, Arc<Recorder>);
 
 /// A rank that will die.
 pub(crate) trait Doomed: Send {
     fn send(&self, to: Rank, message: Message);
 
-    /// Ends without a goodbye.
+    /// Ends without a shutdown notice.
     fn die(self: Box<Self>);
 }
 
@@ -220,14 +220,14 @@ impl TransportKind {
     }
 
     /// A job whose receivers write down what they are told.
-    pub(crate) fn recorded(self, world: usize) -> Vec<Recorded> {
+    pub(crate) fn recorded(self, world: usize) -> Vec<RecordedRank> {
         let recorders = Recorder::several(world);
         let receivers = recorders.iter().map(Recorder::receiver).collect();
         self.connect(receivers).into_iter().zip(recorders).collect()
     }
 
     /// The survivors of a job of `world` ranks, and the last rank, which will die.
-    pub(crate) fn doomed(self, world: usize) -> (Vec<Recorded>, Box<dyn Doomed>) {
+    pub(crate) fn doomed(self, world: usize) -> (Vec<RecordedRank>, Box<dyn Doomed>) {
         let recorders = Recorder::several(world - 1);
         let receivers = recorders.iter().map(Recorder::receiver).collect();
         let (survivors, doomed) = self.connect_doomed(receivers);

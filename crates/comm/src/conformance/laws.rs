@@ -4,9 +4,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport, Message};
+use shardwright_wire::{ErrorReport, Heartbeat, Message};
 
-use super::{Recorder, Told, TransportKind, WATCHDOG, heavy, number_of, numbered};
+use super::{Delivered, Recorder, TransportKind, WATCHDOG, heavy, number_of, numbered};
 use crate::error::CommError;
 use crate::transport::{Loss, Receiver};
 
@@ -16,11 +16,11 @@ for_every_kind! { laws_of_kind {
     a_receiver_may_send_while_it_is_delivered_to
     a_large_message_arrives_whole
     concurrent_senders_lose_nothing
-    everybody_hears_a_goodbye_after_what_was_sent_before
+    everybody_hears_a_shutdown_notice_after_what_was_sent_before
     everybody_may_leave_at_once
     a_death_is_seen_once_and_sending_then_fails
     a_closed_rank_is_told_nothing_and_sends_nothing
-    beats_carry_the_state_of_their_sender
+    heartbeats_carry_the_state_of_their_sender
     sending_to_nobody_is_refused
 }}
 
@@ -72,7 +72,7 @@ impl Receiver for Gate {
 
     fn peer_lost(&self, _: Rank, _: Loss) {}
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 fn no_send_waits_for_its_receiver(kind: TransportKind) {
@@ -118,7 +118,7 @@ impl Receiver for Echo {
 
     fn peer_lost(&self, _: Rank, _: Loss) {}
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 fn a_receiver_may_send_while_it_is_delivered_to(kind: TransportKind) {
@@ -197,7 +197,7 @@ fn report(rank: u32) -> ErrorReport {
     }
 }
 
-fn everybody_hears_a_goodbye_after_what_was_sent_before(kind: TransportKind) {
+fn everybody_hears_a_shutdown_notice_after_what_was_sent_before(kind: TransportKind) {
     let job = kind.recorded(3);
     for number in 0..50 {
         job[2].0.send(Rank(0), numbered(number)).unwrap();
@@ -239,9 +239,13 @@ fn everybody_may_leave_at_once(kind: TransportKind) {
     });
     assert!(began.elapsed() < std::time::Duration::from_secs(8));
     for (_, recorder) in &job {
-        recorder.wait("nothing but goodbyes", |told| {
-            told.iter()
-                .all(|event| matches!(event, Told::Beat(..) | Told::Lost(_, Loss::Left(None))))
+        recorder.wait("nothing but shutdown notices", |delivered| {
+            delivered.iter().all(|event| {
+                matches!(
+                    event,
+                    Delivered::Heartbeat(..) | Delivered::Lost(_, Loss::Left(None))
+                )
+            })
         });
     }
 }
@@ -263,10 +267,11 @@ fn a_death_is_seen_once_and_sending_then_fails(kind: TransportKind) {
         "{found}"
     );
     survivor.close(None);
-    let told = recorder.wait("loss", |told| !told.is_empty());
+    let delivered = recorder.wait("loss", |delivered| !delivered.is_empty());
     assert_eq!(
-        told.iter()
-            .filter(|event| matches!(event, Told::Lost(..)))
+        delivered
+            .iter()
+            .filter(|event| matches!(event, Delivered::Lost(..)))
             .count(),
         1
     );
@@ -289,25 +294,25 @@ fn a_closed_rank_is_told_nothing_and_sends_nothing(kind: TransportKind) {
     assert_eq!(job[0].1.wait("anything", |_| true).len(), before);
 }
 
-fn beats_carry_the_state_of_their_sender(kind: TransportKind) {
+fn heartbeats_carry_the_state_of_their_sender(kind: TransportKind) {
     let job = kind.recorded(2);
-    let pulse = job[1].0.pulse();
-    pulse.enter_step(5);
-    pulse.set_executing(true);
-    pulse.advance();
-    pulse.advance();
-    let expected = Told::Beat(
+    let heartbeat_state = job[1].0.heartbeat_state();
+    heartbeat_state.enter_step(5);
+    heartbeat_state.set_executing(true);
+    heartbeat_state.advance();
+    heartbeat_state.advance();
+    let expected = Delivered::Heartbeat(
         Rank(1),
-        Beat {
+        Heartbeat {
             step: 5,
             executing: true,
             sending: false,
             progress: 2,
         },
     );
-    job[0]
-        .1
-        .wait("beat with the state", |told| told.contains(&expected));
+    job[0].1.wait("heartbeat with the state", |delivered| {
+        delivered.contains(&expected)
+    });
 }
 
 fn sending_to_nobody_is_refused(kind: TransportKind) {

@@ -41,7 +41,8 @@ use std::time::{Duration, Instant};
 
 use shardwright_core::{Rank, StepEpoch};
 use shardwright_wire::{
-    Beat, Body, Buffer, Message, NoMemory, ObjectMessage, StepBegin, TensorMeta, TensorPart, Value,
+    Body, Buffer, Heartbeat, Message, NoMemory, ObjectMessage, StepBegin, TensorMeta, TensorPart,
+    Value,
 };
 
 use crate::transport::{Loss, Receiver};
@@ -51,16 +52,16 @@ pub(crate) const WATCHDOG: Duration = Duration::from_mins(1);
 
 /// What a receiver was told.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum Delivered {
     Message(Rank, Message),
     Lost(Rank, Loss),
-    Beat(Rank, Beat),
+    Heartbeat(Rank, Heartbeat),
 }
 
 /// A receiver that writes everything down.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    told: Mutex<Vec<Told>>,
+    delivered: Mutex<Vec<Delivered>>,
     changed: Condvar,
 }
 
@@ -76,75 +77,77 @@ impl Recorder {
     }
 
     /// All that was told so far.
-    pub(crate) fn told(&self) -> Vec<Told> {
-        self.told.lock().unwrap().clone()
+    pub(crate) fn delivered(&self) -> Vec<Delivered> {
+        self.delivered.lock().unwrap().clone()
     }
 
     /// Forgets what was told so far, with its tensors.
     pub(crate) fn clear(&self) {
-        self.told.lock().unwrap().clear();
+        self.delivered.lock().unwrap().clear();
     }
 
-    fn note(&self, told: Told) {
-        self.told.lock().unwrap().push(told);
+    fn note(&self, delivered: Delivered) {
+        self.delivered.lock().unwrap().push(delivered);
         self.changed.notify_all();
     }
 
     /// Waits until what was told satisfies a condition, and returns it.
-    pub(crate) fn wait(&self, what: &str, enough: impl Fn(&[Told]) -> bool) -> Vec<Told> {
+    pub(crate) fn wait(&self, what: &str, enough: impl Fn(&[Delivered]) -> bool) -> Vec<Delivered> {
         let deadline = Instant::now() + WATCHDOG;
-        let mut told = self.told.lock().unwrap();
-        while !enough(&told) {
+        let mut delivered = self.delivered.lock().unwrap();
+        while !enough(&delivered) {
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(
                 !left.is_zero(),
                 "no {what} came; told so far: {:.2000}",
-                format!("{told:?}")
+                format!("{delivered:?}")
             );
-            told = self.changed.wait_timeout(told, left).unwrap().0;
+            delivered = self.changed.wait_timeout(delivered, left).unwrap().0;
         }
-        told.clone()
+        delivered.clone()
     }
 
     pub(crate) fn wait_messages(&self, count: usize) -> Vec<(Rank, Message)> {
-        let messages = |told: &[Told]| {
-            let only = |event: &Told| match event {
-                Told::Message(from, message) => Some((*from, message.clone())),
-                Told::Lost(..) | Told::Beat(..) => None,
+        let messages = |delivered: &[Delivered]| {
+            let only = |event: &Delivered| match event {
+                Delivered::Message(from, message) => Some((*from, message.clone())),
+                Delivered::Lost(..) | Delivered::Heartbeat(..) => None,
             };
-            told.iter().filter_map(only).collect::<Vec<_>>()
+            delivered.iter().filter_map(only).collect::<Vec<_>>()
         };
-        messages(&self.wait("message", |told| messages(told).len() >= count))
+        messages(&self.wait("message", |delivered| messages(delivered).len() >= count))
     }
 
     pub(crate) fn wait_loss(&self, of: Rank) -> Loss {
-        let find = |told: &[Told]| {
-            told.iter().find_map(|event| match event {
-                Told::Lost(from, loss) if *from == of => Some(loss.clone()),
+        let find = |delivered: &[Delivered]| {
+            delivered.iter().find_map(|event| match event {
+                Delivered::Lost(from, loss) if *from == of => Some(loss.clone()),
                 _ => None,
             })
         };
-        let told = self.wait("loss", |told| find(told).is_some());
-        find(&told).unwrap()
+        let delivered = self.wait("loss", |delivered| find(delivered).is_some());
+        find(&delivered).unwrap()
     }
 }
 
 /// The numbers of a peer's messages, in the order in which they came.
-pub(crate) fn numbers_from(told: &[Told], from: Rank) -> Vec<u64> {
-    let number = |event: &Told| match event {
-        Told::Message(rank, message) if *rank == from => Some(number_of(message)),
+pub(crate) fn numbers_from(delivered: &[Delivered], from: Rank) -> Vec<u64> {
+    let number = |event: &Delivered| match event {
+        Delivered::Message(rank, message) if *rank == from => Some(number_of(message)),
         _ => None,
     };
-    told.iter().filter_map(number).collect()
+    delivered.iter().filter_map(number).collect()
 }
 
 /// A peer's loss, which was told once and last of all that was told of it.
-pub(crate) fn only_loss(told: &[Told], of: Rank) -> Loss {
-    let mut of_peer = told.iter().filter(|event| match event {
-        Told::Message(from, _) | Told::Lost(from, _) | Told::Beat(from, _) => *from == of,
+pub(crate) fn only_loss(delivered: &[Delivered], of: Rank) -> Loss {
+    let mut of_peer = delivered.iter().filter(|event| match event {
+        Delivered::Message(from, _) | Delivered::Lost(from, _) | Delivered::Heartbeat(from, _) => {
+            *from == of
+        }
     });
-    let is_loss = |event: &&Told| matches!(event, Told::Lost(..));
-    let Some(Told::Lost(_, loss)) = of_peer.find(is_loss) else {
+    let is_loss = |event: &&Delivered| matches!(event, Delivered::Lost(..));
+    let Some(Delivered::Lost(_, loss)) = of_peer.find(is_loss) else {
         panic!("rank {of} was not lost");
     };
     assert_eq!(of_peer.next(), None, "after the loss of rank {of}");
@@ -153,15 +156,15 @@ pub(crate) fn only_loss(told: &[Told], of: Rank) -> Loss {
 
 impl Receiver for Recorder {
     fn deliver(&self, from: Rank, message: Message) {
-        self.note(Told::Message(from, message));
+        self.note(Delivered::Message(from, message));
     }
 
     fn peer_lost(&self, from: Rank, loss: Loss) {
-        self.note(Told::Lost(from, loss));
+        self.note(Delivered::Lost(from, loss));
     }
 
-    fn beat(&self, from: Rank, beat: Beat) {
-        self.note(Told::Beat(from, beat));
+    fn heartbeat(&self, from: Rank, heartbeat: Heartbeat) {
+        self.note(Delivered::Heartbeat(from, heartbeat));
     }
 }
 

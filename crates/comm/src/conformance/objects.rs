@@ -7,9 +7,9 @@ use shardwright_core::Rank;
 use shardwright_wire::{Body, Message, ObjectMessage, Value};
 
 use super::{Recorder, TransportKind, WATCHDOG, numbered};
+use crate::deadline::Deadline;
 use crate::error::CommError;
 use crate::objects::barrier;
-use crate::patience::Patience;
 use crate::router::Router;
 use crate::transport::{Loss, Receiver, Transport};
 
@@ -48,7 +48,7 @@ fn receive(node: &Node, from: u32, channel: &str, limit: Duration) -> Result<Bod
     node.1.objects().receive(
         Rank(from),
         channel,
-        &mut Patience::new(Some(limit), &mut || true),
+        &mut Deadline::new(Some(limit), &mut || true),
     )
 }
 
@@ -80,7 +80,7 @@ fn waiting_ends_by_time_and_by_cancelling(kind: TransportKind) {
     let found = nodes[0]
         .1
         .objects()
-        .receive(Rank(1), "a", &mut Patience::new(None, &mut || false))
+        .receive(Rank(1), "a", &mut Deadline::new(None, &mut || false))
         .unwrap_err();
     assert!(matches!(found, CommError::Cancelled), "{found}");
     nodes[1].0.send(Rank(0), object("a", 4)).unwrap();
@@ -124,13 +124,13 @@ fn nobody_passes_a_barrier_before_all_have_come(kind: TransportKind) {
                     for round in 1..=20 {
                         count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         let mut go_on = || true;
-                        let mut patience = Patience::new(Some(WATCHDOG), &mut go_on);
+                        let mut deadline = Deadline::new(Some(WATCHDOG), &mut go_on);
                         barrier(
                             &**transport,
                             router.objects(),
                             &group,
                             "world",
-                            &mut patience,
+                            &mut deadline,
                         )
                         .unwrap();
                         assert!(count.load(std::sync::atomic::Ordering::SeqCst) >= round * 3);
@@ -151,13 +151,13 @@ fn a_barrier_that_a_rank_cannot_reach_fails_for_all(kind: TransportKind) {
                 let group = &group;
                 scope.spawn(move || {
                     let mut go_on = || true;
-                    let mut patience = Patience::new(Some(WATCHDOG), &mut go_on);
+                    let mut deadline = Deadline::new(Some(WATCHDOG), &mut go_on);
                     barrier(
                         &**transport,
                         router.objects(),
                         group,
                         "world",
-                        &mut patience,
+                        &mut deadline,
                     )
                     .unwrap_err()
                     .to_string()

@@ -70,7 +70,7 @@ fn a_rank_with_a_wrong_secret_hears_so_at_once_and_the_others_when_their_time_is
 }
 
 #[test]
-fn strangers_who_say_to_be_a_late_rank_do_not_end_the_start() {
+fn unknown_peers_who_say_to_be_a_late_rank_do_not_end_the_start() {
     let mut all = all_options(2);
     let port = all[0].place.port;
     let late = all.pop().unwrap();
@@ -84,12 +84,20 @@ fn strangers_who_say_to_be_a_late_rank_do_not_end_the_start() {
         assert!(!read_to_end(&stream).is_empty());
     }
     let follower = join(late, Arc::new(Recorder::default()));
-    assert_eq!(leader.join().unwrap().unwrap().stats().strangers_dropped, 2);
+    assert_eq!(
+        leader
+            .join()
+            .unwrap()
+            .unwrap()
+            .stats()
+            .unknown_peers_dropped,
+        2
+    );
     follower.join().unwrap().unwrap();
 }
 
 #[test]
-fn hundreds_of_idle_and_slow_strangers_at_every_door_keep_no_job_from_starting() {
+fn hundreds_of_idle_and_slow_unknown_peers_at_every_listener_keep_no_job_from_starting() {
     let all = all_options(4);
     let port = all[0].place.port;
     let began = Instant::now();
@@ -129,7 +137,15 @@ fn a_genuine_rank_takes_the_place_of_an_impostor() {
         StartError::WrongSecret { .. }
     ));
     let follower = join(genuine, Arc::new(Recorder::default()));
-    assert_eq!(leader.join().unwrap().unwrap().stats().strangers_dropped, 1);
+    assert_eq!(
+        leader
+            .join()
+            .unwrap()
+            .unwrap()
+            .stats()
+            .unknown_peers_dropped,
+        1
+    );
     follower.join().unwrap().unwrap();
 }
 

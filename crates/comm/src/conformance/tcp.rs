@@ -1,4 +1,4 @@
-//! What only sockets can show: silence, strangers, and jobs that do not start.
+//! What only sockets can show: silence, unknown peers, and jobs that do not start.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shardwright_core::Rank;
-use shardwright_wire::codec::{beat_frame, encode};
-use shardwright_wire::{Beat, FORMAT_VERSION, Limits};
+use shardwright_wire::codec::{encode, heartbeat_frame};
+use shardwright_wire::{FORMAT_VERSION, Heartbeat, Limits};
 
-use super::{Recorder, Told, heavy, numbered};
+use super::{Delivered, Recorder, heavy, numbered};
 use crate::job::JobOptions;
 use crate::tcp::Tcp;
 use crate::tcp::testing::{Frozen, all_options, join, join_frozen};
@@ -53,9 +53,9 @@ fn a_frame_that_trickles_is_silence() {
         frozen.inject(Rank(0), bytes);
         std::thread::sleep(Duration::from_millis(200));
         if recorder
-            .told()
+            .delivered()
             .iter()
-            .any(|told| matches!(told, Told::Lost(..)))
+            .any(|delivered| matches!(delivered, Delivered::Lost(..)))
         {
             break;
         }
@@ -66,9 +66,9 @@ fn a_frame_that_trickles_is_silence() {
 
 #[test]
 fn a_rank_that_sends_nonsense_is_lost_with_the_reason() {
-    let mut oversized = beat_frame(Beat::default()).head;
+    let mut oversized = heartbeat_frame(Heartbeat::default()).head;
     oversized[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
-    let mut newer = beat_frame(Beat::default()).head;
+    let mut newer = heartbeat_frame(Heartbeat::default()).head;
     newer[4] = FORMAT_VERSION.to_le_bytes()[0] + 1;
     let version = format!(
         "format version {} where this library reads version {FORMAT_VERSION}",
@@ -186,12 +186,13 @@ fn an_idle_job_is_not_silent() {
         .map(|thread| thread.join().unwrap().unwrap())
         .collect();
     for recorder in &recorders {
-        // Twenty beats take five times the timeout.
-        let told = recorder.wait("beats", |told| told.len() >= 20);
+        // Twenty heartbeats take five times the timeout.
+        let delivered = recorder.wait("heartbeats", |delivered| delivered.len() >= 20);
         assert!(
-            told.iter()
-                .all(|event| matches!(event, super::Told::Beat(..))),
-            "{told:?}"
+            delivered
+                .iter()
+                .all(|event| matches!(event, super::Delivered::Heartbeat(..))),
+            "{delivered:?}"
         );
     }
     ranks[0].send(Rank(1), numbered(3)).unwrap();
@@ -209,43 +210,43 @@ pub(super) fn read_to_end(mut stream: &TcpStream) -> Vec<u8> {
         Err(error) => assert_eq!(
             error.kind(),
             std::io::ErrorKind::ConnectionReset,
-            "the stranger was kept"
+            "the unknown peer was kept"
         ),
     }
     bytes
 }
 
 #[test]
-fn strangers_are_dropped_and_counted_and_the_job_goes_on() {
+fn unknown_peers_are_dropped_and_counted_and_the_job_goes_on() {
     let mut all = all_options(2);
     let port = all[0].place.port;
     let recorder = Arc::new(Recorder::default());
     let other = all.pop().unwrap();
     let leader = join(all.pop().unwrap(), Arc::clone(&recorder) as _);
-    let stranger = |bytes: &[u8]| {
+    let unknown_peer = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.write_all(bytes).unwrap();
         read_to_end(&stream)
     };
     // Before the job is complete ...
-    assert!(stranger(b"GET / HTTP/1.1\r\nHost: shardwright\r\n\r\n").is_empty());
-    assert!(stranger(&[0xff; 4096]).is_empty());
+    assert!(unknown_peer(b"GET / HTTP/1.1\r\nHost: shardwright\r\n\r\n").is_empty());
+    assert!(unknown_peer(&[0xff; 4096]).is_empty());
     let follower = join(other, Arc::new(Recorder::default()));
     let leader = leader.join().unwrap().unwrap();
     let follower = follower.join().unwrap().unwrap();
     // ... and while it runs.
-    assert!(stranger(&vec![0; 1 << 16]).is_empty());
+    assert!(unknown_peer(&vec![0; 1 << 16]).is_empty());
     let mut hello = b"SHARDWRT\x02\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00".to_vec();
     hello.resize(52 + 33, 7);
-    let answer = stranger(&hello);
+    let answer = unknown_peer(&hello);
     assert_eq!(answer.len(), 80 + 1, "a challenge and a refusal");
     follower.send(Rank(0), numbered(1)).unwrap();
     assert_eq!(recorder.wait_messages(1), vec![(Rank(1), numbered(1))]);
-    assert_eq!(leader.stats().strangers_dropped, 4);
+    assert_eq!(leader.stats().unknown_peers_dropped, 4);
 }
 
 #[test]
-fn a_silent_stranger_keeps_nobody_out() {
+fn a_silent_unknown_peer_keeps_nobody_out() {
     let all = all_options(3);
     let silent: Vec<TcpStream> = (0..8)
         .map(|_| TcpStream::connect(("127.0.0.1", all[0].place.port)).unwrap())

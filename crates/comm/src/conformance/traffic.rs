@@ -1,14 +1,16 @@
-//! Laws of many messages: order, content, and what a goodbye or a death amid them does.
+//! Laws of many messages: order, content, and what a shutdown notice or a death amid them does.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use shardwright_core::{Rank, derive_seed};
-use shardwright_wire::{Beat, Body, Buffer, Message, NoMemory, ObjectMessage, TensorPart, Value};
+use shardwright_wire::{
+    Body, Buffer, Heartbeat, Message, NoMemory, ObjectMessage, TensorPart, Value,
+};
 
 use super::{
-    Told, TransportKind, WATCHDOG, heavy, meta_of_bytes, numbered, numbers_from, only_loss,
+    Delivered, TransportKind, WATCHDOG, heavy, meta_of_bytes, numbered, numbers_from, only_loss,
 };
 use crate::error::CommError;
 use crate::transport::{Loss, Receiver, Transport};
@@ -17,7 +19,7 @@ for_every_kind! { laws_of_kind {
     twenty_thousand_messages_arrive_once_intact_and_in_order
     large_tensors_keep_their_place_among_small_messages
     threads_that_send_at_once_keep_their_own_order
-    a_goodbye_amid_traffic_is_heard_once_and_last
+    a_shutdown_notice_amid_traffic_is_heard_once_and_last
     a_death_amid_traffic_is_told_once_by_every_survivor
 }}
 
@@ -106,7 +108,7 @@ impl Receiver for Ledger {
         self.changed.notify_all();
     }
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 fn twenty_thousand_messages_arrive_once_intact_and_in_order(kind: TransportKind) {
@@ -225,7 +227,7 @@ fn assert_prefix(numbers: &[u64], least: u64) {
     assert!(numbers.len() as u64 >= least, "only {}", numbers.len());
 }
 
-fn a_goodbye_amid_traffic_is_heard_once_and_last(kind: TransportKind) {
+fn a_shutdown_notice_amid_traffic_is_heard_once_and_last(kind: TransportKind) {
     const COUNT: u64 = 1500;
     const BEFORE: u64 = 300;
     let job = kind.recorded(3);
@@ -250,26 +252,29 @@ fn a_goodbye_amid_traffic_is_heard_once_and_last(kind: TransportKind) {
             });
         }
         for (_, recorder) in &job[..2] {
-            let is_amid = |event: &Told| matches!(event, Told::Message(_, Message::Object(_)));
-            recorder.wait("messages amid which to leave", |told| {
-                told.iter().filter(|event| is_amid(event)).count() >= 100
+            let is_amid =
+                |event: &Delivered| matches!(event, Delivered::Message(_, Message::Object(_)));
+            recorder.wait("messages amid which to leave", |delivered| {
+                delivered.iter().filter(|event| is_amid(event)).count() >= 100
             });
         }
         let began = Instant::now();
         transport.close(None);
         assert!(began.elapsed() < WATCHDOG / 2);
     });
-    let of_leaver = job[2].1.told();
+    let of_leaver = job[2].1.delivered();
     for (transport, recorder) in &job[..2] {
         let other = Rank(1 - transport.rank().0);
-        let told = recorder.wait("all messages and the loss", |told| {
-            let lost = told.iter().any(|event| matches!(event, Told::Lost(..)));
-            lost && told.contains(&Told::Message(other, numbered(COUNT - 1)))
+        let delivered = recorder.wait("all messages and the loss", |delivered| {
+            let lost = delivered
+                .iter()
+                .any(|event| matches!(event, Delivered::Lost(..)));
+            lost && delivered.contains(&Delivered::Message(other, numbered(COUNT - 1)))
         });
-        assert_eq!(only_loss(&told, leaving), Loss::Left(None));
-        let ordered: Vec<Told> = told
+        assert_eq!(only_loss(&delivered, leaving), Loss::Left(None));
+        let ordered: Vec<Delivered> = delivered
             .into_iter()
-            .filter(|event| !matches!(event, Told::Message(_, Message::Object(_))))
+            .filter(|event| !matches!(event, Delivered::Message(_, Message::Object(_))))
             .collect();
         assert_eq!(
             numbers_from(&ordered, leaving),
@@ -288,7 +293,11 @@ fn a_goodbye_amid_traffic_is_heard_once_and_last(kind: TransportKind) {
     for from in [Rank(0), Rank(1)] {
         assert_prefix(&numbers_from(&of_leaver, from), 0);
     }
-    assert_eq!(job[2].1.told(), of_leaver, "told after close had returned");
+    assert_eq!(
+        job[2].1.delivered(),
+        of_leaver,
+        "told after close had returned"
+    );
 }
 
 fn a_death_amid_traffic_is_told_once_by_every_survivor(kind: TransportKind) {
@@ -307,25 +316,33 @@ fn a_death_amid_traffic_is_told_once_by_every_survivor(kind: TransportKind) {
         }
         // Some of its messages have come everywhere; where a death takes the rest along, it may.
         for (_, recorder) in &survivors {
-            recorder.wait("message of the doomed rank", |told| {
-                !numbers_from(told, dead).is_empty()
+            recorder.wait("message of the doomed rank", |delivered| {
+                !numbers_from(delivered, dead).is_empty()
             });
         }
         doomed.die();
     });
     for (transport, recorder) in &survivors {
         let peers: Vec<Rank> = others(transport.rank(), 3).collect();
-        let told = recorder.wait("all messages and the loss", |told| {
-            let any_lost = told.iter().any(|event| matches!(event, Told::Lost(..)));
-            let last = |from: &Rank| told.contains(&Told::Message(*from, numbered(COUNT - 1)));
+        let delivered = recorder.wait("all messages and the loss", |delivered| {
+            let any_lost = delivered
+                .iter()
+                .any(|event| matches!(event, Delivered::Lost(..)));
+            let last =
+                |from: &Rank| delivered.contains(&Delivered::Message(*from, numbered(COUNT - 1)));
             any_lost && peers.iter().all(last)
         });
-        assert_eq!(only_loss(&told, dead), Loss::Died);
-        assert_prefix(&numbers_from(&told, dead), 1);
+        assert_eq!(only_loss(&delivered, dead), Loss::Died);
+        assert_prefix(&numbers_from(&delivered, dead), 1);
         for from in peers {
-            assert_eq!(numbers_from(&told, from), (0..COUNT).collect::<Vec<_>>());
+            assert_eq!(
+                numbers_from(&delivered, from),
+                (0..COUNT).collect::<Vec<_>>()
+            );
         }
-        let losses = told.iter().filter(|event| matches!(event, Told::Lost(..)));
+        let losses = delivered
+            .iter()
+            .filter(|event| matches!(event, Delivered::Lost(..)));
         assert_eq!(losses.count(), 1);
         let found = transport.send(dead, numbered(0)).unwrap_err();
         assert!(

@@ -7,17 +7,17 @@ use shardwright_core::Rank;
 use shardwright_cuda::Capturing;
 
 use super::testing::{ORDINAL, STREAM, rehearsal};
-use super::tests::{BYTES, Rank2, acquaint, pair, sent_by, taken, tensor_of};
+use super::tests::{BYTES, Rank2, introduce, pair, sent_by, taken, tensor_of};
 use crate::conformance::heavy;
 use crate::routing::Route;
 use crate::transport::Transport;
 
 /// A tensor of the first rank that the second has received and not copied; how many messages there were.
 fn received_by_the_second(ranks: &[Rank2; 2], fill: u8) -> usize {
-    let before = acquaint(ranks, true);
+    let before = introduce(ranks, true);
     let copies = sent_by(&ranks[0], Route::PeerCopy);
     ranks[0].node.send(Rank(1), heavy(BYTES, fill)).unwrap();
-    ranks[1].told.wait_messages(before + 1);
+    ranks[1].delivered.wait_messages(before + 1);
     assert_eq!(sent_by(&ranks[0], Route::PeerCopy), copies + 1);
     before + 1
 }
@@ -35,7 +35,7 @@ fn transfers_spoil_no_graph_that_a_script_captures_meanwhile() {
     let number = received_by_the_second(&ranks, 5);
     let staged = ranks[0].node.on_device(&vec![6; BYTES]).unwrap();
     assert_eq!(staged.as_bytes(), vec![6; BYTES]);
-    let messages = ranks[1].told.wait_messages(number);
+    let messages = ranks[1].delivered.wait_messages(number);
     let received = &tensor_of(&messages[number - 1].1).data;
     assert_eq!(taken(&ranks[1], received), vec![5; BYTES]);
     script.end_capture(&captured).unwrap();
@@ -46,7 +46,7 @@ fn a_tensor_of_a_stream_that_is_captured_is_refused_and_the_graph_stays_whole() 
     let script = rehearsal();
     let captured = script.stream();
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     let memory = &ranks[0].node.memory;
     let source: &'static [u8] = Vec::leak(vec![7; BYTES]);
     let address = source.as_ptr().expose_provenance() as u64;
@@ -66,7 +66,7 @@ fn device_memory_stays_as_long_as_a_peer_that_goes_on_has_a_tensor_in_it() {
     let number = received_by_the_second(&ranks, 8);
     // The stand-in ends the process when memory is freed that somebody has open.
     ranks[0].node.close(None);
-    let messages = ranks[1].told.wait_messages(number);
+    let messages = ranks[1].delivered.wait_messages(number);
     let received = &tensor_of(&messages[number - 1].1).data;
     assert_eq!(taken(&ranks[1], received), vec![8; BYTES]);
 }
@@ -74,7 +74,7 @@ fn device_memory_stays_as_long_as_a_peer_that_goes_on_has_a_tensor_in_it() {
 #[test]
 fn both_ranks_may_leave_at_once() {
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     std::thread::scope(|scope| {
         for rank in &ranks {
             scope.spawn(|| rank.node.close(None));
@@ -87,7 +87,7 @@ fn a_slow_queue_is_waited_for_and_not_taken_for_a_device_that_has_failed() {
     let _alone = STOPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let script = rehearsal();
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     script.stop(STREAM, true);
     let data = ranks[0].node.on_device(&vec![9; BYTES]).unwrap();
     let prepared = std::thread::scope(|scope| {
@@ -107,7 +107,7 @@ fn nobody_waits_for_a_device_for_long_once_the_connection_is_closed() {
     let _alone = STOPPED.lock().unwrap_or_else(PoisonError::into_inner);
     let script = rehearsal();
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     script.stop(STREAM, true);
     let data = ranks[0].node.on_device(&vec![9; BYTES]).unwrap();
     let refused = std::thread::scope(|scope| {

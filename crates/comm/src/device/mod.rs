@@ -24,7 +24,9 @@ use crate::exchange::Exchange;
 use crate::job::{JobOptions, TensorMemory};
 use crate::layers::{Layer, Met, Prepared};
 use crate::start_error::StartError;
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
+use crate::transport::{
+    CommStats, HeartbeatState, Loss, Observation, PeerInfo, Receiver, Transport,
+};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
 
 /// How long the end of a connection waits for devices.
@@ -41,7 +43,7 @@ const LOOKING: Duration = Duration::from_secs(30);
 /// Of the messages of a rank that wait for a device.
 const BOUNDS: Bounds = Bounds {
     capacity: QUEUE_CAPACITY,
-    patience: BACKLOG_DEADLINE,
+    timeout: BACKLOG_DEADLINE,
 };
 
 /// The order of messages with tensors of a device among the transports.
@@ -147,7 +149,7 @@ impl Ordered {
             Refused::Full(queued) => CommError::Backlog {
                 rank: to,
                 queued,
-                waited: BOUNDS.patience,
+                waited: BOUNDS.timeout,
             },
         })
     }
@@ -180,7 +182,7 @@ impl Queue {
                 self.take(job);
             }
             self.look_for_peers();
-            self.let_go();
+            self.release();
             self.send_ready();
             if let Some(deadline) = self.closing
                 && (self.is_idle() || Instant::now() > deadline)
@@ -191,7 +193,7 @@ impl Queue {
         for job in self.memory.inbox().end() {
             self.take(job);
         }
-        self.let_go();
+        self.release();
         if !self.kept.is_empty() {
             let pieces = self.kept.len();
             tracing::warn!(pieces, "memory that a device still uses is never freed");
@@ -244,7 +246,7 @@ impl Queue {
     }
 
     /// Drops what was kept until an event that is done.
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         for index in (0..self.kept.len()).rev() {
             match self.kept[index].0.is_done() {
                 Ok(false) => {}
@@ -339,11 +341,11 @@ impl Transport for Ordered {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        self.inner.pulse()
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        self.inner.heartbeat_state()
     }
 
-    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         self.inner.read_until(slice, look)
     }
 
@@ -351,7 +353,7 @@ impl Transport for Ordered {
         self.inner.wake_reader();
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
+    fn close(&self, report: Option<ErrorReport>) {
         if !self.owner.is_here() {
             return;
         }
@@ -370,7 +372,7 @@ impl Transport for Ordered {
             }
         }
         // Which closes what is open here of peers' devices, and has them close what they have open of this one's.
-        self.inner.close(farewell);
+        self.inner.close(report);
         self.memory.await_closed(|rank| {
             let peer = self.inner.peer(rank);
             peer.is_none_or(|peer| has_ended(peer.pid))

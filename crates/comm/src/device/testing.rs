@@ -15,7 +15,7 @@ use super::DeviceLayer;
 use crate::error::CommError;
 use crate::job::JobOptions;
 use crate::layers::Stack;
-use crate::transport::{CommStats, PeerInfo, Pulse, Receiver, Sight, Transport};
+use crate::transport::{CommStats, HeartbeatState, Observation, PeerInfo, Receiver, Transport};
 
 /// The only device, and its default stream.
 pub(crate) const ORDINAL: i32 = 0;
@@ -111,11 +111,11 @@ impl Transport for FromDevice {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        self.inner.pulse()
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        self.inner.heartbeat_state()
     }
 
-    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         self.inner.read_until(slice, look)
     }
 
@@ -123,8 +123,8 @@ impl Transport for FromDevice {
         self.inner.wake_reader();
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
-        self.inner.close(farewell);
+    fn close(&self, report: Option<ErrorReport>) {
+        self.inner.close(report);
     }
 
     fn reached_by(&self, rank: Rank) -> Cow<'static, str> {

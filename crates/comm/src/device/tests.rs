@@ -16,7 +16,7 @@ pub(super) const BYTES: usize = 100_000;
 
 pub(super) struct Rank2 {
     pub(super) node: Arc<FromDevice>,
-    pub(super) told: Arc<Recorder>,
+    pub(super) delivered: Arc<Recorder>,
 }
 
 /// Two ranks of one host whose device buffers have so many bytes; 0 for none.
@@ -34,21 +34,21 @@ pub(super) fn pair(device_bytes: u64) -> [Rank2; 2] {
         .map(|(options, recorder)| join(options, recorder.receiver()))
         .collect();
     let mut nodes = joined.into_iter().map(|thread| thread.join().unwrap());
-    recorders.map(|told| Rank2 {
+    recorders.map(|delivered| Rank2 {
         node: nodes.next().unwrap(),
-        told,
+        delivered,
     })
 }
 
 /// Both ranks use the device, and have opened the other's buffer where there are buffers.
-pub(super) fn acquaint(ranks: &[Rank2; 2], opens: bool) -> usize {
+pub(super) fn introduce(ranks: &[Rank2; 2], opens: bool) -> usize {
     for round in 1..1000 {
         for (rank, other) in [(0, 1), (1, 0)] {
             let message = heavy(BYTES, round as u8);
             ranks[rank].node.send(Rank(other), message).unwrap();
         }
         for rank in ranks {
-            rank.told.wait_messages(round);
+            rank.delivered.wait_messages(round);
         }
         let copied = |rank: &Rank2| rank.node.stats().by_route[index(Route::PeerCopy)].tensors_sent;
         if !opens || ranks.iter().all(|rank| copied(rank) > 0) {
@@ -103,9 +103,9 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn tensors_go_from_device_to_device_once_both_ends_have_opened_them() {
     let ranks = pair(4 << 20);
-    let before = acquaint(&ranks, true);
+    let before = introduce(&ranks, true);
     ranks[0].node.send(Rank(1), heavy(BYTES, 77)).unwrap();
-    let messages = ranks[1].told.wait_messages(before + 1);
+    let messages = ranks[1].delivered.wait_messages(before + 1);
     let received = &tensor_of(&messages[before].1).data;
     assert_eq!(taken(&ranks[1], received), vec![77; BYTES]);
     assert_eq!(
@@ -119,7 +119,7 @@ fn tensors_go_from_device_to_device_once_both_ends_have_opened_them() {
 #[test]
 fn a_tensor_that_stays_here_too_goes_from_device_to_device_as_often_as_it_is_asked_for() {
     let ranks = pair(4 << 20);
-    let before = acquaint(&ranks, true);
+    let before = introduce(&ranks, true);
     let held = ranks[0].node.on_device(&vec![6; BYTES]).unwrap();
     let copies = sent_by(&ranks[0], Route::PeerCopy);
     for _ in 0..3 {
@@ -130,7 +130,7 @@ fn a_tensor_that_stays_here_too_goes_from_device_to_device_as_often_as_it_is_ask
         object.body.tensors[0].data = held.clone();
         ranks[0].node.send_as_it_is(Rank(1), message).unwrap();
     }
-    let messages = ranks[1].told.wait_messages(before + 3);
+    let messages = ranks[1].delivered.wait_messages(before + 3);
     for (_, message) in &messages[before..] {
         assert_eq!(taken(&ranks[1], &tensor_of(message).data), vec![6; BYTES]);
     }
@@ -141,11 +141,11 @@ fn a_tensor_that_stays_here_too_goes_from_device_to_device_as_often_as_it_is_ask
 #[test]
 fn a_full_device_buffer_gives_host_memory_and_says_so() {
     let ranks = pair(BYTES as u64 / 2);
-    let mut sent = acquaint(&ranks, false);
+    let mut sent = introduce(&ranks, false);
     eventually("the ranks open each other's buffers", || {
         ranks[0].node.send(Rank(1), heavy(BYTES, 5)).unwrap();
         sent += 1;
-        let messages = ranks[1].told.wait_messages(sent);
+        let messages = ranks[1].delivered.wait_messages(sent);
         let received = &tensor_of(&messages[sent - 1].1).data;
         assert_eq!(received.as_bytes(), vec![5; BYTES]);
         because(&ranks[0], Reason::SourceDeviceFull) > 0
@@ -157,9 +157,9 @@ fn a_full_device_buffer_gives_host_memory_and_says_so() {
 #[test]
 fn without_device_to_device_transfers_tensors_are_staged() {
     let ranks = pair(0);
-    acquaint(&ranks, false);
+    introduce(&ranks, false);
     ranks[0].node.send(Rank(1), heavy(BYTES, 5)).unwrap();
-    let messages = ranks[1].told.wait_messages(2);
+    let messages = ranks[1].delivered.wait_messages(2);
     let received = &tensor_of(&messages[1].1).data;
     assert_eq!(taken(&ranks[1], received), vec![5; BYTES]);
     assert_eq!(because(&ranks[0], Reason::DeviceToDeviceDisabled), 2);
@@ -168,7 +168,7 @@ fn without_device_to_device_transfers_tensors_are_staged() {
 #[test]
 fn a_tensor_leaves_with_the_bytes_that_it_has_in_the_order_of_its_stream() {
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     let node = &ranks[0].node;
     let first = node.on_device(&vec![1; BYTES]).unwrap();
     // On the same stream, behind the copy above.
@@ -180,13 +180,13 @@ fn a_tensor_leaves_with_the_bytes_that_it_has_in_the_order_of_its_stream() {
 #[test]
 fn messages_without_tensors_stay_behind_those_that_wait_for_the_device() {
     let ranks = pair(4 << 20);
-    let before = acquaint(&ranks, true);
+    let before = introduce(&ranks, true);
     for number in 0..50 {
         ranks[0].node.send(Rank(1), heavy(BYTES, number)).unwrap();
         let light = crate::conformance::numbered(u64::from(number));
         ranks[0].node.send(Rank(1), light).unwrap();
     }
-    let messages = ranks[1].told.wait_messages(before + 100);
+    let messages = ranks[1].delivered.wait_messages(before + 100);
     for (number, pair) in messages[before..].chunks_exact(2).enumerate() {
         assert_eq!(tensor_of(&pair[0].1).data.as_bytes()[0], number as u8);
         assert_eq!(crate::conformance::number_of(&pair[1].1), number as u64);
@@ -196,7 +196,7 @@ fn messages_without_tensors_stay_behind_those_that_wait_for_the_device() {
 #[test]
 fn blocks_come_back_when_tensors_are_dropped_and_when_receivers_have_copied_them() {
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     for _ in 0..20 {
         drop(ranks[0].node.on_device(&vec![3; 1 << 20]));
     }
@@ -204,8 +204,8 @@ fn blocks_come_back_when_tensors_are_dropped_and_when_receivers_have_copied_them
         let data = ranks[0].node.on_device(&vec![4; 4_000_000])?;
         DeviceTensor::of(&data).filter(|tensor| tensor.device_room() > 0)
     };
-    ranks[0].told.clear();
-    ranks[1].told.clear();
+    ranks[0].delivered.clear();
+    ranks[1].delivered.clear();
     eventually("all but nothing of the buffer is free again", || {
         most().is_some()
     });
@@ -213,8 +213,8 @@ fn blocks_come_back_when_tensors_are_dropped_and_when_receivers_have_copied_them
     let mut messages = Vec::new();
     eventually("there is room again", || {
         ranks[0].node.send(Rank(1), heavy(1 << 20, 9)).unwrap();
-        messages = ranks[1].told.wait_messages(1);
-        ranks[1].told.clear();
+        messages = ranks[1].delivered.wait_messages(1);
+        ranks[1].delivered.clear();
         sent_by(&ranks[0], Route::PeerCopy) > copies
     });
     assert!(most().is_none(), "the receiver holds a part");
@@ -227,10 +227,10 @@ fn blocks_come_back_when_tensors_are_dropped_and_when_receivers_have_copied_them
 #[test]
 fn a_closed_connection_takes_nothing_more_and_waits_for_no_device() {
     let ranks = pair(4 << 20);
-    acquaint(&ranks, true);
+    introduce(&ranks, true);
     ranks[0].node.send(Rank(1), heavy(BYTES, 5)).unwrap();
     ranks[0].node.close(None);
     let refused = ranks[0].node.send(Rank(1), heavy(BYTES, 6)).unwrap_err();
     assert!(matches!(refused, CommError::Closed), "{refused}");
-    assert_eq!(ranks[1].told.wait_loss(Rank(0)), Loss::Left(None));
+    assert_eq!(ranks[1].delivered.wait_loss(Rank(0)), Loss::Left(None));
 }

@@ -11,22 +11,22 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver as Outlet, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport, Message};
+use shardwright_wire::{ErrorReport, Heartbeat, Message};
 
 use crate::error::CommError;
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+use crate::transport::{CommStats, HeartbeatState, Loss, PeerInfo, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
 use shardwright_system::Owner;
 
 /// Often enough for the runtime's stall detection in tests.
-const BEAT_INTERVAL: Duration = Duration::from_millis(250);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
 enum Event {
     Message(Message),
     #[cfg(any(test, feature = "faults"))]
     Numbered(faults::Numbered),
     Lost(Loss),
-    Beat(Beat),
+    Heartbeat(Heartbeat),
     Stop,
 }
 
@@ -72,7 +72,7 @@ pub struct InProcess {
 
 #[derive(Default)]
 struct Shared {
-    pulse: Arc<Pulse>,
+    heartbeat_state: Arc<HeartbeatState>,
     closed: AtomicBool,
     lost: Mutex<BTreeMap<Rank, Loss>>,
     sent: AtomicU64,
@@ -134,16 +134,16 @@ fn connect(
 impl Medium for Nothing {
     fn put(&self, _: Rank, _: Rank, message: Message, _: &Shared) -> Result<Event, CommError> {
         Ok(match message {
-            Message::Goodbye(report) => Event::Lost(Loss::Left(report)),
+            Message::ShutdownNotice(report) => Event::Lost(Loss::Left(report)),
             message => Event::Message(message),
         })
     }
 
     fn deliver_all(&self, end: &End) {
         let (shared, receiver) = (&*end.shared, &*end.receiver);
-        let mut next_beat = Instant::now() + BEAT_INTERVAL;
+        let mut next_heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
         loop {
-            match end.outlet.recv_deadline(next_beat) {
+            match end.outlet.recv_deadline(next_heartbeat) {
                 Ok((_, Event::Stop)) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok((from, event)) if !shared.is_lost(from) => match event {
                     Event::Message(message) => {
@@ -154,20 +154,22 @@ impl Medium for Nothing {
                         shared.lose(from, loss.clone());
                         receiver.peer_lost(from, loss);
                     }
-                    Event::Beat(beat) => receiver.beat(from, beat),
+                    Event::Heartbeat(heartbeat) => receiver.heartbeat(from, heartbeat),
                     #[cfg(any(test, feature = "faults"))]
                     Event::Numbered(_) => {}
                     Event::Stop => {}
                 },
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    next_beat = Instant::now() + BEAT_INTERVAL;
-                    let beat = shared.pulse.beat(false);
+                    next_heartbeat = Instant::now() + HEARTBEAT_INTERVAL;
+                    let heartbeat = shared.heartbeat_state.heartbeat(false);
                     for (index, inbox) in end.inboxes.iter().enumerate() {
                         if index != end.rank.0 as usize
-                            && inbox.try_send((end.rank, Event::Beat(beat))).is_err()
+                            && inbox
+                                .try_send((end.rank, Event::Heartbeat(heartbeat)))
+                                .is_err()
                         {
-                            // A full inbox shows that its owner is alive; a closed one needs no beat.
+                            // A full inbox shows that its owner is alive; a closed one needs no heartbeat.
                         }
                     }
                 }
@@ -199,12 +201,12 @@ impl InProcess {
             return;
         }
         for peer in self.others() {
-            let event = self.farewell(peer, loss);
+            let event = self.report(peer, loss);
             if self.inboxes[peer.0 as usize]
                 .send_timeout((self.rank, event), BACKLOG_DEADLINE)
                 .is_err()
             {
-                tracing::debug!(%peer, "a rank that had ended was not told goodbye");
+                tracing::debug!(%peer, "a rank that had ended got no shutdown notice");
             }
         }
         let thread = self
@@ -227,13 +229,15 @@ impl InProcess {
         }
     }
 
-    fn farewell(&self, to: Rank, loss: &Loss) -> Event {
+    fn report(&self, to: Rank, loss: &Loss) -> Event {
         let Loss::Left(report) = loss else {
             return Event::Lost(loss.clone());
         };
-        let goodbye = Message::Goodbye(report.clone());
-        let goodbye = self.medium.put(self.rank, to, goodbye, &self.shared);
-        goodbye.unwrap_or_else(|_| Event::Lost(loss.clone()))
+        let shutdown_notice = Message::ShutdownNotice(report.clone());
+        let shutdown_notice = self
+            .medium
+            .put(self.rank, to, shutdown_notice, &self.shared);
+        shutdown_notice.unwrap_or_else(|_| Event::Lost(loss.clone()))
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> {
@@ -297,12 +301,12 @@ impl Transport for InProcess {
         self.peers.get(rank.0 as usize)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        &self.shared.pulse
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        &self.shared.heartbeat_state
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
-        self.leave(&Loss::Left(farewell.map(Box::new)));
+    fn close(&self, report: Option<ErrorReport>) {
+        self.leave(&Loss::Left(report.map(Box::new)));
     }
 
     fn stats(&self) -> CommStats {

@@ -240,7 +240,7 @@ const NEIGHBOURS: Between = Between::SameHost {
     devices: Devices::Peers,
     shared_memory: true,
 };
-const STRANGERS: Between = Between::SameHost {
+const UNKNOWN_PEERS: Between = Between::SameHost {
     devices: Devices::Apart,
     shared_memory: true,
 };
@@ -276,7 +276,7 @@ fn the_rules_of_the_paper_hold() {
         (
             Cuda,
             Cuda,
-            STRANGERS,
+            UNKNOWN_PEERS,
             Route::SharedMemory,
             Reason::NoPeerAccess,
         ),

@@ -1,4 +1,4 @@
-//! The thread that lets ranks in and keeps strangers out (TCP-1), through the whole job.
+//! The thread that lets ranks in and keeps unknown peers out (TCP-1), through the whole job.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -11,10 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shardwright_core::Rank;
 use socket2::SockRef;
 
+use super::acceptor_state::{AcceptorState, Arrival, PendingHandshake};
 use super::address::Listener;
-use super::door::{Arrival, Door, Guest};
-use super::visitors::Visitors;
-use super::{FAREWELL_DEADLINE, HANDSHAKE_DEADLINE};
+use super::pending::PendingConnections;
+use super::{HANDSHAKE_DEADLINE, SHUTDOWN_DEADLINE};
 use crate::secret::Secret;
 use shardwright_system::Owner;
 
@@ -27,7 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The running acceptor.
 pub(super) struct Acceptor {
     listener: Arc<Listener>,
-    door: Arc<Door>,
+    state: Arc<AcceptorState>,
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: Receiver<()>,
     owner: Owner,
@@ -43,18 +43,18 @@ impl Acceptor {
         encrypt: bool,
     ) -> io::Result<(Self, Receiver<Arrival>)> {
         let (alive, ended) = bounded(0);
-        let (door, outlet) = Door::new(rank, world, secret, encrypt);
-        let door = Arc::new(door);
+        let (state, outlet) = AcceptorState::new(rank, world, secret, encrypt);
+        let state = Arc::new(state);
         listener.socket.set_nonblocking(true)?;
         let listener = Arc::new(listener);
-        let (thread_listener, thread_door) = (Arc::clone(&listener), Arc::clone(&door));
+        let (thread_listener, thread_state) = (Arc::clone(&listener), Arc::clone(&state));
         let thread = std::thread::Builder::new()
             .name("sw-accept".to_owned())
-            .spawn(move || keep_door(&thread_listener, &thread_door, &alive))?;
+            .spawn(move || accept_loop(&thread_listener, &thread_state, &alive))?;
         Ok((
             Self {
                 listener,
-                door,
+                state,
                 thread: Mutex::new(Some(thread)),
                 ended,
                 owner: Owner::this_process(),
@@ -65,31 +65,31 @@ impl Acceptor {
 
     /// The job is complete: from now on nobody is let in.
     pub(super) fn job_started(&self) {
-        self.door.job_started();
+        self.state.job_started();
     }
 
     /// How many connections were dropped for want of a proof.
-    pub(super) fn strangers(&self) -> u64 {
-        self.door.strangers()
+    pub(super) fn unknown_peers(&self) -> u64 {
+        self.state.unknown_peers()
     }
 
     /// Stops accepting, and ends the handshakes under way.
     pub(super) fn close(&self) {
-        if !self.owner.is_here() || self.door.close() {
+        if !self.owner.is_here() || self.state.close() {
             return;
         }
         // On Linux this wakes the thread in poll().
         if let Err(error) = SockRef::from(&self.listener.socket).shutdown(Shutdown::Both) {
             tracing::debug!(%error, "the listener was not open");
         }
-        self.door.end_registrations();
+        self.state.end_registrations();
         let thread = self.thread.lock();
         let thread = thread.unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the accepting thread panicked");
         }
         if !matches!(
-            self.ended.recv_timeout(FAREWELL_DEADLINE),
+            self.ended.recv_timeout(SHUTDOWN_DEADLINE),
             Err(crossbeam_channel::RecvTimeoutError::Disconnected)
         ) {
             tracing::warn!("a handshake outlived its job");
@@ -110,34 +110,34 @@ pub(super) fn shut(stream: &TcpStream) {
     }
 }
 
-/// The thread at the door: takes in who comes, and gets on with everybody who is there, waiting for none of them.
-fn keep_door(listener: &Listener, door: &Arc<Door>, alive: &Sender<()>) {
+/// The thread at the listener: takes in who comes, and gets on with everybody who is there, waiting for none of them.
+fn accept_loop(listener: &Listener, state: &Arc<AcceptorState>, alive: &Sender<()>) {
     let began = Instant::now();
-    let mut visitors = Visitors::new(HANDSHAKE_DEADLINE);
+    let mut pending = PendingConnections::new(HANDSHAKE_DEADLINE);
     let mut number = 0;
     loop {
-        let ready = match wait(listener, &visitors, visitors.next_end(began.elapsed())) {
+        let ready = match wait(listener, &pending, pending.next_end(began.elapsed())) {
             Ok(ready) => ready,
             Err(error) => {
-                tracing::error!(%error, "cannot wait at the door");
+                tracing::error!(%error, "cannot wait at the listener");
                 std::thread::sleep(ACCEPT_PAUSE);
                 continue;
             }
         };
-        if door.is_closed() {
+        if state.is_closed() {
             return;
         }
         // From the last to the first, so that places stay as they are.
         for place in ready.into_iter().rev() {
-            let step = |guest: &mut Guest| door.hear(guest);
-            if let Some((guest, outcome)) = visitors.advance(place, step) {
+            let step = |handshake: &mut PendingHandshake| state.read(handshake);
+            if let Some((handshake, outcome)) = pending.advance(place, step) {
                 number += 1;
-                door.part_with(guest, outcome, number, alive);
+                state.finish(handshake, outcome, number, alive);
             }
         }
-        take_in(listener, door, &mut visitors, began);
-        for guest in visitors.expire(began.elapsed()) {
-            door.drop_stranger(guest.address(), "it took too long to prove itself");
+        accept_waiting(listener, state, &mut pending, began);
+        for handshake in pending.expire(began.elapsed()) {
+            state.drop_unknown_peer(handshake.address(), "it took too long to prove itself");
         }
     }
 }
@@ -146,7 +146,7 @@ fn keep_door(listener: &Listener, door: &Arc<Door>, alive: &Sender<()>) {
 /// said something.
 fn wait(
     listener: &Listener,
-    visitors: &Visitors<Guest>,
+    pending: &PendingConnections<PendingHandshake>,
     limit: Option<Duration>,
 ) -> io::Result<Vec<usize>> {
     let timeout = limit
@@ -154,9 +154,9 @@ fn wait(
         .transpose()?;
     let mut descriptors = vec![PollFd::new(&listener.socket, PollFlags::IN)];
     descriptors.extend(
-        visitors
+        pending
             .iter()
-            .map(|guest| PollFd::new(guest.socket(), PollFlags::IN)),
+            .map(|handshake| PollFd::new(handshake.socket(), PollFlags::IN)),
     );
     match poll(&mut descriptors, timeout.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -170,14 +170,20 @@ fn wait(
 }
 
 /// Takes in those who wait outside; who has to go for them is dropped.
-fn take_in(listener: &Listener, door: &Door, visitors: &mut Visitors<Guest>, began: Instant) {
+fn accept_waiting(
+    listener: &Listener,
+    state: &AcceptorState,
+    pending: &mut PendingConnections<PendingHandshake>,
+    began: Instant,
+) {
     for _ in 0..ACCEPTED_AT_ONCE {
         let accepted = listener.socket.accept();
-        let accepted = accepted.and_then(|(stream, address)| Guest::new(stream, address));
+        let accepted =
+            accepted.and_then(|(stream, address)| PendingHandshake::new(stream, address));
         match accepted {
-            Ok(guest) => {
-                if let Some(displaced) = visitors.enter(guest, began.elapsed()) {
-                    door.drop_stranger(
+            Ok(handshake) => {
+                if let Some(displaced) = pending.enter(handshake, began.elapsed()) {
+                    state.drop_unknown_peer(
                         displaced.address(),
                         "too many connections are proving themselves",
                     );

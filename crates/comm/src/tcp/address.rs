@@ -7,7 +7,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::start_error::StartError;
 
-/// Connections that may wait to be accepted: those of strangers before rank 0 begins to do so are no obstacle.
+/// Connections that may wait to be accepted: those of unknown peers before rank 0 begins to do so are no obstacle.
 const BACKLOG: i32 = 1024;
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {

@@ -55,7 +55,7 @@ pub(super) fn reach(options: &JobOptions, cancel: &Cancel) -> Result<Connection,
     })
 }
 
-/// Connects to another rank, which is there; strangers at its door may be in the way for a moment.
+/// Connects to another rank, which is there; unknown peers at its listener may be in the way for a moment.
 pub(super) fn reach_peer(
     options: &JobOptions,
     address: SocketAddr,

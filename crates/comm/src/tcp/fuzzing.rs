@@ -1,4 +1,4 @@
-//! What a stranger's or a peer's bytes reach, for the fuzz targets: the same code as behind a socket, over memory,
+//! What an unknown peer's or a peer's bytes reach, for the fuzz targets: the same code as behind a socket, over memory,
 //! with nonces that never change. Behind the feature `fuzzing`; no part of the library's interface.
 
 use std::io::{self, Read, Write};
@@ -29,7 +29,7 @@ pub fn read_frames(
     loop {
         match read_frame(from, CALLER, limits, &exchange) {
             Ok(Received::Message(message)) => each(Some(message)),
-            Ok(Received::Beat(_)) => each(None),
+            Ok(Received::Heartbeat(_)) => each(None),
             Err(error) => return error.to_string(),
         }
     }
@@ -46,7 +46,7 @@ pub struct Side {
     pub written: Vec<u8>,
 }
 
-/// What the answering rank does with these bytes of a visitor, which come in pieces of at most `piece`.
+/// What the answering rank does with these bytes of a pending connection, which come in pieces of at most `piece`.
 pub fn answer(bytes: &[u8], started: bool, piece: usize) -> Side {
     let secret = secret();
     let me = identity(ANSWERER, &secret);

@@ -67,7 +67,7 @@ pub(super) struct Caller {
 pub(super) enum HandshakeError {
     /// Not a rank of any job.
     #[error("it does not speak the handshake")]
-    Stranger,
+    UnknownPeer,
     /// Says it is a rank, and has another secret.
     #[error("it presented a wrong secret as rank {rank}")]
     WrongSecret { rank: Rank },
@@ -121,7 +121,7 @@ pub(super) fn call_over(
     let mut challenge = [0; CHALLENGE_BYTES];
     stream.read_exact(&mut challenge)?;
     if challenge[..8] != MAGIC {
-        return Err(HandshakeError::Stranger);
+        return Err(HandshakeError::UnknownPeer);
     }
     let rank = Rank(u32_at(&challenge, 12));
     let theirs = u16::from_le_bytes([challenge[8], challenge[9]]);
@@ -158,7 +158,7 @@ pub(super) fn call_over(
             let theirs = !me.encrypt;
             return Err(HandshakeError::Encryption { rank, theirs });
         }
-        _ => return Err(HandshakeError::Stranger),
+        _ => return Err(HandshakeError::UnknownPeer),
     }
     let Some(exchange) = exchange else {
         return Ok((rank, None));
@@ -169,10 +169,10 @@ pub(super) fn call_over(
     Ok((rank, Some(cipher)))
 }
 
-/// What the accepting side has of a visitor who has proved the secret.
+/// What the accepting side has of a pending connection who has proved the secret.
 pub(super) type Accepted = (Caller, Option<Cipher>);
 
-/// The accepting side, which is given a visitor's bytes as they come: no visitor is waited for.
+/// The accepting side, which is given a pending connection's bytes as they come: no pending connection is waited for.
 pub(super) struct Answering {
     nonce: [u8; PROOF_BYTES],
     /// What has come of the part that is due.
@@ -189,7 +189,7 @@ struct Hello {
 }
 
 impl Answering {
-    /// For one visitor, with a nonce that no other gets.
+    /// For one pending connection, with a nonce that no other gets.
     pub(super) fn new(nonce: [u8; PROOF_BYTES]) -> Self {
         Self {
             nonce,
@@ -198,7 +198,7 @@ impl Answering {
         }
     }
 
-    /// How many bytes of the visitor may be read now: none that belongs to what follows the handshake.
+    /// How many bytes of the pending connection may be read now: none that belongs to what follows the handshake.
     pub(super) fn wanted(&self) -> usize {
         let due = match self.hello {
             // Garbage is refused at its eighth byte, without waiting for more.
@@ -210,7 +210,7 @@ impl Answering {
         due - self.received.len()
     }
 
-    /// Whether the visitor has said who it is, which proves nothing yet.
+    /// Whether the pending connection has said who it is, which proves nothing yet.
     pub(super) fn has_spoken(&self) -> bool {
         self.hello.is_some()
     }
@@ -227,7 +227,7 @@ impl Answering {
         self.received.extend_from_slice(bytes);
         let received = &self.received;
         if self.hello.is_none() && received.len() >= MAGIC.len() && !received.starts_with(&MAGIC) {
-            return Some(Err(HandshakeError::Stranger));
+            return Some(Err(HandshakeError::UnknownPeer));
         }
         if self.wanted() > 0 {
             return None;

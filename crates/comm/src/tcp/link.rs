@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use shardwright_core::Rank;
-use shardwright_wire::codec::beat_frame;
+use shardwright_wire::codec::heartbeat_frame;
 use shardwright_wire::{Frame, Limits, Message};
 
 use super::connection::Connection;
 use super::stream::{Counted, ReadError, Received, read_frame, write_frame};
 use crate::exchange::Exchange;
-use crate::transport::{Loss, Pulse, Receiver};
+use crate::transport::{HeartbeatState, Loss, Receiver};
 
 /// What the links of a rank share.
 pub(super) struct Hub {
     pub(super) receiver: Arc<dyn Receiver>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeat_state: Arc<HeartbeatState>,
     pub(super) limits: Limits,
     pub(super) exchange: Arc<Exchange>,
     pub(super) liveness: Duration,
@@ -72,16 +72,16 @@ pub(super) fn read_all(hub: &Hub, link: &Link) {
     let loss = loop {
         stream.begin_frame();
         match read_frame(&mut stream, link.peer, &hub.limits, &hub.exchange) {
-            Ok(Received::Message(Message::Goodbye(report))) => break Loss::Left(report),
+            Ok(Received::Message(Message::ShutdownNotice(report))) => break Loss::Left(report),
             Ok(Received::Message(message)) => {
                 hub.messages_received.fetch_add(1, Ordering::Relaxed);
                 if !hub.closing.load(Ordering::SeqCst) {
                     hub.receiver.deliver(link.peer, message);
                 }
             }
-            Ok(Received::Beat(beat)) => {
+            Ok(Received::Heartbeat(heartbeat)) => {
                 if !hub.closing.load(Ordering::SeqCst) {
-                    hub.receiver.beat(link.peer, beat);
+                    hub.receiver.heartbeat(link.peer, heartbeat);
                 }
             }
             Err(error) => break loss_of(error, hub.liveness),
@@ -120,17 +120,21 @@ fn loss_of(error: ReadError, liveness: Duration) -> Loss {
 pub(super) fn write_all(hub: &Hub, link: &Link, queue: &crossbeam_channel::Receiver<Frame>) {
     // A peer must hear from this rank four times within the time after which it gives it up (TCP-2).
     let interval = (hub.liveness / 4).min(Duration::from_secs(1));
-    let mut next_beat = Instant::now();
+    let mut next_heartbeat = Instant::now();
     loop {
-        let written = match queue.recv_deadline(next_beat) {
+        let written = match queue.recv_deadline(next_heartbeat) {
             Ok(frame) => {
                 hub.messages_sent.fetch_add(1, Ordering::Relaxed);
                 write_frame(&link.connection, &frame, &hub.bytes_sent)
             }
             Err(RecvTimeoutError::Timeout) => {
-                next_beat = Instant::now() + interval;
-                let beat = hub.pulse.beat(!queue.is_empty());
-                write_frame(&link.connection, &beat_frame(beat), &hub.bytes_sent)
+                next_heartbeat = Instant::now() + interval;
+                let heartbeat = hub.heartbeat_state.heartbeat(!queue.is_empty());
+                write_frame(
+                    &link.connection,
+                    &heartbeat_frame(heartbeat),
+                    &hub.bytes_sent,
+                )
             }
             Err(RecvTimeoutError::Disconnected) => break,
         };

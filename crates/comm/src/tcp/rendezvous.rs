@@ -12,18 +12,18 @@ use shardwright_wire::Value;
 
 use super::GRACE;
 use super::acceptor::Acceptor;
+use super::acceptor_state::Arrival;
 use super::address::Listener;
 use super::connection::Connection;
 use super::dial::{Cancel, reach, reach_peer};
-use super::door::Arrival;
 use super::handshake::Purpose;
-use super::roll::Roll;
+use super::registry::Registry;
 use super::stream::{receive_value, send_value};
 use super::table::{Registration, Row};
 use super::transport::{Connected, Tcp};
+use crate::deadline::SLICE;
 use crate::exchange::{Exchange, Reach};
 use crate::job::{Brought, JobOptions};
-use crate::patience::SLICE;
 use crate::start_error::StartError;
 use crate::transport::{PeerInfo, Receiver};
 
@@ -181,21 +181,21 @@ fn lead(
     let began = Instant::now();
     let deadline = began + options.connect_timeout;
     let mut failed_since = None;
-    let mut roll = Roll::new(options.world, own.clone());
-    while !roll.is_settled() {
+    let mut registry = Registry::new(options.world, own.clone());
+    while !registry.is_settled() {
         cancel.check()?;
         let now = Instant::now();
-        failed_since = roll.has_failed().then(|| failed_since.unwrap_or(now));
+        failed_since = registry.has_failed().then(|| failed_since.unwrap_or(now));
         let deadline = failed_since.map_or(deadline, |since| deadline.min(since + GRACE));
         let left = deadline.saturating_duration_since(now);
         if left.is_zero() {
             break;
         }
         if let Ok(arrival) = arrivals.recv_timeout(left.min(SLICE)) {
-            roll.enter(arrival);
+            registry.enter(arrival);
         }
     }
-    let (mut streams, error) = roll.close(began.elapsed());
+    let (mut streams, error) = registry.close(began.elapsed());
     let Err(error) = error
         .map_or(Ok(()), Err)
         .and_then(|()| launch(&options, &own, &mut streams))
@@ -211,7 +211,7 @@ fn lead(
 fn launch(
     options: &JobOptions,
     own: &Registration,
-    present: &mut super::roll::Present,
+    present: &mut super::registry::Present,
 ) -> Result<(), StartError> {
     let rows = std::iter::once(own.row.to_value())
         .chain(present.rows().map(Row::to_value))
@@ -251,9 +251,9 @@ fn follow(
         options.comm.encrypt,
     )
     .map_err(|error| system("cannot start a thread", &error))?;
-    let patience = options.connect_timeout + 2 * GRACE;
+    let timeout = options.connect_timeout + 2 * GRACE;
     tell(&leader, "register", own.to_value())?;
-    let table = hear(&leader, "table", patience)?;
+    let table = receive(&leader, "table", timeout)?;
     let table = Row::table_from_value(&table, options.world)
         .ok_or_else(|| lost_leader("its table of ranks cannot be read"))?;
     let mut streams = match mesh(options, &table, &arrivals, cancel) {
@@ -264,7 +264,7 @@ fn follow(
         }
     };
     tell(&leader, "ready", Value::None)?;
-    hear(&leader, "go", patience)?;
+    receive(&leader, "go", timeout)?;
     cancel.check()?;
     streams.insert(Rank(0), leader);
     connected(options, brought, acceptor, table, streams)
@@ -281,7 +281,7 @@ fn tell(leader: &Connection, name: &str, value: Value) -> Result<(), StartError>
     send_value(leader, GRACE, name, value).map_err(|error| lost_leader(&error))
 }
 
-fn hear(leader: &Connection, expected: &str, limit: Duration) -> Result<Value, StartError> {
+fn receive(leader: &Connection, expected: &str, limit: Duration) -> Result<Value, StartError> {
     match receive_value(leader, limit) {
         Ok((name, value)) if name == expected => Ok(value),
         Ok((_, Value::Str(message))) => Err(StartError::Refused { message }),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::exchange::Exchange;
 use shardwright_buffers::ImportError;
 use shardwright_core::Rank;
-use shardwright_wire::codec::{decode_beat, decode_control, encode};
+use shardwright_wire::codec::{decode_control, decode_heartbeat, encode};
 use shardwright_wire::{
-    Beat, Body, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Limits, Message, NoMemory,
+    Body, CodecError, Frame, FrameKind, HEADER_BYTES, Header, Heartbeat, Limits, Message, NoMemory,
     ObjectMessage, Placed, Value,
 };
 
@@ -22,7 +22,7 @@ const CHUNK: usize = 1 << 20;
 /// A frame's content.
 pub(super) enum Received {
     Message(Message),
-    Beat(Beat),
+    Heartbeat(Heartbeat),
 }
 
 /// Why no frame could be read.
@@ -56,8 +56,8 @@ pub(super) fn read_frame(
         control.resize(control_bytes.min(begin + CHUNK), 0);
         from.read_exact(&mut control[begin..])?;
     }
-    if header.kind == FrameKind::Beat {
-        return Ok(Received::Beat(decode_beat(&control)?));
+    if header.kind == FrameKind::Heartbeat {
+        return Ok(Received::Heartbeat(decode_heartbeat(&control)?));
     }
     let incoming = decode_control(&control, header.tensor_bytes, limits)?;
     let mut buffers = Vec::with_capacity(incoming.placed().len());
@@ -265,7 +265,7 @@ pub(super) fn receive_value(
     // Without tensors it does not matter from whom they would come.
     match read_frame(&mut from, Rank(0), &START_LIMITS, &Exchange::default())? {
         Received::Message(Message::Object(object)) => Ok((object.channel, object.body.value)),
-        Received::Message(_) | Received::Beat(_) => {
+        Received::Message(_) | Received::Heartbeat(_) => {
             Err(ReadError::Io(io::ErrorKind::InvalidData.into()))
         }
     }

@@ -13,7 +13,7 @@ use super::dial::Cancel;
 use super::rendezvous::{connect, start};
 use super::transport::{Connected, Tcp};
 use crate::job::{Brought, JobOptions, TensorMemory};
-use crate::place::MeetingPlace;
+use crate::rendezvous::Rendezvous;
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::transport::Receiver;
@@ -24,7 +24,7 @@ fn secret() -> Secret {
 
 /// The options of a rank of a job on this host.
 pub(crate) fn options(rank: u32, world: u32, port: u16) -> JobOptions {
-    let place = MeetingPlace::at("127.0.0.1".to_owned(), port, secret());
+    let place = Rendezvous::at("127.0.0.1".to_owned(), port, secret());
     JobOptions {
         host_name: format!("host-{rank}"),
         version: "0.1.0".to_owned(),

@@ -16,10 +16,10 @@ use shardwright_wire::{ErrorReport, Limits, Message};
 use super::acceptor::Acceptor;
 use super::connection::Connection;
 use super::link::{Hub, Link, read_all, write_all};
-use super::{CLOSE_DEADLINE, FAREWELL_DEADLINE};
+use super::{CLOSE_DEADLINE, SHUTDOWN_DEADLINE};
 use crate::error::CommError;
 use crate::exchange::Exchange;
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Transport};
+use crate::transport::{CommStats, HeartbeatState, Loss, PeerInfo, Receiver, Transport};
 use crate::{BACKLOG_DEADLINE, QUEUE_CAPACITY};
 use shardwright_system::Owner;
 
@@ -91,7 +91,7 @@ impl Tcp {
         } = connected;
         let hub = Arc::new(Hub {
             receiver,
-            pulse: Arc::default(),
+            heartbeat_state: Arc::default(),
             limits,
             exchange: Arc::new(exchange),
             liveness,
@@ -165,15 +165,20 @@ impl Tcp {
         }
     }
 
-    fn say_goodbye(&self, farewell: Option<ErrorReport>) {
-        let goodbye = encode(&Message::Goodbye(farewell.map(Box::new)), &self.hub.limits);
+    fn send_shutdown_notice(&self, report: Option<ErrorReport>) {
+        let shutdown_notice = encode(
+            &Message::ShutdownNotice(report.map(Box::new)),
+            &self.hub.limits,
+        );
         // Behind what is queued, for which there may be no room left amid traffic.
         let deadline = Instant::now() + CLOSE_DEADLINE;
         for link in self.links.values() {
-            if let (Ok(goodbye), Some(queue)) = (&goodbye, link.queue())
-                && queue.send_deadline(goodbye.clone(), deadline).is_err()
+            if let (Ok(shutdown_notice), Some(queue)) = (&shutdown_notice, link.queue())
+                && queue
+                    .send_deadline(shutdown_notice.clone(), deadline)
+                    .is_err()
             {
-                tracing::debug!(peer = %link.peer, "no room for a goodbye");
+                tracing::debug!(peer = %link.peer, "no room for a shutdown notice");
             }
             link.close_queue();
         }
@@ -199,7 +204,7 @@ impl Transport for Tcp {
     fn send(&self, to: Rank, message: Message) -> Result<(), CommError> {
         self.owner.check()?;
         let link = self.link(to)?;
-        // A rank that is leaving sends nothing more but its goodbye.
+        // A rank that is leaving sends nothing more but its shutdown notice.
         let queue = link
             .queue()
             .filter(|_| !self.hub.closing.load(Ordering::SeqCst));
@@ -240,21 +245,21 @@ impl Transport for Tcp {
         self.peers.get(rank.0 as usize)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        &self.hub.pulse
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        &self.hub.heartbeat_state
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
+    fn close(&self, report: Option<ErrorReport>) {
         if !self.owner.is_here() || self.hub.closing.swap(true, Ordering::SeqCst) {
             return;
         }
         self.acceptor.close();
-        self.say_goodbye(farewell);
-        // A connection closed with unread bytes would take the goodbye with it: the peers end it instead.
+        self.send_shutdown_notice(report);
+        // A connection closed with unread bytes would take the shutdown notice with it: the peers end it instead.
         if !(all_ended(&self.writers_ended, CLOSE_DEADLINE)
-            && all_ended(&self.readers_ended, FAREWELL_DEADLINE))
+            && all_ended(&self.readers_ended, SHUTDOWN_DEADLINE))
         {
-            tracing::debug!(rank = %self.rank, "not every peer took the goodbye");
+            tracing::debug!(rank = %self.rank, "not every peer took the shutdown notice");
         }
         for link in self.links.values() {
             link.connection.shut();
@@ -291,7 +296,7 @@ impl Transport for Tcp {
                 .values()
                 .map(|link| link.bytes_received.load(Ordering::Relaxed))
                 .sum(),
-            strangers_dropped: self.acceptor.strangers(),
+            unknown_peers_dropped: self.acceptor.unknown_peers(),
             by_route: self.hub.exchange.counters().by_route(),
             by_reason: self.hub.exchange.counters().by_reason(),
         }

@@ -8,15 +8,17 @@ use std::time::Duration;
 use shardwright_core::{MicrobatchId, Rank, StepEpoch};
 use shardwright_ucx::{Network, Worker};
 use shardwright_wire::codec::encode;
-use shardwright_wire::{Beat, ErrorReport, ForwardOver, Limits, Message, Value};
+use shardwright_wire::{ErrorReport, ForwardOver, Heartbeat, Limits, Message, Value};
 
 use super::engine::{Engine, Reading};
 use crate::concurrency::object;
+use crate::deadline::Deadline;
 use crate::error::CommError;
 use crate::exchange::Exchange;
-use crate::patience::Patience;
 use crate::router::Router;
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
+use crate::transport::{
+    CommStats, HeartbeatState, Loss, Observation, PeerInfo, Receiver, Transport,
+};
 use shardwright_system::sync::thread::ThreadId;
 use shardwright_system::sync::{Condvar, Mutex, explore, on_threads, thread, with};
 
@@ -67,7 +69,7 @@ impl Receiver for Heard {
 
     fn peer_lost(&self, _: Rank, _: Loss) {}
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 /// The engines of two ranks.
@@ -142,9 +144,9 @@ fn beside_reader(
 fn wait_reading(pair: &Pair, heard: &Heard, count: usize) {
     let mut look = || {
         if heard.count() >= count {
-            Sight::Done
+            Observation::Done
         } else {
-            Sight::Idle
+            Observation::Idle
         }
     };
     let reads = |thread| *heard.reads.lock().unwrap_or_else(PoisonError::into_inner) = thread;
@@ -209,7 +211,7 @@ fn senders_and_waiters(reading: Reading) {
 }
 
 /// A node's transport, as far as a receiver of objects uses it.
-struct Reads(Arc<Engine>, Arc<Pulse>);
+struct Reads(Arc<Engine>, Arc<HeartbeatState>);
 
 impl Transport for Reads {
     fn rank(&self) -> Rank {
@@ -228,11 +230,11 @@ impl Transport for Reads {
         None
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
         &self.1
     }
 
-    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         self.0.read_until(slice.max(EVER), look)
     }
 
@@ -253,8 +255,8 @@ impl Transport for Reads {
 
 fn receive(router: &Router, transport: &dyn Transport) -> Result<Value, CommError> {
     let mut go_on = || true;
-    let mut patience = Patience::new(None, &mut go_on).reading(transport);
-    let got = router.objects().receive(THERE, "a", &mut patience)?;
+    let mut deadline = Deadline::new(None, &mut go_on).reading(transport);
+    let got = router.objects().receive(THERE, "a", &mut deadline)?;
     Ok(got.value)
 }
 

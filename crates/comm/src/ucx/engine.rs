@@ -172,8 +172,8 @@ impl Engine {
             &self.bytes_received,
         ]
         .map(|count| count.load(Ordering::Relaxed));
-        let strangers = lock(&self.sending).strangers();
-        [sent, received, bytes_sent, bytes_received, strangers]
+        let unknown_peers = lock(&self.sending).unknown_peers();
+        [sent, received, bytes_sent, bytes_received, unknown_peers]
     }
 
     /// Sends a frame; waits only while too much is on its way already.
@@ -331,7 +331,7 @@ impl Engine {
             .get_or_insert_with(|| (Instant::now(), reason));
     }
 
-    /// A peer is gone: says so once, after all that it had sent before a goodbye was delivered.
+    /// A peer is gone: says so once, after all that it had sent before a shutdown notice was delivered.
     pub(super) fn lose(&self, peer: Rank, loss: Loss, announced: Option<u64>) {
         let deadline = Instant::now() + VERDICT_DEADLINE;
         loop {

@@ -32,7 +32,7 @@ impl Default for PartReceiver {
 }
 
 impl PartReceiver {
-    /// What the receiver does with a header and a payload: nothing for a stranger; for a rank, the messages that are
+    /// What the receiver does with a header and a payload: nothing for an unknown peer; for a rank, the messages that are
     /// complete now, or why the rank is given up.
     pub fn receive(
         &mut self,
@@ -67,8 +67,8 @@ impl PartReceiver {
     }
 
     /// How many were dropped for want of the key.
-    pub fn strangers(&self) -> u64 {
-        self.admission.strangers()
+    pub fn unknown_peers(&self) -> u64 {
+        self.admission.unknown_peers()
     }
 }
 

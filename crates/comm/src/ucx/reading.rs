@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use super::engine::{Engine, VERDICT_DEADLINE, lock};
-use crate::transport::{Loss, Sight};
+use crate::transport::{Loss, Observation};
 use shardwright_system::sync::atomic::Ordering;
 use shardwright_system::sync::thread;
 
@@ -37,7 +37,11 @@ impl Engine {
 
     /// Reads for a thread that waits, until it sees that to be over, or for `slice`; `false`, at once, where another reads
     /// already. Where another thread of the rank computes, it sleeps at once.
-    pub(super) fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    pub(super) fn read_until(
+        &self,
+        slice: Duration,
+        look: &mut dyn FnMut() -> Observation,
+    ) -> bool {
         let Ok(_reader) = self.reader.try_lock() else {
             return false;
         };
@@ -50,13 +54,13 @@ impl Engine {
             let moved = self.advance();
             let waited = began.elapsed();
             let seen = look();
-            if seen == Sight::Done || waited >= slice {
+            if seen == Observation::Done || waited >= slice {
                 break;
             }
             if moved {
                 continue;
             }
-            if waited < self.spin && seen == Sight::Idle {
+            if waited < self.spin && seen == Observation::Idle {
                 // The kernel likes to wake a receiver where its sender runs, who waits for the answer here.
                 thread::yield_now();
             } else {

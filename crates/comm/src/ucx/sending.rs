@@ -83,8 +83,8 @@ impl Sending {
     }
 
     /// How many messages were dropped for want of the key.
-    pub(super) fn strangers(&mut self) -> u64 {
-        self.worker.strangers().unwrap_or_default()
+    pub(super) fn unknown_peers(&mut self) -> u64 {
+        self.worker.unknown_peers().unwrap_or_default()
     }
 
     pub(super) fn send(&mut self, peer: Rank, frame: Frame) -> Result<(), UcxError> {

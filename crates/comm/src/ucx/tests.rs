@@ -66,7 +66,7 @@ fn a_peer_that_is_gone_before_one_connects_is_left_to_tcp() {
         .begin(Limits::default(), Arc::default(), &addresses)
         .unwrap();
     assert!(!knowing.reaches(Rank(1)));
-    assert_eq!(only_loss(&recorder.told(), Rank(1)), Loss::Left(None));
+    assert_eq!(only_loss(&recorder.delivered(), Rank(1)), Loss::Left(None));
 
     // Nothing tells it from a rank to which UCX has no way: TCP says what became of it.
     let unknowing = engine(&Arc::default());

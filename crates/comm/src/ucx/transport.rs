@@ -1,6 +1,6 @@
 //! A job whose messages go through UCX, beside the TCP connections over which it was set up.
 //!
-//! TCP keeps what it does best: the rendezvous, the job's secret, liveness and goodbyes. A pair
+//! TCP keeps what it does best: the rendezvous, the job's secret, liveness and shutdown notices. A pair
 //! of ranks uses UCX when both have it; other pairs send through TCP.
 
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use shardwright_core::Rank;
 use shardwright_system::Owner;
 use shardwright_ucx::{UcxError, Worker};
-use shardwright_wire::{Beat, Body, ErrorReport, Limits, Message, ObjectMessage, Value};
+use shardwright_wire::{Body, ErrorReport, Heartbeat, Limits, Message, ObjectMessage, Value};
 
 use super::engine::{Engine, Reading};
 use super::find::worker;
@@ -22,10 +22,12 @@ use crate::job::{JobOptions, TensorMemory};
 use crate::layers::{Layer, Met, Prepared};
 use crate::start_error::StartError;
 use crate::tcp::CLOSE_DEADLINE;
-use crate::transport::{CommStats, Loss, PeerInfo, Pulse, Receiver, Sight, Transport};
+use crate::transport::{
+    CommStats, HeartbeatState, Loss, Observation, PeerInfo, Receiver, Transport,
+};
 
 /// On this channel a rank that leaves says how many messages it sent through UCX.
-const FAREWELL: &str = "\0ucx farewell";
+const CLOSE_CHANNEL: &str = "\0ucx close";
 
 /// UCX among the transports.
 pub(crate) struct UcxLayer;
@@ -139,7 +141,7 @@ fn system(error: &UcxError) -> StartError {
 impl Receiver for Relay {
     fn deliver(&self, from: Rank, message: Message) {
         if let Message::Object(object) = &message
-            && object.channel == FAREWELL
+            && object.channel == CLOSE_CHANNEL
         {
             if let Value::Int(count) = object.body.value {
                 let mut announced = self
@@ -163,8 +165,8 @@ impl Receiver for Relay {
         self.engine.lose(from, loss, announced);
     }
 
-    fn beat(&self, from: Rank, beat: Beat) {
-        self.receiver.beat(from, beat);
+    fn heartbeat(&self, from: Rank, heartbeat: Heartbeat) {
+        self.receiver.heartbeat(from, heartbeat);
     }
 }
 
@@ -189,8 +191,8 @@ impl Transport for Ucx {
         self.below.peer(rank)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        self.below.pulse()
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        self.below.heartbeat_state()
     }
 
     fn reached_by(&self, rank: Rank) -> Cow<'static, str> {
@@ -201,7 +203,7 @@ impl Transport for Ucx {
         }
     }
 
-    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         self.owner.is_here() && self.engine.read_until(slice, look)
     }
 
@@ -223,7 +225,7 @@ impl Transport for Ucx {
         self.engine.close(Duration::ZERO);
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
+    fn close(&self, report: Option<ErrorReport>) {
         if !self.owner.is_here() {
             return;
         }
@@ -243,7 +245,7 @@ impl Transport for Ucx {
                 self.say_count(rank);
             }
         }
-        self.below.close(farewell);
+        self.below.close(report);
         self.engine.stop();
         if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
             tracing::error!(rank = %self.rank(), "the reading thread panicked");
@@ -252,14 +254,14 @@ impl Transport for Ucx {
     }
 
     fn stats(&self) -> CommStats {
-        let [sent, received, bytes_sent, bytes_received, strangers] = self.engine.counts();
+        let [sent, received, bytes_sent, bytes_received, unknown_peers] = self.engine.counts();
         let below = self.below.stats();
         CommStats {
             messages_sent: below.messages_sent + sent,
             messages_received: below.messages_received + received,
             bytes_sent: below.bytes_sent + bytes_sent,
             bytes_received: below.bytes_received + bytes_received,
-            strangers_dropped: below.strangers_dropped + strangers,
+            unknown_peers_dropped: below.unknown_peers_dropped + unknown_peers,
             ..below
         }
     }
@@ -282,14 +284,14 @@ impl Ucx {
     fn say_count(&self, rank: Rank) {
         let count = self.engine.sent_to(rank);
         let object = ObjectMessage {
-            channel: FAREWELL.to_owned(),
+            channel: CLOSE_CHANNEL.to_owned(),
             body: Body {
                 value: Value::Int(count.cast_signed()),
                 tensors: Vec::new(),
             },
         };
         if let Err(error) = self.below.send(rank, Message::Object(Box::new(object))) {
-            tracing::debug!(%rank, %error, "no goodbye for a rank that is gone");
+            tracing::debug!(%rank, %error, "no shutdown notice for a rank that is gone");
         }
     }
 }

@@ -10,10 +10,10 @@ use shardwright_comm::tcp::fuzzing;
 use shardwright_core::{
     CallId, CallPath, MicrobatchId, ModelId, ModuleId, Rank, RequestId, StepEpoch,
 };
-use shardwright_wire::codec::{beat_frame, encode};
+use shardwright_wire::codec::{encode, heartbeat_frame};
 use shardwright_wire::{
-    Abort, Answer, Asked, Beat, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver,
-    HEADER_BYTES, HeldTensor, Limits, Message, ObjectMessage, Phase, Place, Request, Response,
+    Abort, Answer, Asked, Body, Buffer, Delivery, ErrorReport, Fetch, ForwardOver, HEADER_BYTES,
+    Heartbeat, HeldTensor, Limits, Message, ObjectMessage, Phase, Place, Request, Response,
     ResponseOutcome, StepBegin, StepEnd, TaskEvent, TaskName, TaskOrder, TaskSource, TensorMeta,
     TensorPart, Value,
 };
@@ -204,8 +204,8 @@ fn messages() -> Vec<Message> {
             body: body(),
         })),
         task_order(step),
-        Message::Goodbye(None),
-        Message::Goodbye(Some(Box::new(report))),
+        Message::ShutdownNotice(None),
+        Message::ShutdownNotice(Some(Box::new(report))),
     ]);
     all.extend(answer_kinds().map(|kind| {
         let body = body();
@@ -262,15 +262,15 @@ fn main() {
         keep("parts", format!("choices-{index}"), &choices[index * 4..]);
         keep("records", format!("choices-{index}"), &choices[index * 4..]);
     }
-    let beat = beat_frame(Beat {
+    let heartbeat = heartbeat_frame(Heartbeat {
         step: 5,
         executing: true,
         sending: false,
         progress: 77,
     });
-    keep("frame", "beat".to_owned(), &beat.head);
-    assert!(beat.head.len() > HEADER_BYTES);
-    job.extend(beat.head);
+    keep("frame", "heartbeat".to_owned(), &heartbeat.head);
+    assert!(heartbeat.head.len() > HEADER_BYTES);
+    job.extend(heartbeat.head);
     keep("stream", "job".to_owned(), &job);
     for (index, value) in values().into_iter().enumerate() {
         keep("value", format!("tree-{index}"), &value_bytes(value));

@@ -73,7 +73,7 @@ impl Machine {
                 }
                 return;
             }
-            Message::Object(_) | Message::Goodbye(_) => {
+            Message::Object(_) | Message::ShutdownNotice(_) => {
                 self.stats.unexpected_messages += 1;
                 return;
             }
@@ -86,11 +86,11 @@ impl Machine {
             self.stats.stale_messages += 1;
         } else {
             // What was kept for the root's word comes in with it: it was the root that was waited for.
-            let outer = self.hearing;
-            self.hearing = outer.or(Some(from));
+            let outer = self.receiving_from;
+            self.receiving_from = outer.or(Some(from));
             self.take_in(from, message, now);
             self.dispatch(None, now);
-            self.hearing = outer;
+            self.receiving_from = outer;
         }
     }
 
@@ -126,7 +126,7 @@ impl Machine {
             | Message::StepEnd(_)
             | Message::Abort(_)
             | Message::Object(_)
-            | Message::Goodbye(_) => self.stats.unexpected_messages += 1,
+            | Message::ShutdownNotice(_) => self.stats.unexpected_messages += 1,
         }
     }
 

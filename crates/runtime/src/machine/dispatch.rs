@@ -137,7 +137,7 @@ impl Machine {
         if self.leader().is_some() && !self.check_told(index, now) {
             return;
         }
-        self.account.idled(self.hearing, now);
+        self.account.idled(self.receiving_from, now);
         if let Subject::Worker(worker) = self.ready[index].subject {
             self.follows(index);
             self.ready.swap_remove(index);

@@ -191,9 +191,9 @@ impl Machine {
 
     /// Fails a step in which nothing moves anywhere while this rank holds something back for its program.
     pub(super) fn check_held(&mut self, now: Duration) {
-        let patience = self.config.stall_report.min(self.config.stall_timeout);
+        let timeout = self.config.stall_report.min(self.config.stall_timeout);
         let quiet = self.stall.quiet(now);
-        if self.turn == Turn::Free && quiet >= patience && self.first_held().is_some() {
+        if self.turn == Turn::Free && quiet >= timeout && self.first_held().is_some() {
             let why = format!(
                 "nothing in the job has made progress for {:.1} s, so that what the program wants does not come",
                 quiet.as_secs_f64()

@@ -27,7 +27,7 @@ const REQUESTS_OF_A_STEP: u64 = 1_000_000;
 #[derive(Debug, Default)]
 pub(super) struct PeerOrder {
     /// On the first rank: what the others have not been told.
-    untold: Vec<TaskEvent>,
+    unreported: Vec<TaskEvent>,
     /// How many messages the first rank has sent, or another one has read.
     messages: u64,
     /// On the others: what has overtaken a message that is still to come. Threads of a rank send beside one another.
@@ -86,7 +86,7 @@ impl Machine {
         if self.leader().is_some() {
             self.peer_order.turns.pop_front();
         } else {
-            self.peer_order.untold.push(TaskEvent::Turn(name));
+            self.peer_order.unreported.push(TaskEvent::Turn(name));
             self.tell_peers();
         }
     }
@@ -137,13 +137,13 @@ impl Machine {
         if self.leader().is_some() {
             self.peer_order.own.push_back(event);
         } else {
-            self.peer_order.untold.push(event);
+            self.peer_order.unreported.push(event);
         }
     }
 
     /// Tells the others what has happened since they were last told.
     pub(super) fn tell_peers(&mut self) {
-        let events = std::mem::take(&mut self.peer_order.untold);
+        let events = std::mem::take(&mut self.peer_order.unreported);
         if events.is_empty() {
             return;
         }

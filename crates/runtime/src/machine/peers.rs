@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use shardwright_comm::{Loss, describe_loss};
 use shardwright_core::{Rank, StepEpoch};
-use shardwright_wire::{Beat, ErrorReport, Phase};
+use shardwright_wire::{ErrorReport, Heartbeat, Phase};
 
 use super::{Machine, Stage};
 use crate::failure::{Failure, FailureKind, ServerError};
@@ -18,7 +18,7 @@ const COLLECTIVE_GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     lost: BTreeMap<Rank, (Loss, Duration)>,
-    beats: BTreeMap<Rank, Beat>,
+    heartbeats: BTreeMap<Rank, Heartbeat>,
     /// The newest step of which each rank has sent a message.
     steps: BTreeMap<Rank, StepEpoch>,
 }
@@ -37,15 +37,15 @@ impl Peers {
     /// Whether a rank is known to have entered a step.
     fn entered(&self, rank: Rank, step: StepEpoch) -> bool {
         let by_message = self.steps.get(&rank).is_some_and(|newest| *newest >= step);
-        let by_beat = self
-            .beats
+        let by_heartbeat = self
+            .heartbeats
             .get(&rank)
-            .is_some_and(|beat| beat.step >= step.0);
-        by_message || by_beat
+            .is_some_and(|heartbeat| heartbeat.step >= step.0);
+        by_message || by_heartbeat
     }
 
-    pub(super) fn beat_of(&self, rank: Rank) -> Option<&Beat> {
-        self.beats.get(&rank)
+    pub(super) fn heartbeat_of(&self, rank: Rank) -> Option<&Heartbeat> {
+        self.heartbeats.get(&rank)
     }
 }
 
@@ -75,16 +75,15 @@ impl Machine {
     }
 
     /// A peer's heartbeat: its work is progress for everybody (EX-8).
-    pub fn beat(&mut self, rank: Rank, beat: Beat, now: Duration) {
-        let moved = self
-            .peers
-            .beats
-            .get(&rank)
-            .is_none_or(|last| last.progress != beat.progress || last.step != beat.step);
-        if moved || beat.executing || beat.sending {
+    pub fn heartbeat(&mut self, rank: Rank, heartbeat: Heartbeat, now: Duration) {
+        let moved =
+            self.peers.heartbeats.get(&rank).is_none_or(|last| {
+                last.progress != heartbeat.progress || last.step != heartbeat.step
+            });
+        if moved || heartbeat.executing || heartbeat.sending {
             self.stall.job_progress(now);
         }
-        self.peers.beats.insert(rank, beat);
+        self.peers.heartbeats.insert(rank, heartbeat);
     }
 
     /// Whether a rank that leaves in good order leaves too early for the step that runs.
@@ -138,7 +137,7 @@ impl Machine {
             .values()
             .filter(|request| request.to == rank && request.response.is_none())
             .min_by_key(|request| (request.phase != Some(Phase::Backward), request.microbatch));
-        let farewell = match loss {
+        let report = match loss {
             Loss::Left(Some(report)) => Some(report.as_ref()),
             Loss::Left(None) | Loss::Died | Loss::Silent { .. } | Loss::Broken { .. } => None,
         };
@@ -167,16 +166,14 @@ impl Machine {
         let report = ErrorReport {
             rank,
             host: self.host(rank),
-            module: farewell
-                .and_then(|report| report.module.clone())
-                .or_else(|| {
-                    let request = awaited?;
-                    Some(self.module_name(request.model, request.module?))
-                }),
-            microbatch: farewell
+            module: report.and_then(|report| report.module.clone()).or_else(|| {
+                let request = awaited?;
+                Some(self.module_name(request.model, request.module?))
+            }),
+            microbatch: report
                 .and_then(|report| report.microbatch)
                 .or(awaited.map(|request| request.microbatch)),
-            phase: farewell
+            phase: report
                 .and_then(|report| report.phase)
                 .or(awaited.and_then(|request| request.phase)),
             kind: kind
@@ -184,7 +181,7 @@ impl Machine {
                 .expect("a lost peer's failure has a name")
                 .to_owned(),
             message,
-            traceback: farewell
+            traceback: report
                 .map(|report| report.traceback.clone())
                 .unwrap_or_default(),
         };

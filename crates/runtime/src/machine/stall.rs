@@ -160,7 +160,7 @@ impl Machine {
                     ),
                 );
             }
-            self.write_beat(&mut text, root);
+            self.write_heartbeat(&mut text, root);
         }
         if self.order.is_some() {
             text.push(';');
@@ -189,9 +189,9 @@ impl Machine {
     }
 
     /// What other ranks were last heard to do; nothing of a rank that never was.
-    pub fn last_heard(&self, rank: shardwright_core::Rank) -> String {
+    pub fn last_heartbeat(&self, rank: shardwright_core::Rank) -> String {
         let mut text = String::new();
-        self.write_beat(&mut text, rank);
+        self.write_heartbeat(&mut text, rank);
         text.trim_start().to_owned()
     }
 
@@ -251,16 +251,16 @@ impl Machine {
                     request.to
                 ),
             );
-            self.write_beat(text, request.to);
+            self.write_heartbeat(text, request.to);
         }
         if first {
             text.push_str("its turn");
         }
     }
 
-    fn write_beat(&self, text: &mut String, rank: shardwright_core::Rank) {
-        if let Some(beat) = self.peers.beat_of(rank) {
-            let state = if beat.executing {
+    fn write_heartbeat(&self, text: &mut String, rank: shardwright_core::Rank) {
+        if let Some(heartbeat) = self.peers.heartbeat_of(rank) {
+            let state = if heartbeat.executing {
                 "executing"
             } else {
                 "waiting"
@@ -269,7 +269,7 @@ impl Machine {
                 text,
                 format_args!(
                     " [last heard: {state} in step {}, {} tasks done]",
-                    beat.step, beat.progress
+                    heartbeat.step, heartbeat.progress
                 ),
             );
         }

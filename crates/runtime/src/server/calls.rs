@@ -6,9 +6,9 @@ use shardwright_core::{Rank, RequestId, WorkerId};
 use shardwright_wire::{Answer, HeldTensor, Phase};
 
 use super::Server;
-use crate::bells::wait_on;
 use crate::failure::ServerError;
 use crate::machine::{About, Expected, NewRequest, StateKey, Waiting};
+use crate::state::wait_on;
 
 impl Server {
     /// Makes a request; see [`Machine::send_request`].
@@ -130,13 +130,13 @@ impl Server {
             .map(|_| ())
     }
 
-    /// Goes on with the main thread's wait for at most `patience`.
+    /// Goes on with the main thread's wait for at most `timeout`.
     pub fn main_wait(
         &self,
         requests: &[RequestId],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Option<Vec<Answer>>, ServerError> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         state.machine.block_main(true);
         let result = loop {
@@ -151,7 +151,7 @@ impl Server {
             if left.is_zero() {
                 break Ok(None);
             }
-            state = wait_on(&self.main_bell, state, left);
+            state = wait_on(&self.main_condvar, state, left);
         };
         state.machine.block_main(false);
         drop(self.settle(state));

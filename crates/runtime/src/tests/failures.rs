@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use shardwright_comm::{Loss, Receiver, Transport};
 use shardwright_core::{MicrobatchId, Rank, StepEpoch};
-use shardwright_wire::{Beat, ErrorReport, Message, Value};
+use shardwright_wire::{ErrorReport, Heartbeat, Message, Value};
 
 use super::rig::{
     Behaviour, Ended, config, job, job_hearing, job_of, microbatch_of, on_every_rank, plan,
@@ -219,7 +219,7 @@ fn a_rank_that_leaves_early_is_missed_by_the_step_that_needs_it() {
 }
 
 #[test]
-fn a_farewell_with_an_error_is_passed_on() {
+fn a_report_with_an_error_is_passed_on() {
     let ranks = job(2);
     let behaviour = chain(2);
     let ends = on_every_rank(&ranks, move |rank| {
@@ -347,8 +347,8 @@ impl Receiver for DeafToResponses {
         self.0.peer_lost(from, loss);
     }
 
-    fn beat(&self, from: Rank, beat: Beat) {
-        self.0.beat(from, beat);
+    fn heartbeat(&self, from: Rank, heartbeat: Heartbeat) {
+        self.0.heartbeat(from, heartbeat);
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use shardwright_comm::sync::{Condvar, Mutex, MutexGuard, thread};
-use shardwright_comm::{CommError, CommStats, PeerInfo, Pulse, Receiver, Sight, Transport};
+use shardwright_comm::{
+    CommError, CommStats, HeartbeatState, Observation, PeerInfo, Receiver, Transport,
+};
 use shardwright_core::Rank;
 use shardwright_wire::{ErrorReport, Message};
 
@@ -86,7 +88,7 @@ impl Inbox {
 pub(super) struct End {
     own: Rank,
     inboxes: Arc<Vec<Inbox>>,
-    pulse: Arc<Pulse>,
+    heartbeat_state: Arc<HeartbeatState>,
     /// Whether waiting threads may receive.
     pulls: bool,
 }
@@ -126,11 +128,11 @@ impl Transport for End {
         None
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        &self.pulse
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        &self.heartbeat_state
     }
 
-    fn read_until(&self, _: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, _: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         let mut state = self.inbox().lock();
         if !self.pulls || state.is_read {
             return false;
@@ -139,7 +141,7 @@ impl Transport for End {
         drop(state);
         loop {
             while self.inbox().deliver() {}
-            if look() == Sight::Done {
+            if look() == Observation::Done {
                 break;
             }
             let mut state = self.inbox().lock();
@@ -182,7 +184,7 @@ impl Job {
             let end = End {
                 own: Rank(rank),
                 inboxes: Arc::clone(&inboxes),
-                pulse: Arc::default(),
+                heartbeat_state: Arc::default(),
                 pulls,
             };
             let made = rank_of(&config, None, Some(Arc::new(end)));

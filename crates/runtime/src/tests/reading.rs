@@ -5,10 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use shardwright_comm::{
-    CommError, CommStats, InProcess, Loss, PeerInfo, Pulse, Receiver, Sight, Transport, in_process,
+    CommError, CommStats, HeartbeatState, InProcess, Loss, Observation, PeerInfo, Receiver,
+    Transport, in_process,
 };
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport, Message, Value};
+use shardwright_wire::{ErrorReport, Heartbeat, Message, Value};
 
 use super::rig::{Ended, WATCHDOG, config, on_every_rank, plan, rank_of, shut_down};
 use super::steps::chain;
@@ -78,7 +79,7 @@ impl Receiver for Inbox {
         server.unwrap().peer_lost(from, loss);
     }
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 struct Pulled {
@@ -103,12 +104,12 @@ impl Transport for Pulled {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        self.inner.pulse()
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        self.inner.heartbeat_state()
     }
 
     /// Ignores the slice: who is not woken hangs.
-    fn read_until(&self, _: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    fn read_until(&self, _: Duration, look: &mut dyn FnMut() -> Observation) -> bool {
         let mut state = self.inbox.lock();
         if state.is_read {
             return false;
@@ -118,7 +119,7 @@ impl Transport for Pulled {
         let watchdog = Instant::now() + WATCHDOG;
         loop {
             while self.inbox.deliver() {}
-            if look() == Sight::Done {
+            if look() == Observation::Done {
                 break;
             }
             let mut state = self.inbox.lock();
@@ -139,8 +140,8 @@ impl Transport for Pulled {
         self.inbox.changed.notify_all();
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
-        self.inner.close(farewell);
+    fn close(&self, report: Option<ErrorReport>) {
+        self.inner.close(report);
     }
 
     fn stats(&self) -> CommStats {

@@ -4,10 +4,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use shardwright_comm::{
-    CommError, CommStats, Loss, PeerInfo, Pulse, Receiver, Transport, in_process,
+    CommError, CommStats, HeartbeatState, Loss, PeerInfo, Receiver, Transport, in_process,
 };
 use shardwright_core::Rank;
-use shardwright_wire::{Beat, ErrorReport, Message};
+use shardwright_wire::{ErrorReport, Heartbeat, Message};
 
 use super::rig::{WATCHDOG, config, plan};
 use crate::{LocalError, Server};
@@ -52,7 +52,7 @@ impl Receiver for Nobody {
 
     fn peer_lost(&self, _: Rank, _: Loss) {}
 
-    fn beat(&self, _: Rank, _: Beat) {}
+    fn heartbeat(&self, _: Rank, _: Heartbeat) {}
 }
 
 impl Transport for Slow {
@@ -83,12 +83,12 @@ impl Transport for Slow {
         self.inner.peer(rank)
     }
 
-    fn pulse(&self) -> &Arc<Pulse> {
-        self.inner.pulse()
+    fn heartbeat_state(&self) -> &Arc<HeartbeatState> {
+        self.inner.heartbeat_state()
     }
 
-    fn close(&self, farewell: Option<ErrorReport>) {
-        self.inner.close(farewell);
+    fn close(&self, report: Option<ErrorReport>) {
+        self.inner.close(report);
     }
 
     fn stats(&self) -> CommStats {

@@ -105,9 +105,9 @@ fn a_rank_before_its_first_step_counts_as_computing() {
     let ranks = job(2);
     for rank in &ranks {
         let transport = rank.transport.as_ref().expect("two ranks are connected");
-        assert!(transport.pulse().beat(false).executing);
+        assert!(transport.heartbeat_state().heartbeat(false).executing);
         rank.server.begin_step(plan(1, "train_step", 1)).unwrap();
-        assert!(transport.pulse().beat(false).executing);
+        assert!(transport.heartbeat_state().heartbeat(false).executing);
     }
     assert_eq!(
         ranks[1]
@@ -115,13 +115,13 @@ fn a_rank_before_its_first_step_counts_as_computing() {
             .supervise(std::time::Duration::from_millis(1)),
         None
     );
-    let beat = ranks[1]
+    let heartbeat = ranks[1]
         .transport
         .as_ref()
         .expect("connected")
-        .pulse()
-        .beat(false);
-    assert_eq!((beat.step, beat.executing), (1, false));
+        .heartbeat_state()
+        .heartbeat(false);
+    assert_eq!((heartbeat.step, heartbeat.executing), (1, false));
     shut_down(&ranks);
 }
 

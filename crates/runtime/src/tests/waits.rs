@@ -2,7 +2,7 @@
 
 use shardwright_comm::Loss;
 use shardwright_core::{MicrobatchId, ModelId, Rank, RequestId, StepEpoch, WorkerId};
-use shardwright_wire::{Beat, ErrorReport, Message, Phase, Response, ResponseOutcome, Value};
+use shardwright_wire::{ErrorReport, Heartbeat, Message, Phase, Response, ResponseOutcome, Value};
 
 use super::alone::*;
 use super::rig::{backward, body, config, forward, new_request, plan};
@@ -12,14 +12,14 @@ use crate::{FailureKind, Grant, Machine, MainEvent, StepPlan, Waiting};
 fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
     // EX-8
     let mut root = waiting_root();
-    let beat = |executing| Beat {
+    let heartbeat = |executing| Heartbeat {
         step: 1,
         executing,
         sending: false,
         progress: 3,
     };
     for second in 1..60 {
-        root.beat(Rank(1), beat(true), at(second));
+        root.heartbeat(Rank(1), heartbeat(true), at(second));
         root.tick(at(second));
         assert!(!matches!(
             root.poll_main(at(second)),
@@ -27,7 +27,7 @@ fn a_peer_that_computes_is_progress_and_one_that_waits_is_not() {
         ));
     }
     for second in 60..62 {
-        root.beat(Rank(1), beat(false), at(second));
+        root.heartbeat(Rank(1), heartbeat(false), at(second));
         root.tick(at(second));
     }
     root.tick(at(63));
@@ -53,13 +53,13 @@ fn a_main_thread_that_waits_outside_the_server_is_no_progress_for_others() {
     assert_eq!(rank.wait_outside(true, at(10)), at(0));
     assert!(!rank.is_executing());
     assert_eq!(rank.wait_outside(true, at(14)), at(4));
-    let computing = Beat {
+    let computing = Heartbeat {
         step: 0,
         executing: true,
         sending: false,
         progress: 0,
     };
-    rank.beat(Rank(0), computing, at(15));
+    rank.heartbeat(Rank(0), computing, at(15));
     assert_eq!(rank.wait_outside(true, at(17)), at(2));
     rank.wait_outside(false, at(18));
     assert!(rank.is_executing());
@@ -183,9 +183,9 @@ fn a_wait_is_reported_ever_more_rarely_and_says_who_waits_for_whom() {
     );
     let mut reports = Vec::new();
     for second in 1..=9 {
-        root.beat(
+        root.heartbeat(
             Rank(1),
-            Beat {
+            Heartbeat {
                 step: 1,
                 executing: true,
                 sending: false,
@@ -273,7 +273,7 @@ fn a_rank_that_dies_between_steps_fails_the_next_one() {
 }
 
 /// A root that has asked rank 1 for several things, and then loses it.
-fn root_that_loses_a_rank(beat_of_step: u64) -> ErrorReport {
+fn root_that_loses_a_rank(heartbeat_of_step: u64) -> ErrorReport {
     let mut root = machine(0);
     root.begin_step(plan(1, "train_step", 2), at(0)).unwrap();
     root.enter_main(at(0));
@@ -288,13 +288,13 @@ fn root_that_loses_a_rank(beat_of_step: u64) -> ErrorReport {
         root.send_request(Some(WorkerId(0)), Rank(1), request, at(0))
             .unwrap();
     }
-    let beat = Beat {
-        step: beat_of_step,
+    let heartbeat = Heartbeat {
+        step: heartbeat_of_step,
         executing: false,
         sending: false,
         progress: 0,
     };
-    root.beat(Rank(1), beat, at(0));
+    root.heartbeat(Rank(1), heartbeat, at(0));
     root.peer_lost(Rank(1), Loss::Died, at(1));
     root.worker_returns(WorkerId(0), at(1)).unwrap();
     let Some(MainEvent::Failed(failed)) = root.poll_main(at(1)) else {

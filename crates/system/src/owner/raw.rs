@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the C library tells of forks.
-static IS_TOLD: OnceLock<bool> = OnceLock::new();
+static HANDLES_FORKS: OnceLock<bool> = OnceLock::new();
 
 extern "C" fn count() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -16,10 +16,10 @@ extern "C" fn count() {
 
 /// A number that differs between a process and its forked children; `None` where nobody tells of forks.
 pub(super) fn forks() -> Option<u64> {
-    let is_told = *IS_TOLD.get_or_init(|| {
+    let handles_forks = *HANDLES_FORKS.get_or_init(|| {
         // SAFETY: `count` may run in a child between fork and exec: it only adds to an atomic. It stays where it
         // is, since Python never unloads an extension.
         unsafe { libc::pthread_atfork(None, None, Some(count)) == 0 }
     });
-    is_told.then(|| FORKS.load(Ordering::Relaxed))
+    handles_forks.then(|| FORKS.load(Ordering::Relaxed))
 }

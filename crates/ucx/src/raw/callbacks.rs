@@ -33,9 +33,9 @@ impl CallbackState {
     ) -> UcsStatus {
         // Only an announcement can be answered with an error.
         let answer = |status| if announced { status } else { OK };
-        // Nothing is set aside, and nobody is blamed, for what a stranger sends.
+        // Nothing is set aside, and nobody is blamed, for what an unknown peer sends.
         let Some((sender, header)) = header.split_first_chunk::<SENDER_BYTES>() else {
-            self.admission(Admission::count_stranger);
+            self.admission(Admission::count_unknown_peer);
             return answer(EXCEEDS_LIMIT);
         };
         let from = Rank(u32::from_le_bytes(*sender));

@@ -282,8 +282,9 @@ impl RawWorker {
     }
 
     /// How many messages were dropped for want of the key.
-    pub(crate) fn strangers(&self) -> u64 {
-        self.inbox().admission(|admission| admission.strangers())
+    pub(crate) fn unknown_peers(&self) -> u64 {
+        self.inbox()
+            .admission(|admission| admission.unknown_peers())
     }
 
     /// Memory for messages to come.

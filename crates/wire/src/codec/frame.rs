@@ -3,8 +3,8 @@
 use super::reader::Reader;
 use super::writer::{Writer, bounded};
 use super::{CodecError, FORMAT_VERSION, Limits};
-use crate::beat::Beat;
 use crate::buffer::Buffer;
+use crate::heartbeat::Heartbeat;
 
 const MAGIC: [u8; 4] = *b"SHWD";
 
@@ -17,7 +17,7 @@ pub enum FrameKind {
     /// A message.
     Message,
     /// A heartbeat.
-    Beat,
+    Heartbeat,
 }
 
 /// The beginning of a frame.
@@ -48,7 +48,7 @@ impl Header {
         }
         let kind = match reader.u16()? {
             0 => FrameKind::Message,
-            1 => FrameKind::Beat,
+            1 => FrameKind::Heartbeat,
             found => {
                 return Err(CodecError::Tag {
                     what: "frame",
@@ -79,7 +79,7 @@ impl Header {
         writer.u16(FORMAT_VERSION);
         writer.u16(match self.kind {
             FrameKind::Message => 0,
-            FrameKind::Beat => 1,
+            FrameKind::Heartbeat => 1,
         });
         writer.u64(self.control_bytes);
         writer.u64(self.tensor_bytes);
@@ -126,24 +126,24 @@ impl Frame {
 }
 
 /// A heartbeat as a frame.
-pub fn beat_frame(beat: Beat) -> Frame {
+pub fn heartbeat_frame(heartbeat: Heartbeat) -> Frame {
     let mut writer = Frame::begin();
-    writer.u64(beat.step);
-    writer.bool(beat.executing);
-    writer.bool(beat.sending);
-    writer.u64(beat.progress);
-    Frame::end(FrameKind::Beat, writer, Vec::new())
+    writer.u64(heartbeat.step);
+    writer.bool(heartbeat.executing);
+    writer.bool(heartbeat.sending);
+    writer.u64(heartbeat.progress);
+    Frame::end(FrameKind::Heartbeat, writer, Vec::new())
 }
 
 /// A heartbeat from a frame's control part.
-pub fn decode_beat(control: &[u8]) -> Result<Beat, CodecError> {
+pub fn decode_heartbeat(control: &[u8]) -> Result<Heartbeat, CodecError> {
     let mut reader = Reader::new(control);
-    let beat = Beat {
+    let heartbeat = Heartbeat {
         step: reader.u64()?,
         executing: reader.bool()?,
         sending: reader.bool()?,
         progress: reader.u64()?,
     };
     reader.finish()?;
-    Ok(beat)
+    Ok(heartbeat)
 }

@@ -179,7 +179,7 @@ impl Encoder<'_> {
                 writer.text(&object.channel);
                 self.body(writer, &object.body)
             }
-            Message::Goodbye(report) => {
+            Message::ShutdownNotice(report) => {
                 writer.u8(6);
                 writer.option(report.as_deref(), write_report);
                 Ok(())
@@ -290,7 +290,7 @@ impl Decoder<'_> {
                 channel: reader.text()?,
                 body: self.body(reader)?,
             })),
-            6 => Message::Goodbye(reader.option(read_report)?.map(Box::new)),
+            6 => Message::ShutdownNotice(reader.option(read_report)?.map(Box::new)),
             7 => Message::Fetch(read_fetch(reader)?),
             8 => Message::Delivery(Box::new(Delivery {
                 step: StepEpoch(reader.u64()?),

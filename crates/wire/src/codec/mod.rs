@@ -21,7 +21,7 @@ mod reader;
 mod value;
 mod writer;
 
-pub use frame::{Frame, FrameKind, HEADER_BYTES, Header, beat_frame, decode_beat};
+pub use frame::{Frame, FrameKind, HEADER_BYTES, Header, decode_heartbeat, heartbeat_frame};
 pub use message::{Incoming, decode_control, encode, encode_placed};
 pub use placement::{Placed, SharedMemory, SharedPlace};
 

@@ -223,7 +223,7 @@ pub(crate) fn messages() -> impl Strategy<Value = Message> {
         }))),
         (".{0,9}", bodies())
             .prop_map(|(channel, body)| Message::Object(Box::new(ObjectMessage { channel, body }))),
-        option::of(reports()).prop_map(|report| Message::Goodbye(report.map(Box::new))),
+        option::of(reports()).prop_map(|report| Message::ShutdownNotice(report.map(Box::new))),
         (any::<(u64, u32, u32, u64, u32)>(), helds()).prop_map(
             |((step, to, requester, request, index), tensor)| Message::Fetch(Fetch {
                 step: StepEpoch(step),

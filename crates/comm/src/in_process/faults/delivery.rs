@@ -12,13 +12,13 @@ use shardwright_wire::codec::encode;
 use shardwright_wire::{Limits, Message};
 
 use super::Numbered;
-use super::fate::Faults;
 use super::frame::{pack, unpack};
-use super::line::{FaultyLink, Parcel};
+use super::line::{FaultyLink, Packet};
+use super::planned_delivery::Faults;
 use super::sequence::Sequencer;
 use crate::QUEUE_CAPACITY;
 use crate::error::CommError;
-use crate::in_process::{BEAT_INTERVAL, End, Event, Inbox, Medium, Shared};
+use crate::in_process::{End, Event, HEARTBEAT_INTERVAL, Inbox, Medium, Shared};
 use crate::transport::{Loss, Receiver};
 
 /// What the ranks of a job with faults have in common.
@@ -85,14 +85,14 @@ struct Delivery<'a> {
     wire: &'a Wire,
     peers: BTreeMap<Rank, Peer>,
     /// Peers that are to learn that this rank has given them up.
-    untold: Vec<Rank>,
+    unreported: Vec<Rank>,
     clock: Clock,
 }
 
 struct Peer {
     line: FaultyLink,
     sequencer: Sequencer<Message>,
-    heard: Duration,
+    last_received: Duration,
 }
 
 /// Counts the time in which this thread listens: while it is with the receiver, its peers cannot
@@ -124,7 +124,7 @@ impl<'a> Delivery<'a> {
         let peer = |from: Rank| Peer {
             line: FaultyLink::new(from, rank, Arc::clone(&wire.faults)),
             sequencer: Sequencer::new(QUEUE_CAPACITY),
-            heard: Duration::ZERO,
+            last_received: Duration::ZERO,
         };
         Self {
             rank,
@@ -133,7 +133,7 @@ impl<'a> Delivery<'a> {
             inboxes: &end.inboxes,
             wire,
             peers: others.map(|(from, _)| (*from, peer(*from))).collect(),
-            untold: Vec::new(),
+            unreported: Vec::new(),
             clock: Clock {
                 started: Instant::now(),
                 elsewhere: Duration::ZERO,
@@ -143,14 +143,14 @@ impl<'a> Delivery<'a> {
 
     /// Runs until the rank closes.
     fn run(mut self, outlet: &crossbeam_channel::Receiver<(Rank, Event)>) {
-        let mut next_tick = BEAT_INTERVAL;
+        let mut next_tick = HEARTBEAT_INTERVAL;
         loop {
             self.deliver_due();
             self.hang_up();
             if self.clock.now() >= next_tick {
-                self.beat();
+                self.heartbeat();
                 self.give_up();
-                next_tick = self.clock.now() + BEAT_INTERVAL;
+                next_tick = self.clock.now() + HEARTBEAT_INTERVAL;
             }
             let due = self.peers.values().filter_map(|peer| peer.line.next_due());
             let wake = due.min().map_or(next_tick, |due| due.min(next_tick));
@@ -177,18 +177,18 @@ impl<'a> Delivery<'a> {
                 peer.line.put(number, bytes, now);
             }
             Event::Lost(loss) => peer.line.end(loss, now),
-            Event::Numbered(Numbered::Beat(beat, sent)) if !peer.line.is_cut() => {
+            Event::Numbered(Numbered::Heartbeat(heartbeat, sent)) if !peer.line.is_cut() => {
                 peer.sequencer.announce(sent, now);
                 let receiver = self.receiver;
-                self.clock.aside(|| receiver.beat(from, beat));
+                self.clock.aside(|| receiver.heartbeat(from, heartbeat));
             }
-            Event::Numbered(Numbered::Beat(..))
-            | Event::Beat(_)
+            Event::Numbered(Numbered::Heartbeat(..))
+            | Event::Heartbeat(_)
             | Event::Message(_)
             | Event::Stop => {}
         }
         if !peer.line.is_cut() {
-            peer.heard = now;
+            peer.last_received = now;
         }
     }
 
@@ -196,21 +196,21 @@ impl<'a> Delivery<'a> {
         let ranks: Vec<Rank> = self.peers.keys().copied().collect();
         for from in ranks {
             let now = self.clock.now();
-            while let Some(parcel) = self
+            while let Some(packet) = self
                 .peers
                 .get_mut(&from)
                 .and_then(|peer| peer.line.take_due(now))
             {
-                self.arrive(from, parcel);
+                self.arrive(from, packet);
             }
         }
     }
 
     /// Something comes off the wire.
-    fn arrive(&mut self, from: Rank, parcel: Parcel) {
-        let bytes = match parcel {
-            Parcel::Frame(bytes) => bytes,
-            Parcel::Ended(loss) => return self.lose(from, loss),
+    fn arrive(&mut self, from: Rank, packet: Packet) {
+        let bytes = match packet {
+            Packet::Frame(bytes) => bytes,
+            Packet::Ended(loss) => return self.lose(from, loss),
         };
         let now = self.clock.now();
         let Some(peer) = self.peers.get_mut(&from) else {
@@ -225,7 +225,7 @@ impl<'a> Delivery<'a> {
             Err(error) => return self.lose_broken(from, error.to_string()),
         };
         for message in ready {
-            if let Message::Goodbye(report) = message {
+            if let Message::ShutdownNotice(report) = message {
                 return self.lose(from, Loss::Left(report));
             }
             self.shared.received.fetch_add(1, Ordering::Relaxed);
@@ -244,19 +244,19 @@ impl<'a> Delivery<'a> {
         }
         // One that is dead will not hear it; one that lives would wait for answers.
         if !matches!(loss, Loss::Left(_)) {
-            self.untold.push(from);
+            self.unreported.push(from);
         }
         self.shared.lose(from, loss.clone());
         let receiver = self.receiver;
         self.clock.aside(|| receiver.peer_lost(from, loss));
     }
 
-    fn beat(&self) {
-        let beat = self.shared.pulse.beat(false);
+    fn heartbeat(&self) {
+        let heartbeat = self.shared.heartbeat_state.heartbeat(false);
         for to in self.peers.keys() {
             let pair = &self.wire.pairs[&(self.rank, *to)];
             let sent = pair.sent.load(Ordering::SeqCst);
-            let event = Event::Numbered(Numbered::Beat(beat, sent));
+            let event = Event::Numbered(Numbered::Heartbeat(heartbeat, sent));
             if let Err(TrySendError::Full(_)) =
                 self.inboxes[to.0 as usize].try_send((self.rank, event))
             {
@@ -272,11 +272,11 @@ impl<'a> Delivery<'a> {
         for (from, peer) in &mut self.peers {
             let pair = &self.wire.pairs[&(*from, self.rank)];
             if pair.alive.swap(false, Ordering::SeqCst) && !peer.line.is_cut() {
-                peer.heard = now;
+                peer.last_received = now;
             }
             if let Some(gap) = peer.sequencer.overdue(now, deadline) {
                 given_up.push((*from, gap.loss(deadline)));
-            } else if now.saturating_sub(peer.heard) >= deadline {
+            } else if now.saturating_sub(peer.last_received) >= deadline {
                 let seconds = deadline.as_millis().div_ceil(1000) as u64;
                 given_up.push((*from, Loss::Silent { seconds }));
             }
@@ -289,7 +289,7 @@ impl<'a> Delivery<'a> {
     /// Ends the connection with those given up.
     fn hang_up(&mut self) {
         let (inboxes, own) = (self.inboxes, self.rank);
-        self.untold.retain(|peer| {
+        self.unreported.retain(|peer| {
             let event = (own, Event::Lost(Loss::Died));
             matches!(
                 inboxes[peer.0 as usize].try_send(event),

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use shardwright_core::Rank;
 
-use super::fate::{Cut, Faults, LONGEST_DELAY, flip_bits};
+use super::planned_delivery::{Cut, Faults, LONGEST_DELAY, flip_bits};
 use crate::transport::Loss;
 
 /// What comes out at the receiver.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Parcel {
+pub(super) enum Packet {
     /// A message's bytes.
     Frame(Vec<u8>),
     /// The connection has ended.
@@ -25,7 +25,7 @@ pub(super) struct FaultyLink {
     to: Rank,
     faults: Arc<Faults>,
     /// By the time of arrival, then by the order in which they were put in.
-    in_flight: BTreeMap<(Duration, u64), Parcel>,
+    in_flight: BTreeMap<(Duration, u64), Packet>,
     held: Vec<Held>,
     put: u64,
     passed: u64,
@@ -65,26 +65,26 @@ impl FaultyLink {
         if self.cut {
             return;
         }
-        let fate = self.faults.fate(self.from, self.to, number);
-        if let Some(cut) = fate.cut {
+        let plan = self.faults.plan(self.from, self.to, number);
+        if let Some(cut) = plan.cut {
             if cut == Cut::Noticed {
                 self.end(Loss::Died, now);
             }
             self.cut = true;
             return;
         }
-        if let Some(seed) = fate.corrupt {
+        if let Some(seed) = plan.corrupt {
             flip_bits(&mut bytes, seed);
         }
-        self.last_due = self.last_due.max(now + fate.delay);
+        self.last_due = self.last_due.max(now + plan.delay);
         self.passed += 1;
-        let [original, copy] = fate.copies;
+        let [original, copy] = plan.copies;
         if let Some(overtaking) = copy {
             self.hold(bytes.clone(), overtaking);
         }
         match original {
             None => {}
-            Some(0) => self.fly(Parcel::Frame(bytes)),
+            Some(0) => self.fly(Packet::Frame(bytes)),
             Some(overtaking) => self.hold(bytes, overtaking),
         }
         let passed = self.passed;
@@ -98,11 +98,11 @@ impl FaultyLink {
         }
         self.last_due = self.last_due.max(now);
         self.release(|_| true);
-        self.fly(Parcel::Ended(loss));
+        self.fly(Packet::Ended(loss));
     }
 
     /// The next that has arrived.
-    pub(super) fn take_due(&mut self, now: Duration) -> Option<Parcel> {
+    pub(super) fn take_due(&mut self, now: Duration) -> Option<Packet> {
         self.release(|held| held.at_last <= now);
         let first = self.in_flight.first_entry()?;
         (first.key().0 <= now).then(|| first.remove())
@@ -115,9 +115,9 @@ impl FaultyLink {
         flying.into_iter().chain(held).min()
     }
 
-    fn fly(&mut self, parcel: Parcel) {
+    fn fly(&mut self, packet: Packet) {
         self.put += 1;
-        self.in_flight.insert((self.last_due, self.put), parcel);
+        self.in_flight.insert((self.last_due, self.put), packet);
     }
 
     fn hold(&mut self, bytes: Vec<u8>, overtaking: u64) {
@@ -135,7 +135,7 @@ impl FaultyLink {
             .extract_if(.., |held| when(held))
             .collect::<Vec<_>>()
         {
-            self.fly(Parcel::Frame(held.bytes));
+            self.fly(Packet::Frame(held.bytes));
         }
     }
 }

@@ -4,16 +4,16 @@
 
 mod delivery;
 mod envelope;
-mod fate;
 mod frame;
 mod line;
+mod planned_delivery;
 mod sequence;
 
 use std::sync::Arc;
 
 use self::delivery::Wire;
-pub use self::fate::{Cut, Faults, FaultsError};
-use shardwright_wire::Beat;
+pub use self::planned_delivery::{Cut, Faults, FaultsError};
+use shardwright_wire::Heartbeat;
 
 use super::{InProcess, connect};
 use crate::transport::{Loss, Receiver};
@@ -23,7 +23,7 @@ pub(super) enum Numbered {
     /// An encoded message with its number.
     Frame(u64, Vec<u8>),
     /// A heartbeat with the number of messages sent before it.
-    Beat(Beat, u64),
+    Heartbeat(Heartbeat, u64),
 }
 
 /// Connects as many ranks as there are receivers, with faults between them.

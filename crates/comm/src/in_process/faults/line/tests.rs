@@ -40,10 +40,10 @@ fn run(faults: &Faults, pauses: &[u64]) -> Seen {
     let mut now = Duration::ZERO;
     let mut newest = 0;
     let mut arrive = |line: &mut FaultyLink, sequencer: &mut Sequencer<Message>, now: Duration| {
-        while let (None, Some(parcel)) = (&seen.loss, line.take_due(now)) {
-            let bytes = match parcel {
-                Parcel::Frame(bytes) => bytes,
-                Parcel::Ended(loss) => {
+        while let (None, Some(packet)) = (&seen.loss, line.take_due(now)) {
+            let bytes = match packet {
+                Packet::Frame(bytes) => bytes,
+                Packet::Ended(loss) => {
                     seen.loss = Some(format!("{loss:?}"));
                     break;
                 }

@@ -1,4 +1,4 @@
-//! `MeetingPlace`: where the ranks of a job meet.
+//! `Rendezvous`: where the ranks of a job meet.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,18 +12,18 @@ use crate::interruptible::interruptible;
 
 /// Where a rank meets the others, and the secret by which they know each other; for one connection.
 #[pyclass(frozen, module = "shardwright._core")]
-pub(crate) struct MeetingPlace {
+pub(crate) struct Rendezvous {
     port: u16,
     note: u16,
-    inner: Mutex<Option<shardwright_comm::MeetingPlace>>,
+    inner: Mutex<Option<shardwright_comm::Rendezvous>>,
 }
 
 #[pymethods]
-impl MeetingPlace {
+impl Rendezvous {
     /// Rank 0's: it listens on an interface, at a port to be told to the others.
     #[staticmethod]
     fn listen(host: String, secret: &Bound<'_, PyBytes>) -> PyResult<Self> {
-        Self::of(shardwright_comm::MeetingPlace::listen(
+        Self::of(shardwright_comm::Rendezvous::listen(
             host,
             secret_of(secret),
         ))
@@ -32,7 +32,7 @@ impl MeetingPlace {
     /// Another rank's, which was told where rank 0 listens.
     #[staticmethod]
     fn at(host: String, port: u16, secret: &Bound<'_, PyBytes>) -> Self {
-        Self::new(shardwright_comm::MeetingPlace::at(
+        Self::new(shardwright_comm::Rendezvous::at(
             host,
             port,
             secret_of(secret),
@@ -54,7 +54,7 @@ impl MeetingPlace {
     ) -> PyResult<Self> {
         let given = secret.map(secret_of);
         Self::of(interruptible(py, |go_on| {
-            shardwright_comm::MeetingPlace::open(name, host, given, note, go_on)
+            shardwright_comm::Rendezvous::open(name, host, given, note, go_on)
         })?)
     }
 
@@ -72,7 +72,7 @@ impl MeetingPlace {
         let limit = duration("timeout", timeout)?;
         let given = secret.map(secret_of);
         Self::of(interruptible(py, |go_on| {
-            shardwright_comm::MeetingPlace::find(name, host, given, limit, go_on)
+            shardwright_comm::Rendezvous::find(name, host, given, limit, go_on)
         })?)
     }
 
@@ -89,8 +89,8 @@ impl MeetingPlace {
     }
 }
 
-impl MeetingPlace {
-    fn new(place: shardwright_comm::MeetingPlace) -> Self {
+impl Rendezvous {
+    fn new(place: shardwright_comm::Rendezvous) -> Self {
         Self {
             port: place.port(),
             note: place.note(),
@@ -98,12 +98,12 @@ impl MeetingPlace {
         }
     }
 
-    fn of(place: Result<shardwright_comm::MeetingPlace, StartError>) -> PyResult<Self> {
+    fn of(place: Result<shardwright_comm::Rendezvous, StartError>) -> PyResult<Self> {
         place.map(Self::new).map_err(|error| start_error(&error))
     }
 
     /// The place, once.
-    pub(crate) fn take(&self) -> PyResult<shardwright_comm::MeetingPlace> {
+    pub(crate) fn take(&self) -> PyResult<shardwright_comm::Rendezvous> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = inner.take();
         taken.ok_or_else(|| argument_error("a place is for one connection, which has been made"))

@@ -1,4 +1,4 @@
-//! What is done with those at the door: they are heard, let in, or dropped.
+//! What is done with connections: they are read from, accepted, or dropped.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -15,8 +15,8 @@ use super::connection::Connection;
 use super::handshake::{
     Accepted, Answering, Caller, HandshakeError, Identity, MOST_WANTED, Purpose,
 };
+use super::pending::Pending;
 use super::stream::receive_value;
-use super::visitors::Visitor;
 use crate::secret::{Secret, nonce};
 
 /// Arrivals that may wait while rank 0 is busy with one, beside the ranks of the job.
@@ -25,7 +25,7 @@ const ARRIVAL_CAPACITY: usize = 256;
 /// Processes that have proved the secret and may be registering at once, beside the ranks of the job.
 const SPARE_REGISTRATIONS: usize = 64;
 
-/// Somebody at the door.
+/// Who has connected.
 pub(super) enum Arrival {
     /// A rank that proved itself, with its registration where it brings one.
     Caller {
@@ -39,8 +39,8 @@ pub(super) enum Arrival {
     Doubtful { rank: Rank, error: HandshakeError },
 }
 
-/// What the door's threads share.
-pub(super) struct Door {
+/// What the listener's threads share.
+pub(super) struct AcceptorState {
     rank: Rank,
     world: u32,
     secret: Secret,
@@ -48,24 +48,24 @@ pub(super) struct Door {
     arrivals: Mutex<Option<Sender<Arrival>>>,
     /// Connections of processes that are registering, by number.
     registering: Mutex<BTreeMap<u64, Arc<Connection>>>,
-    strangers: AtomicU64,
+    unknown_peers: AtomicU64,
     closed: AtomicBool,
 }
 
 /// Somebody who has not proved anything yet.
-pub(super) struct Guest {
+pub(super) struct PendingHandshake {
     stream: TcpStream,
     address: SocketAddr,
     answering: Answering,
 }
 
-impl Visitor for Guest {
+impl Pending for PendingHandshake {
     fn has_spoken(&self) -> bool {
         self.answering.has_spoken()
     }
 }
 
-impl Guest {
+impl PendingHandshake {
     /// Who has just come.
     pub(super) fn new(stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
@@ -89,8 +89,8 @@ impl Guest {
     }
 }
 
-impl Door {
-    /// The door of a rank, and where those come out who have proved themselves.
+impl AcceptorState {
+    /// The listener of a rank, and where those come out who have proved themselves.
     pub(super) fn new(
         rank: Rank,
         world: u32,
@@ -98,17 +98,17 @@ impl Door {
         encrypt: bool,
     ) -> (Self, Receiver<Arrival>) {
         let (arrivals, outlet) = bounded(ARRIVAL_CAPACITY + world as usize);
-        let door = Self {
+        let state = Self {
             rank,
             world,
             secret,
             encrypt,
             arrivals: Mutex::new(Some(arrivals)),
             registering: Mutex::default(),
-            strangers: AtomicU64::new(0),
+            unknown_peers: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
-        (door, outlet)
+        (state, outlet)
     }
 
     /// The job is complete: from now on nobody is let in.
@@ -117,8 +117,8 @@ impl Door {
     }
 
     /// How many connections were dropped for want of a proof.
-    pub(super) fn strangers(&self) -> u64 {
-        self.strangers.load(Ordering::Relaxed)
+    pub(super) fn unknown_peers(&self) -> u64 {
+        self.unknown_peers.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -137,8 +137,11 @@ impl Door {
         }
     }
 
-    /// Takes what a visitor has said, and answers; how it ended, if it has.
-    pub(super) fn hear(&self, guest: &mut Guest) -> Option<Result<Accepted, HandshakeError>> {
+    /// Takes what a pending connection has said, and answers; how it ended, if it has.
+    pub(super) fn read(
+        &self,
+        handshake: &mut PendingHandshake,
+    ) -> Option<Result<Accepted, HandshakeError>> {
         let me = Identity {
             rank: self.rank,
             world: self.world,
@@ -148,8 +151,8 @@ impl Door {
         let started = lock(&self.arrivals).is_none();
         let mut piece = [0; MOST_WANTED];
         loop {
-            let wanted = guest.answering.wanted().min(piece.len());
-            let count = match guest.stream.read(&mut piece[..wanted]) {
+            let wanted = handshake.answering.wanted().min(piece.len());
+            let count = match handshake.stream.read(&mut piece[..wanted]) {
                 Ok(0) => return Some(Err(HandshakeError::Io(io::ErrorKind::UnexpectedEof.into()))),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
@@ -157,11 +160,11 @@ impl Door {
                 Err(error) => return Some(Err(error.into())),
             };
             let mut reply = Vec::new();
-            let outcome = guest
+            let outcome = handshake
                 .answering
                 .take(&piece[..count], &me, started, &mut reply);
             // There is room for these few bytes in any new connection.
-            if let Err(error) = guest.stream.write_all(&reply) {
+            if let Err(error) = handshake.stream.write_all(&reply) {
                 return Some(Err(error.into()));
             }
             if outcome.is_some() {
@@ -171,16 +174,16 @@ impl Door {
     }
 
     /// A handshake is over.
-    pub(super) fn part_with(
+    pub(super) fn finish(
         self: &Arc<Self>,
-        guest: Guest,
+        handshake: PendingHandshake,
         outcome: Result<Accepted, HandshakeError>,
         number: u64,
         alive: &Sender<()>,
     ) {
-        let Guest {
+        let PendingHandshake {
             stream, address, ..
-        } = guest;
+        } = handshake;
         let (caller, cipher) = match outcome {
             Ok(accepted) => accepted,
             Err(HandshakeError::Encryption { rank, theirs }) => {
@@ -192,7 +195,7 @@ impl Door {
                 return;
             }
             Err(error) => {
-                self.drop_stranger(address, &error.to_string());
+                self.drop_unknown_peer(address, &error.to_string());
                 if let HandshakeError::WrongSecret { rank } | HandshakeError::Version { rank, .. } =
                     error
                 {
@@ -232,15 +235,15 @@ impl Door {
         }
         registering.insert(number, Arc::clone(&connection));
         drop(registering);
-        let (door, alive) = (Arc::clone(self), alive.clone());
+        let (state, alive) = (Arc::clone(self), alive.clone());
         let spawned = std::thread::Builder::new()
             .name("sw-register".to_owned())
             .spawn(move || {
                 let registration = registration_of(&connection);
-                lock(&door.registering).remove(&number);
+                lock(&state.registering).remove(&number);
                 let connection = Arc::into_inner(connection);
                 match (registration, connection) {
-                    (Ok(registration), Some(connection)) => door.announce(Arrival::Caller {
+                    (Ok(registration), Some(connection)) => state.announce(Arrival::Caller {
                         caller,
                         connection,
                         registration: Some(registration),
@@ -258,7 +261,7 @@ impl Door {
         }
     }
 
-    /// Tells the rank who has come. Never waits: there is room for its ranks, and what strangers say may be lost.
+    /// Tells the rank who has come. Never waits: there is room for its ranks, and what unknown peers say may be lost.
     fn announce(&self, arrival: Arrival) {
         if self.is_closed() {
             return;
@@ -272,13 +275,13 @@ impl Door {
         }
     }
 
-    /// Counts a stranger; the first is worth a warning, the rest would only fill the log.
-    pub(super) fn drop_stranger(&self, address: SocketAddr, reason: &str) {
-        let before = self.strangers.fetch_add(1, Ordering::Relaxed);
+    /// Counts an unknown peer; the first is worth a warning, the rest would only fill the log.
+    pub(super) fn drop_unknown_peer(&self, address: SocketAddr, reason: &str) {
+        let before = self.unknown_peers.fetch_add(1, Ordering::Relaxed);
         if before == 0 {
-            tracing::warn!(rank = %self.rank, %address, %reason, "dropped a stranger's connection; further ones are counted only");
+            tracing::warn!(rank = %self.rank, %address, %reason, "dropped an unknown peer's connection; further ones are counted only");
         } else {
-            tracing::debug!(rank = %self.rank, %address, %reason, "dropped a stranger's connection");
+            tracing::debug!(rank = %self.rank, %address, %reason, "dropped an unknown peer's connection");
         }
     }
 }
@@ -286,7 +289,7 @@ impl Door {
 fn registration_of(connection: &Connection) -> Result<Value, HandshakeError> {
     match receive_value(connection, REGISTRATION_DEADLINE) {
         Ok((name, value)) if name == "register" => Ok(value),
-        Ok(_) => Err(HandshakeError::Stranger),
+        Ok(_) => Err(HandshakeError::UnknownPeer),
         Err(error) => Err(HandshakeError::Io(io::Error::other(error.to_string()))),
     }
 }

@@ -2,7 +2,7 @@
 
 /// The state of a rank, as of its last heartbeat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Beat {
+pub struct Heartbeat {
     /// The step it is in; 0 before the first.
     pub step: u64,
     /// Whether a worker is executing.

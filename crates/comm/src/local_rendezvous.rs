@@ -1,11 +1,11 @@
-//! The door at which the ranks of one host meet: a socket with a name of its own, at which rank 0 hands out a few bytes, such as
-//! its port and the job's secret.
+//! Where the ranks of one host meet: a socket with a name of its own, at which rank 0 hands out a few bytes, such as its
+//! port and the job's secret.
 //!
 //! The name lies in no file system, so that nothing of it outlives its process, and the kernel says whose process is at
 //! the other end.
 //!
 //! - ME-1: only a process of this user is given the bytes, and they are taken from a process of this user only.
-//! - ME-2: nobody at the door is waited for: the bytes fit into what the kernel keeps for a connection.
+//! - ME-2: nobody at the local socket is waited for: the bytes fit into what the kernel keeps for a connection.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -23,14 +23,14 @@ use rustix::process::geteuid;
 use sha2::{Digest, Sha256};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
-use crate::patience::SLICE;
+use crate::deadline::SLICE;
 use crate::start_error::StartError;
 use shardwright_system::Owner;
 
 /// What is handed out at most: less than the kernel keeps for a connection that nobody reads from (ME-2).
 pub(crate) const MOST_BYTES: usize = 4096;
 
-/// Callers that may wait while the door's thread takes one in; a job on one host has fewer ranks.
+/// Callers that may wait while the local socket's thread takes one in; a job on one host has fewer ranks.
 const BACKLOG: i32 = 1024;
 
 /// How long a name may be another process's: one that is about to end, of the job before.
@@ -39,16 +39,16 @@ const TAKEN_DEADLINE: Duration = Duration::from_secs(2);
 /// How long to wait before looking again.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Rank 0's door. Closed when dropped.
-pub(crate) struct Door {
+/// Rank 0's local socket. Closed when dropped.
+pub(crate) struct LocalRendezvous {
     listener: Mutex<Option<Arc<UnixListener>>>,
     closed: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
     owner: Owner,
 }
 
-impl Door {
-    /// Opens the door of a job, which is known by `name`, and hands `content` to whoever may have it.
+impl LocalRendezvous {
+    /// Opens the local socket of a job, which is known by `name`, and hands `content` to whoever may have it.
     pub(crate) fn open(
         name: &str,
         content: &[u8],
@@ -73,10 +73,10 @@ impl Door {
         };
         let closed = Arc::new(AtomicBool::new(false));
         let content = content.to_vec();
-        let (door, is_closed) = (Arc::clone(&listener), Arc::clone(&closed));
+        let (local, is_closed) = (Arc::clone(&listener), Arc::clone(&closed));
         let thread = std::thread::Builder::new()
             .name("sw-meeting".to_owned())
-            .spawn(move || hand_out(&door, &is_closed, &content))
+            .spawn(move || hand_out(&local, &is_closed, &content))
             .map_err(|error| system(&error))?;
         Ok(Self {
             listener: Mutex::new(Some(listener)),
@@ -86,7 +86,7 @@ impl Door {
         })
     }
 
-    /// Closes the door. A second call does nothing.
+    /// Closes the local socket. A second call does nothing.
     pub(crate) fn close(&self) {
         if !self.owner.is_here() || self.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -97,17 +97,17 @@ impl Door {
         if let Some(Err(error)) =
             listener.map(|listener| SockRef::from(&*listener).shutdown(Shutdown::Both))
         {
-            tracing::debug!(%error, "the door was not open");
+            tracing::debug!(%error, "the local socket was not open");
         }
         let thread = self.thread.lock();
         let thread = thread.unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread at the door panicked");
+            tracing::error!("the thread at the local socket panicked");
         }
     }
 }
 
-impl Drop for Door {
+impl Drop for LocalRendezvous {
     fn drop(&mut self) {
         self.close();
     }
@@ -183,7 +183,7 @@ fn ask_once(
     }
 }
 
-/// The thread at the door.
+/// The thread at the local socket.
 fn hand_out(listener: &UnixListener, closed: &AtomicBool, content: &[u8]) {
     loop {
         let accepted = listener.accept();
@@ -193,14 +193,17 @@ fn hand_out(listener: &UnixListener, closed: &AtomicBool, content: &[u8]) {
         let outcome = accepted.and_then(|(stream, _)| {
             let user = user_of(&stream)?;
             if user != geteuid().as_raw() {
-                tracing::debug!(user, "another user's process at the door of this job");
+                tracing::debug!(
+                    user,
+                    "another user's process at the local socket of this job"
+                );
                 return Ok(());
             }
             stream.set_nonblocking(true)?;
             (&stream).write_all(content)
         });
         if let Err(error) = outcome {
-            tracing::debug!(%error, "a caller at the door of this job was not served");
+            tracing::debug!(%error, "a caller at the local socket of this job was not served");
             std::thread::sleep(PAUSE);
         }
     }
@@ -258,8 +261,8 @@ mod tests {
         format!("{what} of the tests of process {}", std::process::id())
     }
 
-    fn open(name: &str, content: &[u8]) -> Result<Door, StartError> {
-        Door::open(name, content, &mut || true)
+    fn open(name: &str, content: &[u8]) -> Result<LocalRendezvous, StartError> {
+        LocalRendezvous::open(name, content, &mut || true)
     }
 
     #[test]
@@ -308,7 +311,7 @@ mod tests {
         let name = unique("a name");
         let _first = open(&name, b"first").unwrap();
         let Err(error) = open(&name, b"second") else {
-            panic!("two doors of one name");
+            panic!("two local sockets of one name");
         };
         let holder = format!("process {}", std::process::id());
         assert!(error.to_string().contains(&holder), "{error}");

@@ -1,12 +1,12 @@
 //! Where the ranks of a job meet, and the secret by which they know each other.
 //!
-//! Rank 0 listens. On one host the others learn its port, and the secret that it makes up, at a door that is known by a
-//! name ([`crate::door`]); over several hosts somebody tells them.
+//! Rank 0 listens. On one host the others learn its port, and the secret that it makes up, at a local socket that is known by a
+//! name ([`crate::local_rendezvous`]); over several hosts somebody tells them.
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::door::{Door, MOST_BYTES, ask};
+use crate::local_rendezvous::{LocalRendezvous, MOST_BYTES, ask};
 use crate::secret::Secret;
 use crate::start_error::StartError;
 use crate::tcp::Listener;
@@ -14,11 +14,11 @@ use crate::tcp::Listener;
 /// The size of a secret that rank 0 makes up.
 const SECRET_BYTES: usize = 32;
 
-/// What stands before the secret at the door: the port and the note.
+/// What stands before the secret at the local socket: the port and the note.
 const HEAD_BYTES: usize = 4;
 
 /// Where a rank meets the others.
-pub struct MeetingPlace {
+pub struct Rendezvous {
     /// Rank 0's host; on rank 0 the interface it listens on.
     pub(crate) host: String,
     /// Rank 0's port.
@@ -27,11 +27,11 @@ pub struct MeetingPlace {
     /// Rank 0's.
     pub(crate) listener: Option<Listener>,
     /// Rank 0's on one host; open as long as its node, to tell ranks that come late.
-    pub(crate) door: Option<Door>,
+    pub(crate) local: Option<LocalRendezvous>,
     note: u16,
 }
 
-impl MeetingPlace {
+impl Rendezvous {
     /// Rank 0's: it listens on one interface, at a port that the system chooses and the caller tells the others.
     pub fn listen(host: String, secret: Secret) -> Result<Self, StartError> {
         let listener = Listener::bind(&host, 0)?;
@@ -49,7 +49,7 @@ impl MeetingPlace {
             port,
             secret,
             listener: None,
-            door: None,
+            local: None,
             note: 0,
         }
     }
@@ -74,8 +74,8 @@ impl MeetingPlace {
         // No secret where one was given: a rank that was given none then fails the proof at once.
         let secret = given.unwrap_or_else(|| Secret::new(made.clone()));
         let mut place = Self::listen(host, secret)?;
-        let told = [&place.port.to_le_bytes()[..], &note.to_le_bytes(), &made].concat();
-        place.door = Some(Door::open(name, &told, go_on)?);
+        let content = [&place.port.to_le_bytes()[..], &note.to_le_bytes(), &made].concat();
+        place.local = Some(LocalRendezvous::open(name, &content, go_on)?);
         Ok(place)
     }
 
@@ -87,11 +87,11 @@ impl MeetingPlace {
         limit: Duration,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Self, StartError> {
-        let told = ask(name, limit, go_on)?;
-        let Some((head, secret)) = told.split_first_chunk::<HEAD_BYTES>() else {
+        let content = ask(name, limit, go_on)?;
+        let Some((head, secret)) = content.split_first_chunk::<HEAD_BYTES>() else {
             return Err(StartError::System {
                 what: "cannot meet the ranks of this host",
-                reason: format!("rank 0 told {} bytes; {HEAD_BYTES} are due", told.len()),
+                reason: format!("rank 0 told {} bytes; {HEAD_BYTES} are due", content.len()),
             });
         };
         let [p0, p1, n0, n1] = *head;
@@ -113,9 +113,9 @@ impl MeetingPlace {
     }
 }
 
-impl fmt::Debug for MeetingPlace {
+impl fmt::Debug for Rendezvous {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "MeetingPlace({}:{})", self.host, self.port)
+        write!(formatter, "Rendezvous({}:{})", self.host, self.port)
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
         let name = |what| format!("{what} of process {}", std::process::id());
         let host = || "127.0.0.1".to_owned();
         let limit = Duration::from_secs(30);
-        let proof = |place: &MeetingPlace| place.secret.prove(b"label", &[]);
+        let proof = |place: &Rendezvous| place.secret.prove(b"label", &[]);
         let given = || Some(Secret::new(b"given".to_vec()));
         for (what, first, second, agree) in [
             ("no secret", None, None, true),
@@ -138,13 +138,13 @@ mod tests {
             ("a secret for one", given(), None, false),
         ] {
             let name = name(what);
-            let opened = MeetingPlace::open(&name, host(), first, 77, &mut || true).unwrap();
-            let found = MeetingPlace::find(&name, host(), second, limit, &mut || true).unwrap();
+            let opened = Rendezvous::open(&name, host(), first, 77, &mut || true).unwrap();
+            let found = Rendezvous::find(&name, host(), second, limit, &mut || true).unwrap();
             assert_eq!((found.port(), found.note()), (opened.port(), 77));
             assert_eq!(proof(&opened) == proof(&found), agree, "{what}");
         }
-        let first = MeetingPlace::open(&name("one"), host(), None, 0, &mut || true).unwrap();
-        let other = MeetingPlace::open(&name("another"), host(), None, 0, &mut || true).unwrap();
+        let first = Rendezvous::open(&name("one"), host(), None, 0, &mut || true).unwrap();
+        let other = Rendezvous::open(&name("another"), host(), None, 0, &mut || true).unwrap();
         assert_ne!(proof(&first), proof(&other));
     }
 }

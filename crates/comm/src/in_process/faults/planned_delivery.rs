@@ -54,7 +54,7 @@ pub enum Cut {
 
 /// What happens to one message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fate {
+pub(super) struct PlannedDelivery {
     /// How long it takes; later messages do not come before it.
     pub(super) delay: Duration,
     /// How many later messages overtake it, and its copy; none of the two when it does not arrive.
@@ -97,7 +97,7 @@ impl Faults {
     }
 
     /// What happens to a pair's message with this number.
-    pub(super) fn fate(&self, from: Rank, to: Rank, number: u64) -> Fate {
+    pub(super) fn plan(&self, from: Rank, to: Rank, number: u64) -> PlannedDelivery {
         let pair = derive_seed(self.seed, u64::from(from.0) << 32 | u64::from(to.0));
         let own = derive_seed(pair, number);
         let mut count = 0;
@@ -122,7 +122,7 @@ impl Faults {
             && self.to.is_none_or(|rank| rank == to);
         let overtaking = |detail: u64| 1 + detail % MOST_OVERTAKING;
         let arrives = !(harmed && drop.is_some());
-        Fate {
+        PlannedDelivery {
             delay: delay.map_or(Duration::ZERO, |detail| {
                 LONGEST_DELAY * (detail % 1000) as u32 / 1000
             }),
@@ -241,35 +241,35 @@ fn seconds(value: &str) -> Result<Duration, FaultsError> {
 mod tests {
     use super::*;
 
-    fn fates(faults: &Faults, from: u32, to: u32) -> Vec<Fate> {
+    fn plans(faults: &Faults, from: u32, to: u32) -> Vec<PlannedDelivery> {
         (0..1000)
-            .map(|number| faults.fate(Rank(from), Rank(to), number))
+            .map(|number| faults.plan(Rank(from), Rank(to), number))
             .collect()
     }
 
     #[test]
-    fn fates_depend_on_the_seed_and_the_pair_and_on_nothing_else() {
+    fn plans_depend_on_the_seed_and_the_pair_and_on_nothing_else() {
         let faults = Faults::harmless(1);
-        assert_eq!(fates(&faults, 0, 1), fates(&faults, 0, 1));
-        assert_ne!(fates(&faults, 0, 1), fates(&faults, 1, 0));
-        assert_ne!(fates(&faults, 0, 1), fates(&Faults::harmless(2), 0, 1));
+        assert_eq!(plans(&faults, 0, 1), plans(&faults, 0, 1));
+        assert_ne!(plans(&faults, 0, 1), plans(&faults, 1, 0));
+        assert_ne!(plans(&faults, 0, 1), plans(&Faults::harmless(2), 0, 1));
     }
 
     #[test]
     fn shares_are_kept_and_do_not_change_each_other() {
         let alone: Faults = "seed=3 duplicate=0.25".parse().unwrap();
         let both: Faults = "seed=3 duplicate=0.25 drop=0.5".parse().unwrap();
-        let count = |fates: &[Fate], arrived: usize| {
-            let copies = |fate: &&Fate| fate.copies.iter().flatten().count() == arrived;
-            fates.iter().filter(copies).count()
+        let count = |plans: &[PlannedDelivery], arrived: usize| {
+            let copies = |plan: &&PlannedDelivery| plan.copies.iter().flatten().count() == arrived;
+            plans.iter().filter(copies).count()
         };
-        let (alone, both) = (fates(&alone, 0, 1), fates(&both, 0, 1));
+        let (alone, both) = (plans(&alone, 0, 1), plans(&both, 0, 1));
         assert!((200..300).contains(&count(&alone, 2)));
         assert!((450..550).contains(&count(&both, 0)));
         for (one, other) in alone.iter().zip(&both) {
             assert!(one.copies == other.copies || other.copies == [None, None]);
         }
-        assert_eq!(fates(&Faults::default(), 0, 1)[7].copies, [Some(0), None]);
+        assert_eq!(plans(&Faults::default(), 0, 1)[7].copies, [Some(0), None]);
     }
 
     #[test]
@@ -277,19 +277,19 @@ mod tests {
         let faults: Faults = "drop=1 corrupt=1 cut=silent after=30 from=2 to=0"
             .parse()
             .unwrap();
-        let harmed = |fate: &Fate| (fate.copies[0], fate.corrupt.is_some(), fate.cut);
+        let harmed = |plan: &PlannedDelivery| (plan.copies[0], plan.corrupt.is_some(), plan.cut);
         let spared = (Some(0), false, None);
-        let fates_of = |from, to| fates(&faults, from, to);
-        for (number, fate) in fates_of(2, 0).iter().enumerate() {
+        let plans_of = |from, to| plans(&faults, from, to);
+        for (number, plan) in plans_of(2, 0).iter().enumerate() {
             let expected = if number < 30 {
                 spared
             } else {
                 (None, true, Some(Cut::Silent))
             };
-            assert_eq!(harmed(fate), expected);
+            assert_eq!(harmed(plan), expected);
         }
         for (from, to) in [(0, 2), (2, 1), (1, 0)] {
-            assert!(fates_of(from, to).iter().all(|fate| harmed(fate) == spared));
+            assert!(plans_of(from, to).iter().all(|plan| harmed(plan) == spared));
         }
     }
 

@@ -5,26 +5,26 @@ use std::time::{Duration, Instant};
 use shardwright_core::Rank;
 
 use crate::error::CommError;
-use crate::transport::{Sight, Transport};
+use crate::transport::{Observation, Transport};
 
 /// Waits are cut into slices of at most this, so that signals get through.
 pub const SLICE: Duration = Duration::from_millis(100);
 
 /// A deadline and a question asked at every slice.
-pub struct Patience<'a> {
+pub struct Deadline<'a> {
     started: Instant,
-    deadline: Option<Instant>,
+    until: Option<Instant>,
     go_on: &'a mut dyn FnMut() -> bool,
     reads: Option<&'a dyn Transport>,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> Deadline<'a> {
     /// Waits for at most `limit` (without one: until the peer is lost), as long as `go_on` says so.
     pub fn new(limit: Option<Duration>, go_on: &'a mut dyn FnMut() -> bool) -> Self {
         let started = Instant::now();
         Self {
             started,
-            deadline: limit.and_then(|limit| started.checked_add(limit)),
+            until: limit.and_then(|limit| started.checked_add(limit)),
             go_on,
             reads: None,
         }
@@ -40,7 +40,11 @@ impl<'a> Patience<'a> {
     }
 
     /// Receives until it sees what it waits for, or for a slice; `false`, at once, where it has to sleep instead.
-    pub(crate) fn read_until(&self, slice: Duration, look: &mut dyn FnMut() -> Sight) -> bool {
+    pub(crate) fn read_until(
+        &self,
+        slice: Duration,
+        look: &mut dyn FnMut() -> Observation,
+    ) -> bool {
         self.reads
             .is_some_and(|transport| transport.read_until(slice, look))
     }
@@ -50,10 +54,10 @@ impl<'a> Patience<'a> {
         if !(self.go_on)() {
             return Err(CommError::Cancelled);
         }
-        let Some(deadline) = self.deadline else {
+        let Some(until) = self.until else {
             return Ok(SLICE);
         };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(CommError::Timeout {
                 rank,

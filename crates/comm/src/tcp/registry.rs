@@ -8,15 +8,15 @@ use shardwright_core::Rank;
 use shardwright_wire::Value;
 
 use super::GRACE;
+use super::acceptor_state::Arrival;
 use super::connection::Connection;
-use super::door::Arrival;
 use super::handshake::{Caller, HandshakeError, Purpose};
 use super::stream::send_value;
 use super::table::{Registration, Row};
 use crate::start_error::{Agreement, StartError};
 
 /// The list while ranks are still coming.
-pub(super) struct Roll {
+pub(super) struct Registry {
     world: u32,
     own: Registration,
     present: BTreeMap<Rank, (Connection, Row)>,
@@ -27,7 +27,7 @@ pub(super) struct Roll {
     fault: Option<StartError>,
 }
 
-impl Roll {
+impl Registry {
     pub(super) fn new(world: u32, own: Registration) -> Self {
         let fault = lacking(Rank(0), &own);
         Self {
@@ -158,7 +158,7 @@ impl Roll {
         self.fault.get_or_insert(error);
     }
 
-    /// Ends the roll: who came, and what keeps the job from starting.
+    /// Ends the registry: who came, and what keeps the job from starting.
     pub(super) fn close(self, waited: Duration) -> (Present, Option<StartError>) {
         let missing: Vec<Rank> = (1..self.world)
             .map(Rank)
@@ -287,14 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn what_strangers_say_explains_and_condemns_nobody() {
-        let mut roll = Roll::new(3, first(""));
+    fn what_unknown_peers_say_explains_and_condemns_nobody() {
+        let mut registry = Registry::new(3, first(""));
         for rank in [1, 2, 3, u32::MAX].map(Rank) {
             let error = HandshakeError::WrongSecret { rank };
-            roll.enter(Arrival::Doubtful { rank, error });
-            assert!(!roll.has_failed());
+            registry.enter(Arrival::Doubtful { rank, error });
+            assert!(!registry.has_failed());
         }
-        let (_, error) = roll.close(Duration::from_mins(1));
+        let (_, error) = registry.close(Duration::from_mins(1));
         let text = error.unwrap().to_string();
         assert_eq!(
             text,
@@ -304,9 +304,9 @@ mod tests {
 
     #[test]
     fn a_rank_that_lacks_something_keeps_all_from_starting() {
-        let roll = Roll::new(2, first("may open 30 file descriptors, and needs 60"));
-        assert!(roll.has_failed());
-        let (_, error) = roll.close(Duration::from_secs(1));
+        let registry = Registry::new(2, first("may open 30 file descriptors, and needs 60"));
+        assert!(registry.has_failed());
+        let (_, error) = registry.close(Duration::from_secs(1));
         assert_eq!(
             error.unwrap().to_string(),
             "rank 0 on host \"host\" may open 30 file descriptors, and needs 60"
