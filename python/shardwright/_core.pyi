@@ -23,7 +23,6 @@ __all__ = [
     "ForwardCall",
     "ForwardLink",
     "Getters",
-    "MeetingPlace",
     "Node",
     "Place",
     "Recipe",
@@ -640,47 +639,6 @@ class Getters:
     def __new__(cls, /, getters: SupportsGetItem[int, Any]) -> Getters:
         """
         Of these functions.
-        """
-
-@final
-class MeetingPlace:
-    """
-    Where a rank meets the others, and the secret by which they know each other; for one connection.
-    """
-    @staticmethod
-    def at(host: str, port: SupportsIndex, secret: bytes) -> MeetingPlace:
-        """
-        Another rank's, which was told where rank 0 listens.
-        """
-    @staticmethod
-    def find(name: str, host: str, secret: bytes | None, timeout: SupportsFloat | SupportsIndex) -> MeetingPlace:
-        """
-        Another rank's among ranks of one host, as soon as rank 0's is there.
-
-        Raises `JobStartError` when it is not within `timeout` seconds, or the process there is another user's.
-        """
-    @staticmethod
-    def listen(host: str, secret: bytes) -> MeetingPlace:
-        """
-        Rank 0's: it listens on an interface, at a port to be told to the others.
-        """
-    @property
-    def note(self, /) -> int:
-        """
-        What rank 0 told beside it; 0 where it told nothing.
-        """
-    @staticmethod
-    def open(name: str, host: str, secret: bytes | None, note: SupportsIndex = 0) -> MeetingPlace:
-        """
-        Rank 0's among ranks of one host, which know the job by `name`. Without a secret it makes one up for all; `note`
-        is a number that it tells them.
-
-        Raises `JobStartError` where another process has that name.
-        """
-    @property
-    def port(self, /) -> int:
-        """
-        Rank 0's port.
         """
 
 @final

@@ -221,9 +221,7 @@ def vocabulary_parallel_cross_entropy(
 def _vocabulary(logits: torch.Tensor, target: torch.Tensor, group: TensorGroup, vocab_size: int | None) -> int:
     """The size of the whole vocabulary, if logits and targets fit together."""
     if not logits.is_floating_point() or target.dtype != torch.int64:
-        raise ConfigError(
-            f"{_LOSS}: logits are {logits.dtype} and target {target.dtype}; expected floating and int64"
-        )
+        raise ConfigError(f"{_LOSS}: logits are {logits.dtype} and target {target.dtype}; expected floating and int64")
     if not logits.dim() or logits.shape[:-1] != target.shape or not logits.shape[-1]:
         raise ConfigError(
             f"{_LOSS}: logits have shape {tuple(logits.shape)} and target {tuple(target.shape)}; "
