@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
-from shardwright.job.exchange import receive_object, send_object
-from shardwright.job.received import decode_from
-from shardwright.job.usage import usage
-from shardwright.values import encode
+from shardwright.job.objects import receive_in_step, send_in_step
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -138,8 +135,7 @@ class Scheduling:
     def begin_step(self, runtime: Runtime) -> None:
         """Before a step, while there is no choice: the ranks tell the root their times, and the root tells them.
 
-        All of them do so before any runs a task of the step, so that they switch at the same one. What a step that
-        failed has left on the channel is known by its number.
+        All of them do so before any runs a task of the step, so that they switch at the same one.
         """
         if not self._on_trial:
             return
@@ -147,7 +143,7 @@ class Scheduling:
         if runtime.place.is_root:
             ranks = [self._own]
             for rank in peers:
-                ranks.append([StepTimes(*times) for times in _receive(runtime, rank)])
+                ranks.append([StepTimes(*times) for times in receive_in_step(runtime, rank, _CHANNEL)])
             decision = decide(
                 runtime.step.number,
                 ranks,
@@ -156,10 +152,10 @@ class Scheduling:
             )
             told = None if decision is None else decision.to_dict()
             for rank in peers:
-                _send(runtime, rank, told)
+                send_in_step(runtime, rank, _CHANNEL, told)
         else:
-            _send(runtime, root, [tuple(vars(times).values()) for times in self._own])
-            told = _receive(runtime, root)
+            send_in_step(runtime, root, _CHANNEL, [tuple(vars(times).values()) for times in self._own])
+            told = receive_in_step(runtime, root, _CHANNEL)
             decision = None if told is None else ScheduleDecision(**told)
         if decision is not None:
             self.decision = decision
@@ -173,7 +169,7 @@ class Scheduling:
         """After a step that ended well."""
         if not self._on_trial or runtime.step.num_microbatches != self.cfg.microbatches:
             return
-        total, newest = (usage.figures() for usage in usage(runtime))
+        total, newest = (usage.figures() for usage in runtime.usage())
         if total["steps"] == self._counted:  # it divided a model
             return
         self._counted = total["steps"]
@@ -185,18 +181,6 @@ class Scheduling:
             runtime.server.stats()["step"]["served"]["forward"],
         )
         self._own.append(times)
-
-
-def _send(runtime: Runtime, rank: int, said: Any) -> None:
-    send_object(runtime, rank, _CHANNEL, *encode((runtime.step.number, said)))
-
-
-def _receive(runtime: Runtime, rank: int) -> Any:
-    """What a rank has to say about the step that begins."""
-    while True:
-        step, said = decode_from(runtime, rank, *receive_object(runtime, rank, _CHANNEL))
-        if step == runtime.step.number:
-            return said
 
 
 def _announcement(runtime: Runtime, decision: ScheduleDecision) -> str:

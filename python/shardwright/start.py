@@ -35,7 +35,6 @@ from shardwright.frames import Leaves
 from shardwright.job.exchange import Gathers, wait_collective
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
-from shardwright.job.usage import usage
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
 from shardwright.launch import LaunchInfo, detect
@@ -240,7 +239,7 @@ def _leave(runtime: Runtime) -> None:
     if runtime.observer is not None:
         runtime.observer.stop()
     if runtime.step.number:
-        total, _ = usage(runtime)
+        total, _ = runtime.usage()
         logs.logger.info("rank %d: %s", runtime.place.rank, total)
     interrupts.uninstall()
     runtime.server.close()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.model.gather import over_pipeline, to_first_rank
+from shardwright.job.ranks import PP_GROUP
+from shardwright.model.gather import gather_over
 from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
 from shardwright.model.state_dict import (
     PARTIAL_KEY,
@@ -83,7 +84,7 @@ class Saving(nn.Module):
         return destination
 
     def _gathered(self, gather_to_rank0: bool, keep_vars: bool) -> dict[str, Any]:
-        gather = partial(to_first_rank if gather_to_rank0 else over_pipeline, operation="state_dict")
+        gather = partial(gather_over, PP_GROUP, operation="state_dict", to_first=gather_to_rank0)
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
             return whole_state_dict(

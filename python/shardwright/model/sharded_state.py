@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.model.gather import Gather, on_cpu, over_tensor_ranks, to_first_tensor_rank
+from shardwright.job.ranks import TP_GROUP
+from shardwright.model.gather import Gather, gather_over, on_cpu
 from shardwright.model.ownership import Ownership
 from shardwright.model.state_dict import PARTIAL_KEY, IncompatibleKeys, local_state_dict, merged
 from shardwright.tensor_parallel.sharding import Sharding
@@ -36,7 +37,7 @@ def whole_state_dict(
     part.pop(PARTIAL_KEY)
     divided = {name for name, sharding in shardings.items() if sharding.is_divided}
     told = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
-    every = (to_first_tensor_rank if to_first else over_tensor_ranks)(told, "state_dict")
+    every = gather_over(TP_GROUP, told, "state_dict", to_first=to_first)
     if not every:
         return OrderedDict()
     # What is on one tp rank alone, such as a bias, is missing from the names of others.
@@ -91,7 +92,8 @@ def load_whole_state_dict(
                 given[name] = sharding.shard(whole, rank, degree)
     if missing and strict:
         problems.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
-    found = list(dict.fromkeys(problem for of in over_tensor_ranks(problems, "load_state_dict") for problem in of))
+    every = gather_over(TP_GROUP, problems, "load_state_dict")
+    found = list(dict.fromkeys(problem for of_rank in every for problem in of_rank))
     if found:
         raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}:\n\t" + "\n\t".join(found))
     loaded = load(given)

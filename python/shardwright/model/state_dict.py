@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import PartitionError
-from shardwright.model.gather import Gather, on_cpu, over_pipeline
+from shardwright.job.ranks import PP_GROUP
+from shardwright.model.gather import Gather, gather_over, on_cpu
 from shardwright.model.ownership import Ownership
 from shardwright.model.sentinel import Sentinel, is_sentinel
 
@@ -23,7 +24,7 @@ PARTIAL_KEY = "_smp_is_partial"
 _EXTRA_STATE = "_extra_state"
 #: By default parts are gathered over the pipeline; what for is said in errors.
 _TO_SAVE, _TO_LOAD, _TO_BE_WHOLE = (
-    partial(over_pipeline, operation=name) for name in ("state_dict", "load_state_dict", "DistributedModel.cpu")
+    partial(gather_over, PP_GROUP, operation=name) for name in ("state_dict", "load_state_dict", "DistributedModel.cpu")
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.job.objects import receive_on, send_on
+from shardwright.job.objects import exchange_in_step
 from shardwright.model.updates import Said, Updates
 
 if TYPE_CHECKING:
@@ -28,14 +28,5 @@ def vote(runtime: Runtime) -> None:
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
     own = runtime[Updates].said()
     runtime.step.voted = True
-    for rank in others:
-        send_on(runtime, rank, _CHANNEL, (runtime.step.number, *own))
-    said = {rank: _said_by(runtime, rank) for rank in others}
-    runtime[Updates].compare({runtime.place.rank: own, **said})
-
-
-def _said_by(runtime: Runtime, rank: int) -> Said:
-    while True:
-        step, *said = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step.number:  # and not of one that failed
-            return Said(*said)
+    said = exchange_in_step(runtime, others, _CHANNEL, tuple(own))
+    runtime[Updates].compare({runtime.place.rank: own, **{rank: Said(*each) for rank, each in said.items()}})

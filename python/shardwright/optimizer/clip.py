@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.ranks import MP_GROUP
 from shardwright.job.runtime import find_runtime
-from shardwright.model.gather import Gather, over_model
+from shardwright.model.gather import Gather, gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 
-_GATHER = partial(over_model, operation="clip_grad_norm_")
+_GATHER = partial(gather_over, MP_GROUP, operation="clip_grad_norm_")
 
 
 @torch.no_grad()

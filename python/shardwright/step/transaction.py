@@ -15,12 +15,15 @@ from shardwright.contents import put_values
 from shardwright.data_parallel import GradientListener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
-from shardwright.step.attributes import ModuleAttributes
+from shardwright.partition.preserve import ModuleState
 from shardwright.step.ordered import OrderedGradients
 
 if TYPE_CHECKING:
     from shardwright.execution.turn import Turn
     from shardwright.model.placement import Placement
+
+#: What torch keeps in a module's attributes itself; parameters' gradients and buffers are put back apart.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class StepTransaction:
@@ -51,7 +54,7 @@ class StepTransaction:
         self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
-        self._attributes: list[ModuleAttributes] = []
+        self._attributes: list[ModuleState] = []
         self._ordered: OrderedGradients | None = None
         self._begun = False
 
@@ -80,7 +83,7 @@ class StepTransaction:
         self._random = process.random_state()
         # Of a model that is being divided the attributes change for good.
         divided = [one for one in self._placements if self._has_attributes and one.partitioned]
-        self._attributes = [ModuleAttributes(placement.module.modules()) for placement in divided]
+        self._attributes = [ModuleState(module, _OF_TORCH) for one in divided for module in one.module.modules()]
         self._begun = True
         for parameter, _ in self._earlier:
             parameter.grad = None
