@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -120,8 +121,12 @@ def _start(world: int, options: Path, folder: Path, store: TCPStore) -> list[sub
         }
         command = [sys.executable, "-m", "shardwright.verify.rank", str(options)]
         with (folder / f"{rank}.log").open("wb") as log:
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+            processes.append(_start_rank(command, environment, log))
     return processes
+
+
+def _start_rank(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> int | None:
