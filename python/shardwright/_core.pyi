@@ -21,6 +21,7 @@ __all__ = [
     "Event",
     "ForwardCall",
     "ForwardLink",
+    "LaunchInfo",
     "MeetingPlace",
     "Node",
     "Place",
@@ -594,6 +595,57 @@ class ForwardLink:
         """
         The request's id at the first caller, who gets the answer.
         """
+
+@final
+class LaunchInfo:
+    """
+    This process's place among those that were started together.
+
+    `launcher` is `torchrun`, `openmpi`, `srun`, `environment` (another one that sets the same
+    variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
+    another job.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        launcher: str,
+        rank: SupportsIndex,
+        world_size: SupportsIndex,
+        local_rank: SupportsIndex,
+        local_size: SupportsIndex,
+        rendezvous_host: str | None,
+        rendezvous_port: SupportsIndex | None,
+        single_host: bool,
+        job_id: str,
+    ) -> LaunchInfo: ...
+    @staticmethod
+    def detect(environ: Any) -> LaunchInfo:
+        """
+        Finds out how this process was started, from its environment; raises `JobStartError` where
+        variables are missing, are no numbers or contradict each other, or ranks on several hosts do
+        not know where to meet, and says what to set.
+        """
+    @property
+    def job_id(self, /) -> str: ...
+    @property
+    def launcher(self, /) -> str: ...
+    @property
+    def local_rank(self, /) -> int: ...
+    @property
+    def local_size(self, /) -> int: ...
+    @property
+    def rank(self, /) -> int: ...
+    @property
+    def rendezvous_host(self, /) -> str | None: ...
+    @property
+    def rendezvous_port(self, /) -> int | None: ...
+    @property
+    def single_host(self, /) -> bool: ...
+    @property
+    def world_size(self, /) -> int: ...
 
 @final
 class MeetingPlace:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from shardwright.launch import LaunchInfo
+from shardwright import _core
 
 _MIB = 1 << 20
 #: Descriptors of a rank: its own, for each rank of the job, what process groups and UCX add; measured, with a margin.
@@ -37,7 +36,7 @@ class Means(NamedTuple):
     lacks: str | None = None
 
 
-def means(launch: LaunchInfo, cfg: Any) -> Means:
+def means(launch: _core.LaunchInfo, cfg: Any) -> Means:
     """Look at the limits of this process; the one of descriptors is raised as far as it may be, where that helps."""
     world = launch.world_size
     wanted = 0 if cfg.transport == "tcp" else int(cfg.comm_buffer_bytes)

@@ -37,7 +37,6 @@ from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
-from shardwright.launch import LaunchInfo, detect
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.progress import PATIENCE_SECONDS, Progress
@@ -73,7 +72,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if (running := find_runtime()) is not None:
         _check_same_start(running, load_config(config, keys, os.environ))
         return
-    launch = detect(os.environ)
+    launch = _core.LaunchInfo.detect(os.environ)
     cfg = load_config(config, keys, os.environ)
     if launch.rank == 0:
         for sentence in without_effect(config, keys, os.environ):
@@ -107,7 +106,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     atexit.register(_end)
 
 
-def _take_part(launch: LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
+def _take_part(launch: _core.LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
     server = _core.Server.attach(
         node,
         rank=launch.rank,

@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod ids;
+mod launch;
 mod path;
 mod seed;
 pub mod topology;
@@ -12,6 +13,7 @@ pub use ids::{
     CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StageId, StepEpoch,
     WorkerId,
 };
+pub use launch::{Launch, LaunchError};
 pub use path::CallPath;
 pub use seed::derive_seed;
 pub use topology::{Coordinates, Group, Placement, Topology, TopologyError};

@@ -12,6 +12,7 @@ mod error;
 #[cfg(feature = "faults")]
 mod faults;
 mod interruptible;
+mod launch;
 mod log;
 mod modules;
 mod node;
@@ -50,6 +51,8 @@ mod _core {
     use crate::command::command;
     #[pymodule_export]
     use crate::config::Config;
+    #[pymodule_export]
+    use crate::launch::LaunchInfo;
     #[pymodule_export]
     use crate::log::take_log;
     #[pymodule_export]
