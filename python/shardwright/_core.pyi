@@ -17,6 +17,7 @@ __all__ = [
     "CommOptions",
     "Composite",
     "Config",
+    "Deadlock",
     "Description",
     "Event",
     "ForwardCall",
@@ -44,6 +45,7 @@ __all__ = [
     "command",
     "derive_seed",
     "flatten",
+    "means",
     "owned_tensors",
     "parameters_in_use",
     "partition",
@@ -329,17 +331,19 @@ class CommOptions:
     def __new__(
         cls,
         /,
-        *,
-        transport: str,
-        one_host: bool,
-        encrypt: bool,
-        spin_microseconds: SupportsIndex,
-        ucx_library: str | None,
+        config: Config,
+        environ: Any,
+        local_size: SupportsIndex,
         ucx_packages: SupportsGetItem[int, str],
-        device_to_device: bool,
-        device_buffer_bytes: SupportsIndex,
+        *,
+        one_host: bool,
         cuda_library: str | None = None,
-    ) -> CommOptions: ...
+    ) -> CommOptions:
+        """
+        What the configuration and the environment say, in which `SMP_DISABLE_D2D` and
+        `SMP_D2D_GPU_BUFFER_SIZE_BYTES` are about copies from device to device; raises `ConfigError` where they make no
+        sense. `local_size` ranks are on this host, or all where it is `one_host`.
+        """
     def __repr__(self, /) -> str: ...
 
 @final
@@ -427,6 +431,62 @@ class Config:
     def to_json(self, /) -> str:
         """
         Every key with its effective value, as a JSON object in the documentation's order.
+        """
+
+@final
+class Deadlock:
+    """
+    One rank's part in the proof that ranks wait for one another, and none can ever go on.
+    """
+    def __new__(cls, /, rank: SupportsIndex, others: SupportsGetItem[int, SupportsIndex]) -> Deadlock: ...
+    def begin_anew(self, /, ended: SupportsIndex) -> None:
+        """
+        Forget the suspicion of that number, which has been proven here or on another rank.
+        """
+    def hear(
+        self,
+        /,
+        rank: SupportsIndex,
+        said: tuple[
+            SupportsIndex,
+            SupportsIndex,
+            str,
+            tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex] | None,
+            SupportsGetItem[int, tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex]],
+        ],
+    ) -> None:
+        """
+        Another rank has announced what `look` gave it.
+        """
+    def look(
+        self,
+        /,
+        mark: tuple[str, SupportsIndex] | None,
+        collective: tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex] | None,
+        begun: SupportsGetItem[int, tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex]],
+        looked: SupportsFloat | SupportsIndex,
+        seconds: SupportsFloat | SupportsIndex,
+        now: SupportsFloat | SupportsIndex,
+        describe: Any,
+    ) -> tuple[int, int, str, tuple[list[int], int] | None, list[tuple[list[int], int]]] | None:
+        """
+        Go on with the proof; called again and again. What this rank now announces to all others, in the words of
+        `describe`; None where nothing.
+        """
+    @property
+    def mark(self, /) -> tuple[str, int] | None:
+        """
+        The wait that is suspected here.
+        """
+    @property
+    def proof(self, /) -> str | None:
+        """
+        What all ranks wait for, once it is proven that they do so for ever.
+        """
+    @property
+    def round(self, /) -> int:
+        """
+        The number of the suspicion; that of a proof is the same on all ranks.
         """
 
 @final
@@ -1881,6 +1941,12 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     function from fields) and `fallback(type)`. Raises `UnsupportedValueError`, which names
     the path, for a type that cannot cross ranks; `names` are what the elements of an
     outermost tuple are called there.
+    """
+
+def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tuple[int, bool, str | None]:
+    """
+    What this rank can do with the limits of its process, of which that of descriptors is raised as far as it may be:
+    the size of its persistent buffer, whether UCX, and what is missing for any job.
     """
 
 def owned_tensors(module: Any, stand_ins: frozenset[type], /) -> tuple[list[Any], list[tuple[Any, str]]]:

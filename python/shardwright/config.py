@@ -90,22 +90,11 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     given = _merged(config, keys, environ)
     path = _read_program(given)
     try:
-        found = Config(_core.Config.parse(json.dumps(given)))
+        return Config(_core.Config.parse(json.dumps(given)))
     except ConfigError as error:
         if path is None or "program" not in str(error):
             raise
         raise ConfigError(f"{error} (it was read from the file {path!r})") from None
-    if found.fast_mode and not found.static_mode:
-        raise ConfigError(
-            'the configuration key "fast_mode" is true, but static_mode is false, without which it does nothing; set '
-            '"static_mode": True too, or leave out "fast_mode"'
-        )
-    if found.encrypt and found.transport == "ucx":
-        raise ConfigError(
-            'the configuration key "encrypt" is true, but "transport" is "ucx", which would send between hosts what '
-            'nobody encrypts; allowed with "encrypt": "auto", "tcp" or "shared_memory"'
-        )
-    return found
 
 
 def check_world(

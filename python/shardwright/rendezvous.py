@@ -20,7 +20,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from shardwright import _core, logs, resources
+from shardwright import _core, logs
 from shardwright.errors import JobStartError
 
 LOOPBACK = "127.0.0.1"
@@ -174,11 +174,7 @@ def _connect(
     place: _core.MeetingPlace,
     bind: str,
 ) -> _core.Node:
-    own = resources.means(launch, cfg)
-    if cfg.transport == "ucx" and not own.ucx and own.lacks is None:
-        own = own._replace(
-            lacks="has too few descriptors or too little address space for UCX, which transport asks for"
-        )
+    buffer_bytes, ucx, lacks = _core.means(cfg.core, launch.world_size, launch.local_size)
     return _core.Node.connect(
         rank=launch.rank,
         world=launch.world_size,
@@ -189,10 +185,10 @@ def _connect(
         liveness_timeout=cfg.liveness_timeout_seconds,
         bind_address=bind,
         host_name=socket.gethostname(),
-        buffer_bytes=own.buffer_bytes,
+        buffer_bytes=buffer_bytes,
         options=options,
-        ucx=own.ucx,
-        lacks=own.lacks,
+        ucx=ucx,
+        lacks=lacks,
     )
 
 

@@ -7,8 +7,11 @@ from collections import deque
 from typing import Any
 
 import pytest
-from shardwright.stalls.deadlock import QUIET_SECONDS, Deadlock, Standing
+from shardwright import _core
+from shardwright.stalls.standing import Standing
 
+#: After how long ranks compare their waits.
+QUIET_SECONDS = 1.0
 LOOKS = 400
 GROUP = [0, 1]
 
@@ -20,20 +23,12 @@ class Ranks:
         self.random = random.Random(seed)
         self.number = number
         self.now = 0.0
-        self.queues: dict[tuple[int, int], deque[dict[str, Any]]] = {}
+        self.queues: dict[tuple[int, int], deque[Any]] = {}
         self.standing = [Standing(None) for _ in range(number)]
-        self.proofs = [
-            Deadlock(rank, [r for r in range(number) if r != rank], self.sender(rank), lambda rank=rank: f"rank {rank}")
-            for rank in range(number)
-        ]
+        self.proofs = [_core.Deadlock(rank, [r for r in range(number) if r != rank]) for rank in range(number)]
 
-    def sender(self, rank: int) -> Any:
-        def send(message: dict[str, Any]) -> None:
-            for other in range(self.number):
-                if other != rank:
-                    self.queues.setdefault((rank, other), deque()).append(message)
-
-        return send
+    def hear(self, rank: int, sender: int, said: Any) -> None:
+        self.proofs[rank].hear(sender, said)
 
     def wait(self, rank: int, mark: int, **options: Any) -> None:
         self.standing[rank] = Standing(("wait", mark), **options)
@@ -44,11 +39,14 @@ class Ranks:
         waiting = [pair for pair, queue in self.queues.items() if queue]
         if waiting and self.random.random() < 0.5:
             sender, receiver = pair = self.random.choice(waiting)
-            self.proofs[receiver].hear(sender, self.queues[pair].popleft())
+            self.hear(receiver, sender, self.queues[pair].popleft())
             return
         rank = self.random.randrange(self.number)
         standing = self.standing[rank]._replace(looked=self.now - 0.001, seconds=QUIET_SECONDS)
-        self.proofs[rank].look(standing, self.now)
+        said = self.proofs[rank].look(*standing, self.now, lambda: f"rank {rank}")
+        for other in range(self.number) if said is not None else ():
+            if other != rank:
+                self.queues.setdefault((rank, other), deque()).append(said)
 
     @property
     def proven(self) -> list[bool]:
@@ -101,23 +99,22 @@ def test_nothing_is_proven_while_an_object_is_under_way(number: int, seed: int) 
     for rank in range(1, number):
         ranks.wait(rank, 1)
     holder: int | None = 0
-    hear = [proof.hear for proof in ranks.proofs]
+    hear = ranks.hear
 
-    def receive(rank: int, sender: int, message: dict[str, Any]) -> None:
+    def receive(rank: int, sender: int, said: Any) -> None:
         nonlocal holder
-        if message["says"] == "token":
+        if said == "token":
             marks[rank] += 1
             ranks.standing[rank] = Standing(None)
             holder = rank
         else:
-            hear[rank](sender, message)
+            hear(rank, sender, said)
 
-    for rank, proof in enumerate(ranks.proofs):
-        proof.hear = lambda sender, message, rank=rank: receive(rank, sender, message)  # type: ignore[method-assign]
+    ranks.hear = receive  # type: ignore[method-assign]
     for _ in range(LOOKS * number):
         if holder is not None and ranks.random.random() < 0.1:
             target = ranks.random.choice([rank for rank in range(number) if rank != holder])
-            ranks.queues.setdefault((holder, target), deque()).append({"says": "token"})
+            ranks.queues.setdefault((holder, target), deque()).append("token")
             ranks.wait(holder, marks[holder])
             holder = None
         ranks.happen()

@@ -10,7 +10,7 @@ use crate::topology::Topology;
 /// The effective configuration of a job, checked.
 #[pyclass(frozen, eq, module = "shardwright._core")]
 #[derive(PartialEq)]
-pub(crate) struct Config(shardwright_core::Config);
+pub(crate) struct Config(pub(crate) shardwright_core::Config);
 
 #[pymethods]
 impl Config {

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use shardwright_core::Launch;
 
+use crate::arguments::variable;
 use crate::error::launch_error;
 
 /// This process's place among those that were started together.
@@ -59,12 +60,8 @@ impl LaunchInfo {
     /// not know where to meet, and says what to set.
     #[staticmethod]
     fn detect(environ: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let variable = |name: &str| {
-            let value = environ.call_method1("get", (name,)).ok()?;
-            let text = value.cast::<pyo3::types::PyString>().ok()?;
-            Some(text.to_string_lossy().into_owned())
-        };
-        let found = Launch::detect(&variable).map_err(|error| launch_error(&error))?;
+        let found = Launch::detect(&|name| variable(environ, name))
+            .map_err(|error| launch_error(&error))?;
         let (rendezvous_host, rendezvous_port) = found.rendezvous.unzip();
         Ok(Self {
             launcher: found.launcher.to_owned(),

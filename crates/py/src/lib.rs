@@ -7,6 +7,7 @@ mod calls;
 mod comm;
 mod command;
 mod config;
+mod deadlock;
 mod description;
 mod error;
 #[cfg(feature = "faults")]
@@ -46,7 +47,7 @@ mod _core {
     #[pymodule_export]
     use crate::alone::AloneRecorder;
     #[pymodule_export]
-    use crate::comm::PyCommOptions;
+    use crate::comm::{PyCommOptions, means};
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]
@@ -72,6 +73,8 @@ mod _core {
     use crate::answers::Answer;
     #[pymodule_export]
     use crate::calls::{BackwardCall, BackwardLink, ForwardCall, ForwardLink, Place};
+    #[pymodule_export]
+    use crate::deadlock::Deadlock;
     #[pymodule_export]
     use crate::description::Description;
     #[pymodule_export]

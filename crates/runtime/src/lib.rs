@@ -9,6 +9,7 @@
 mod alone;
 mod bells;
 mod counters;
+mod deadlock;
 mod failure;
 mod machine;
 mod outbox;
@@ -23,6 +24,9 @@ mod tests;
 
 pub use alone::AloneRecorder;
 pub use counters::{Counters, Stats, WorkCounts};
+pub use deadlock::{
+    Announcement, Collective, DeadlockProof, QUIET_SECONDS, WaitMark, WaitStanding,
+};
 pub use failure::{Failure, FailureKind, LocalError, ServerError};
 pub use machine::{
     About, Action, Deferred, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest,

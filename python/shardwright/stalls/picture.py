@@ -10,12 +10,13 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardwright import _core
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
 from shardwright.execution.worker import WorkerPool
 from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
-from shardwright.stalls.deadlock import Deadlock, standing_of
+from shardwright.stalls.standing import standing_of
 from shardwright.values import decode
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Photographer:
         #: When the picture that is being made has to be finished.
         self._deadline: float | None = None
         self._last = -float("inf")
-        self._waits = Deadlock(runtime.place.rank, self._others, self._send_to_all, self.describe)
+        self._waits = _core.Deadlock(runtime.place.rank, self._others)
         self._deadlock: _Deadlocked | None = None
         self._found_deadlock = threading.Event()
 
@@ -111,7 +112,8 @@ class Photographer:
             self._begin()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish()
-        self._waits.look(standing_of(self._runtime), now)
+        if (said := self._waits.look(*standing_of(self._runtime), now, self.describe)) is not None:
+            self._send_to_all({"says": "waits", "said": said})
         if self._waits.proof is not None:
             number, proof = self._waits.round, self._waits.proof
             self._send_to_all({"says": "deadlock", "round": number, "text": proof})
@@ -175,7 +177,7 @@ class Photographer:
 
     def _hear(self, rank: int, message: dict[str, Any]) -> None:
         if message["says"] == "waits":
-            self._waits.hear(rank, message)
+            self._waits.hear(rank, message["said"])
         elif message["says"] == "deadlock":
             self._end_deadlock(message["round"], message["text"])
         elif message["says"] == "wanted":
