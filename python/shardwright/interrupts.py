@@ -83,43 +83,33 @@ def _take_over() -> None:
 class HeldBack:
     """A block in which signals wait for its end; a second one does not wait."""
 
-    __slots__ = ("_is_main",)
+    __slots__ = ("_before", "_is_main")
 
     def __enter__(self) -> None:
         """Hold signals back."""
         self._is_main = threading.get_ident() == _main
         if self._is_main:
-            _State.depth += 1
+            self._before = _State.depth
+            _State.depth = self._before + 1
 
     def __exit__(self, *_: object) -> None:
         """Let through what came, where no other block holds it back."""
         if self._is_main:
-            _State.depth -= 1
-            if not _State.depth:
-                let_pending_through()
-
-
-class InterruptibleStep:
-    """A step: signals are held back, but in its blocks :class:`LetThrough`."""
-
-    __slots__ = ("_before", "_is_main")
-
-    def __enter__(self) -> None:
-        """The step begins."""
-        self._is_main = threading.get_ident() == _main
-        self._before = 0
-        if self._is_main:
-            self._before = _State.depth
-            _State.depth = self._before + 1
-            if _State.noticed is not None:
-                _take_over()
-
-    def __exit__(self, *_: object) -> None:
-        """Let through what came."""
-        if self._is_main:
             _State.depth = self._before
             if not self._before:
                 let_pending_through()
+
+
+class InterruptibleStep(HeldBack):
+    """A step: signals are held back, but in its blocks :class:`LetThrough`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """The step begins."""
+        super().__enter__()
+        if self._is_main and _State.noticed is not None:
+            _take_over()
 
 
 class LetThrough:

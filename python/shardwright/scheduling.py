@@ -143,20 +143,18 @@ class Scheduling:
         if runtime.place.is_root:
             ranks = [self._own]
             for rank in peers:
-                ranks.append([StepTimes(*times) for times in receive_in_step(runtime, rank, _CHANNEL)])
+                ranks.append(receive_in_step(runtime, rank, _CHANNEL))
             decision = decide(
                 runtime.step.number,
                 ranks,
                 microbatches=self.cfg.microbatches,
                 active_microbatches=self.cfg.active_microbatches,
             )
-            told = None if decision is None else decision.to_dict()
             for rank in peers:
-                send_in_step(runtime, rank, _CHANNEL, told)
+                send_in_step(runtime, rank, _CHANNEL, decision)
         else:
-            send_in_step(runtime, root, _CHANNEL, [tuple(vars(times).values()) for times in self._own])
-            told = receive_in_step(runtime, root, _CHANNEL)
-            decision = None if told is None else ScheduleDecision(**told)
+            send_in_step(runtime, root, _CHANNEL, self._own)
+            decision = receive_in_step(runtime, root, _CHANNEL)
         if decision is not None:
             self.decision = decision
             self._on_trial = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,9 +10,6 @@ from torch.utils._pytree import tree_map
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import CommGroup
 from shardwright.job.runtime import find_runtime
-
-Gather = Callable[[Any], list[Any]]
-"""Gives the value of every rank of a group, in the order of ranks; all of them call it."""
 
 
 def gather_over(group: CommGroup, value: Any, operation: str, *, to_first: bool = False) -> list[Any]:

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.job.ranks import TP_GROUP
-from shardwright.model.gather import Gather, gather_over, on_cpu
+from shardwright.job.ranks import PP_GROUP, TP_GROUP
+from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.ownership import Ownership
 from shardwright.model.state_dict import PARTIAL_KEY, IncompatibleKeys, local_state_dict, merged
 from shardwright.tensor_parallel.sharding import Sharding
 
 
 def whole_state_dict(
-    module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool, gather: Gather
+    module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool
 ) -> OrderedDict[str, Any]:
     """The whole model's state dict on the CPU; every rank of MP_GROUP calls this.
 
@@ -27,8 +27,7 @@ def whole_state_dict(
         module: The model.
         ownership: This rank's share of it in the pipeline; None if it is not divided there.
         shardings: How tensors lie over tp ranks, by name.
-        to_first: Whether only tp rank 0 needs it; the others get an empty dict.
-        gather: Collects the parts of all pipeline ranks; a rank to which it gives an empty list gets an empty dict.
+        to_first: Whether only the first rank of MP_GROUP needs it; the others get an empty dict.
 
     Returns:
         As the undivided model's, with its names in its order.
@@ -44,7 +43,7 @@ def whole_state_dict(
     order = dict.fromkeys(name for one in every for name in one["names"])
     for name in dict.fromkeys(name for one in every for name in one["shards"]):
         part[name] = shardings[name].whole([one["shards"].get(name) for one in every])
-    parts = gather(part)
+    parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
     return merged(parts, order) if parts else OrderedDict()
 
 

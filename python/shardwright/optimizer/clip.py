@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import nn
@@ -13,11 +12,9 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.job.ranks import MP_GROUP
 from shardwright.job.runtime import find_runtime
-from shardwright.model.gather import Gather, gather_over
+from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
-
-_GATHER = partial(gather_over, MP_GROUP, operation="clip_grad_norm_")
 
 
 @torch.no_grad()
@@ -27,8 +24,6 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
-    *,
-    gather: Gather = _GATHER,
 ) -> torch.Tensor:
     """Clip gradients by their norm over the whole model; every rank of MP_GROUP calls this, outside the step.
 
@@ -43,7 +38,6 @@ def clip_grad_norm_(
         norm_type: The order of the norm; may be ``inf``. With distributed modules it has to be positive.
         error_if_nonfinite: Raise if the norm is infinite or not a number.
         foreach: Use torch's fused operations; None lets it choose.
-        gather: How ranks exchange their norms.
 
     Returns:
         The norm before clipping.
@@ -55,7 +49,7 @@ def clip_grad_norm_(
     local = _local_parameters(parameters)
     gradients = _gradients(local)
     norms = gradient_norms(_gradients(_counted_here(local, norm_type)), norm_type, foreach)
-    collected: list[torch.Tensor] = gather(norms.cpu())
+    collected: list[torch.Tensor] = gather_over(MP_GROUP, norms.cpu(), "clip_grad_norm_")
     device = gradients[0].device if gradients else torch.device("cpu")
     whole = [part for part in collected if part.numel()]
     if not whole:

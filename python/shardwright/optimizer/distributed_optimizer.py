@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 from shardwright.errors import ConfigError
 from shardwright.job.ranks import PP_GROUP
 from shardwright.job.runtime import find_runtime
-from shardwright.model.gather import Gather, gather_over, on_cpu
+from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
@@ -56,7 +55,6 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     _layout: list[GroupLayout] | None = None
     _pending: dict[str, Any] | None = None
-    _gather: Gather = staticmethod(partial(gather_over, PP_GROUP, operation="an optimizer's state dict"))
 
     def trains(self, model: DistributedModel) -> bool:
         """Whether this optimizer was built from parameters of `model`."""
@@ -164,6 +162,9 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             self._pending = whole
             return
         super().load_state_dict(local)
+
+    def _gather(self, part: dict[str, Any]) -> list[Any]:
+        return gather_over(PP_GROUP, part, "an optimizer's state dict")
 
     def _refuse_sharded(self, what: str) -> None:
         """Refuse what needs the state of all tensor-parallel ranks, which may have other parameters each."""

@@ -48,7 +48,8 @@ class StepTransaction:
         self._has_attributes = attributes
         self._averaged: list[nn.Parameter] = []
         self._over_tensor_group: list[nn.Parameter] = []
-        self._parameters: list[nn.Parameter] = []
+        #: Those whose gradients belong to the step.
+        self.parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
         #: Gradients that are still to be added to earlier ones.
         self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -68,7 +69,7 @@ class StepTransaction:
             parameters, buffers = placement.owned_tensors()
             if placement.replicas.averages_microbatches:
                 self._averaged += parameters
-            self._parameters += parameters
+            self.parameters += parameters
             self._over_tensor_group += placement.replicas.over_rdp(parameters)
             for parameter in _core.parameters_in_use(parameters):
                 gradient = parameter.grad
@@ -90,17 +91,12 @@ class StepTransaction:
         for parameter in hooked:
             self._take_hooks(parameter)
         if self._ordered_by is not None:
-            self._ordered = OrderedGradients(self._parameters, self._ordered_by)
+            self._ordered = OrderedGradients(self.parameters, self._ordered_by)
 
     @property
     def is_plain(self) -> bool:
         """Whether the parameters' gradients are the step's as soon as they are there: none before, and no hooks."""
         return not self._hooks and not self._earlier and self._ordered is None
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients belong to the step."""
-        return self._parameters
 
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
@@ -180,7 +176,7 @@ class StepTransaction:
             self._put_hooks_back(parameter, tensor_hooks, post_hooks)
         for attributes in self._attributes:
             attributes.restore()
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         for parameter, earlier in self._earlier:
             if not is_sentinel(parameter):
