@@ -394,12 +394,25 @@ class Composite:
 @final
 class Config:
     """
-    The effective configuration of a job, checked.
+    The effective configuration of a job, checked: every key is an attribute, its default where it was not given.
     """
+    def __delattr__(self, name: str, /) -> None:
+        """
+        Refused, as a change is.
+        """
     def __eq__(self, value: object, /) -> bool: ...
+    def __getattr__(self, name: str, /) -> Any:
+        """
+        Only reached for what is no key.
+        """
+    def __hash__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __reduce__(self, /) -> tuple[Any, tuple[str]]: ...
     def __repr__(self, /) -> str: ...
+    def __setattr__(self, name: str, value: Any, /) -> None:
+        """
+        Refused: the ranks have agreed on these values.
+        """
     def check_world(self, /, world: SupportsIndex) -> Topology:
         """
         The topology of a job with this many ranks; refuses a number that does not fit.
@@ -427,6 +440,10 @@ class Config:
     def schedule(self, /) -> str:
         """
         The text form of the schedule that the job's steps run with; of `auto`, that of the first steps.
+        """
+    def to_dict(self, /) -> dict[str, Any]:
+        """
+        Every key with its effective value, in the order of the documentation.
         """
     def to_json(self, /) -> str:
         """
@@ -1904,18 +1921,19 @@ class View:
         """
 
 def choose_schedule(
+    ranks: SupportsGetItem[
+        int,
+        SupportsGetItem[
+            int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsFloat | SupportsIndex, SupportsIndex]
+        ],
+    ],
     *,
-    forward_ns: list[int],
-    backward_ns: list[int],
-    visits: list[int],
     microbatches: SupportsIndex,
     active_microbatches: SupportsIndex,
-) -> tuple[str, list[tuple[str, int]]]:
+) -> tuple[str, list[int], float, list[tuple[str, float]]] | None:
     """
-    The fastest schedule with at most `active_microbatches` in flight, from each rank's nanoseconds of forward and
-    backward work for a microbatch, and how many forward requests it serves for one; the root comes first.
-
-    Returns its text, and the simulated nanoseconds of a step under every candidate.
+    The fastest schedule with at most `active_microbatches` in flight, from what every rank of the pipeline did in its
+    first steps, the root's first; None while these are not enough.
     """
 
 def command(

@@ -7,16 +7,17 @@ import os
 from collections.abc import Mapping
 
 from shardwright import _core
-from shardwright.config import Config
 
 
-def comm_options(cfg: Config, environ: Mapping[str, str], local_size: int, *, one_host: bool) -> _core.CommOptions:
+def comm_options(
+    cfg: _core.Config, environ: Mapping[str, str], local_size: int, *, one_host: bool
+) -> _core.CommOptions:
     """What the configuration and the environment say, for the core, with so many ranks on this host, or all of them.
 
     Raises:
         ConfigError: Names a variable of the environment, its value, and what is allowed.
     """
-    return _core.CommOptions(cfg.core, environ, local_size, ucx_packages(), one_host=one_host)
+    return _core.CommOptions(cfg, environ, local_size, ucx_packages(), one_host=one_host)
 
 
 def ucx_packages() -> list[str]:

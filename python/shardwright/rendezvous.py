@@ -174,12 +174,12 @@ def _connect(
     place: _core.MeetingPlace,
     bind: str,
 ) -> _core.Node:
-    buffer_bytes, ucx, lacks = _core.means(cfg.core, launch.world_size, launch.local_size)
+    buffer_bytes, ucx, lacks = _core.means(cfg, launch.world_size, launch.local_size)
     return _core.Node.connect(
         rank=launch.rank,
         world=launch.world_size,
         place=place,
-        fingerprint=_lines(cfg.core.fingerprint()),
+        fingerprint=_lines(cfg.fingerprint()),
         version=_core.__version__,
         connect_timeout=cfg.connect_timeout_seconds,
         liveness_timeout=cfg.liveness_timeout_seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
@@ -12,15 +12,10 @@ from shardwright.job.objects import receive_in_step, send_in_step
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: Training steps that run before the choice; those that divide a model, fail, or run nothing backward do not count.
-TRIAL_STEPS = 3
-#: Of them, the first ones that are not measured: threads start in them, and memory is set aside.
-WARM_UP_STEPS = 1
 _CHANNEL = "schedule"
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """What a rank did in one step.
 
     Attributes:
@@ -72,27 +67,11 @@ def decide(
         microbatches: Microbatches of a step.
         active_microbatches: The most that may be in flight.
     """
-    by_step = [{times.step: times for times in rank} for rank in ranks]
-    shared = sorted(set.intersection(*map(set, by_step)))
-    trained = [number for number in shared if any(rank[number].backward_ns for rank in by_step)]
-    if len(trained) < TRIAL_STEPS:
+    chosen = _core.choose_schedule(ranks, microbatches=microbatches, active_microbatches=active_microbatches)
+    if chosen is None:
         return None
-    measured = trained[WARM_UP_STEPS:]
-    tasks = len(measured) * microbatches
-
-    def mean(name: str) -> list[int]:
-        return [sum(getattr(rank[number], name) for number in measured) // tasks for rank in by_step]
-
-    visits = [round(sum(rank[number].visits for number in measured) / tasks) for rank in by_step]
-    schedule, candidates = _core.choose_schedule(
-        forward_ns=mean("forward_ns"),
-        backward_ns=mean("backward_ns"),
-        visits=visits,
-        microbatches=microbatches,
-        active_microbatches=active_microbatches,
-    )
-    seconds = sum(by_step[0][number].seconds for number in measured) / len(measured)
-    return ScheduleDecision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
+    schedule, measured_steps, measured_seconds, simulated_seconds = chosen
+    return ScheduleDecision(schedule, step, measured_steps, measured_seconds, dict(simulated_seconds))
 
 
 class Scheduling:
@@ -112,7 +91,7 @@ class Scheduling:
         self._on_trial = cfg.pipeline == "auto" and pp_size > 1
         self._own: list[StepTimes] = []
         self._counted = 0
-        self._set(cfg.core.schedule())
+        self._set(cfg.schedule())
 
     def _set(self, text: str) -> None:
         self.text = text
@@ -182,7 +161,7 @@ class Scheduling:
 
 
 def _announcement(runtime: Runtime, decision: ScheduleDecision) -> str:
-    first = runtime.place.cfg.core.schedule()
+    first = runtime.place.cfg.schedule()
     simulated = decision.simulated_seconds
     return (
         f"rank {runtime.place.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from "

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
-from shardwright.config import Config, check_world, load_config, without_effect
+from shardwright.config import check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
@@ -161,7 +161,7 @@ def _install(runtime: Runtime) -> None:
         interrupts.install(runtime[Updates].interrupted)
 
 
-def _check_same_start(running: Runtime, cfg: Config) -> None:
+def _check_same_start(running: Runtime, cfg: _core.Config) -> None:
     """Raise if a second ``smp.init`` asks for something else than what runs."""
     if os.getpid() != running.pid:
         raise ShardwrightError(

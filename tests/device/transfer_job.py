@@ -98,7 +98,7 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         bind_address="127.0.0.1",
         host_name="host",
         buffer_bytes=64 << 20,
-        options=_core.CommOptions(cfg.core, environ, 2, [], one_host=True, **options),
+        options=_core.CommOptions(cfg, environ, 2, [], one_host=True, **options),
     )
 
 

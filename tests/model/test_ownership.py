@@ -247,7 +247,7 @@ def test_a_module_with_several_parents_is_owned_once_and_a_shared_buffer_by_all_
     assert buffer_bytes(first) == buffer_bytes(second) == 8
     assert not is_sentinel(first.module.layers[2].mask)
     assert second.module.layers[2].mask.tolist() == [1, 1]
-    assert first.path(first.module.other[0]) == "layers.0"
+    assert ModelTree.of(first.module).path_of[id(first.module.other[0])] == "layers.0"
 
 
 def test_a_stage_without_parameters_works() -> None:

@@ -39,7 +39,7 @@ mod route;
 #[cfg(test)]
 mod tests;
 
-pub use auto::{Choice, MARGIN, RankTimes, choose_schedule};
+pub use auto::{Choice, MARGIN, RankTimes, StepTimes, Trial, choose_schedule};
 pub use costs::{Costs, Latency, StageCosts};
 pub use error::SimulationError;
 pub use outcome::{Outcome, RankUse, TaskKind, TaskSpan};

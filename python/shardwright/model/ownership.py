@@ -71,14 +71,6 @@ class Ownership(LocalTensors):
             if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
                 module.__dict__[name] = RemoteAttribute(full_name, ranks)
 
-    def path(self, module: nn.Module) -> str:
-        """The path of a module of the model.
-
-        Raises:
-            KeyError: If `module` was not part of the model when it was partitioned.
-        """
-        return self._paths[id(module)]
-
     def owner(self, path: str) -> int:
         """The pp_rank that runs the module with this path, or any other of its names."""
         return self.decision.modules[self._canonical[path]]

@@ -43,18 +43,12 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
 
-_said = False
-
-
-def _say_what_no_trace_finds() -> None:
-    global _said
-    if not _said:
-        _said = True
-        logs.logger.warning(
-            "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
-            "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
-            "module changes, which microbatches would overwrite. Leave it off unless the model has none"
-        )
+#: Said once where a model is divided without a trace.
+_NOT_TRACED = (
+    "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
+    "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
+    "module changes, which microbatches would overwrite. Leave it off unless the model has none"
+)
 
 
 class PostPartitionHooks:
@@ -186,7 +180,7 @@ class Placement:
             if runtime.place.rank == 0:  # while the others take it over
                 announce(decision)
                 if runtime.place.cfg.skip_tracing:
-                    _say_what_no_trace_finds()
+                    logs.warn_once(_NOT_TRACED)
             with in_frame(None):  # the library's own doing, not the step function's
                 self.apply(decision)
 

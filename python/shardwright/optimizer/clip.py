@@ -76,17 +76,15 @@ def gradient_norms(gradients: list[torch.Tensor], norm_type: float = 2.0, foreac
     if not gradients:
         return torch.empty(0)
     values = [_values(gradient) for gradient in gradients]
-    norms: list[torch.Tensor] = [value for value in values]
-    for key, group in _by_kind(values).items():
-        indices = [index for index, value in enumerate(values) if (value.device, value.dtype, value.layout) == key]
+    norms: dict[int, torch.Tensor] = {}
+    for group in _by_kind(values).values():
         found = (
             [torch.linalg.vector_norm(value, norm_type) for value in group]
             if foreach is False
             else torch._foreach_norm(group, norm_type)
         )
-        for index, norm in zip(indices, found, strict=True):
-            norms[index] = norm
-    return torch.stack([norm.to(gradients[0].device) for norm in norms])
+        norms.update(zip(map(id, group), found, strict=True))
+    return torch.stack([norms[id(value)].to(gradients[0].device) for value in values])
 
 
 def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:

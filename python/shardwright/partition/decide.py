@@ -249,17 +249,19 @@ def _decision(
 ) -> Decision:
     ranks: dict[str, int] = {row["name"]: row["pp_rank"] for row in result["modules"]}
     # A module that follows its callers is with them, and its constant buffers with each of them.
-    running: dict[str, set[int]] = {}
+    running: dict[str, tuple[int, ...]] = {}
     for path in sorted(follows):
         callers = _callers(path, trace, follows) if trace is not None else set()
-        running[path] = {ranks[caller] for caller in callers} or {ranks[path]}
+        running[path] = tuple(sorted({ranks[caller] for caller in callers} or {ranks[path]}))
         if len(running[path]) == 1:
-            ranks[path] = next(iter(running[path]))
+            ranks[path] = running[path][0]
     report = {
         key: value for key, value in result.items() if key not in ("modules", "parameter_ranks", "format_version")
     }
     attributes = {
-        join_path(path, name): {rank for writer in writers for rank in running.get(writer, {ranks[writer]})}
+        join_path(path, name): tuple(
+            sorted({rank for writer in writers for rank in running.get(writer, (ranks[writer],))})
+        )
         for (path, name), writers in (trace.attributes if trace is not None else {}).items()
     }
     return Decision.of(
@@ -268,7 +270,9 @@ def _decision(
         num_devices,
         follows=running,
         attributes=attributes,
-        temporaries=(join_path(path, name) for path, name in (trace.temporaries if trace is not None else ())),
+        temporaries=tuple(sorted(join_path(*attribute) for attribute in trace.temporaries))
+        if trace is not None
+        else (),
         joins=joins,
         kept=trace.kept if trace is not None else without_trace(tree),
         one_at_a_time=_interrupted(trace, ranks, follows),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,22 +89,23 @@ class Decision:
         tree: ModelTree,
         ranks: Mapping[str, int],
         num_devices: int,
-        *,
-        follows: Mapping[str, Iterable[int]] | None = None,
-        attributes: Mapping[str, Iterable[int]] | None = None,
-        temporaries: Iterable[str] = (),
-        joins: tuple[JoinReason, ...] = (),
-        kept: tuple[KeptState, ...] = (),
-        one_at_a_time: Iterable[str] = (),
-        report: Mapping[str, Any] | None = None,
+        follows: Mapping[str, tuple[int, ...]] | None = None,
+        **more: Any,
     ) -> Decision:
         """Make the decision that runs each module of `tree` on the rank that `ranks` names for its path.
+
+        Args:
+            tree: The model.
+            ranks: By path, the pp_rank of each module.
+            num_devices: The pipeline degree.
+            follows: See there, as for all further attributes.
+            **more: The other attributes.
 
         Raises:
             PartitionError: If modules that share a parameter are on different ranks, a module has no rank, or a rank
                 does not exist.
         """
-        running = {path: tuple(sorted(found)) for path, found in (follows or {}).items()}
+        follows = follows or {}
         for entry in tree.modules:
             rank = ranks.get(entry.path)
             if rank is None or not 0 <= rank < num_devices:
@@ -125,14 +126,9 @@ class Decision:
             modules={entry.path: ranks[entry.path] for entry in tree.modules},
             classes={entry.path: type(entry.module).__name__ for entry in tree.modules},
             parameters=tuple(_row(entry, ranks, {}) for entry in tree.parameters),
-            buffers=tuple(_row(entry, ranks, running) for entry in tree.buffers),
-            follows=running,
-            attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
-            temporaries=tuple(sorted(temporaries)),
-            joins=joins,
-            kept=kept,
-            one_at_a_time=tuple(one_at_a_time),
-            report=dict(report or {}),
+            buffers=tuple(_row(entry, ranks, follows) for entry in tree.buffers),
+            follows=follows,
+            **more,
         )
 
     def parameter_bytes(self, rank: int) -> int:

@@ -100,23 +100,30 @@ def trace_forward(
     """
     progress = progress or Progress(0)
     tree = ModelTree.of(module)
-    meta = any(entry.tensor.is_meta for entry in tree.parameters)
-    delayed = any(is_delayed(entry.tensor) for entry in tree.parameters)
-    if measure_times and (meta or delayed):
-        why = "is on the meta device" if meta else "has delayed parameters (smp.delay_param_initialization)"
-        raise PartitionError(f"trace_execution_times=True needs a model with values, but this one {why}")
+    absent = _why_without_values(tree)
+    if measure_times and absent is not None:
+        raise PartitionError(f"trace_execution_times=True needs a model with values, but this one {absent}")
     where = device or _own_device(tree)
     run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
-    token = _TRACING.set(True)
-    try:
+    with _tracing(module, where):
         with progress.phase("tracing one forward of the model"):
             recording = run.watched(measure_memory)
             # What modules keep they change in training, which an evaluation before it does not show.
             trained = None if module.training else run.watched_in_training()
         measurement = None
-        if measure_times or (measure_times is None and not (meta or delayed) and together(recording.is_large())):
+        if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
                 measurement = run.timed(where, needed=bool(measure_times), together=together)
+    trace = recording.trace(where, measurement, measure_memory)
+    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
+
+
+@contextlib.contextmanager
+def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
+    """What runs inside is a trace; where it lacks memory, the error says what to do."""
+    token = _TRACING.set(True)
+    try:
+        yield
     except torch.OutOfMemoryError as problem:
         raise PartitionError(
             f"the trace of {type(module).__name__} ran out of memory on {where}: use "
@@ -124,8 +131,14 @@ def trace_forward(
         ) from problem
     finally:
         _TRACING.reset(token)
-    trace = recording.trace(where, measurement, measure_memory)
-    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
+
+
+def _why_without_values(tree: ModelTree) -> str | None:
+    if any(entry.tensor.is_meta for entry in tree.parameters):
+        return "is on the meta device"
+    if any(is_delayed(entry.tensor) for entry in tree.parameters):
+        return "has delayed parameters (smp.delay_param_initialization)"
+    return None
 
 
 def _own_device(tree: ModelTree) -> torch.device:
