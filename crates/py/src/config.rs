@@ -35,12 +35,14 @@ impl Config {
     }
 
     /// Only reached for what is no key.
+    #[expect(clippy::unused_self, reason = "Python calls it on an instance")]
     fn __getattr__(&self, name: &str) -> PyResult<Py<PyAny>> {
         let text = format!("there is no configuration key '{name}'");
         Err(PyAttributeError::new_err(text))
     }
 
     /// Refused: the ranks have agreed on these values.
+    #[expect(clippy::unused_self, reason = "Python calls it on an instance")]
     fn __setattr__(&self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(PyAttributeError::new_err(format!(
             "the configuration cannot change after smp.init; '{name}' was not set to {}",
@@ -49,6 +51,7 @@ impl Config {
     }
 
     /// Refused, as a change is.
+    #[expect(clippy::unused_self, reason = "Python calls it on an instance")]
     fn __delattr__(&self, name: &str) -> PyResult<()> {
         Err(PyAttributeError::new_err(format!(
             "the configuration cannot change after smp.init; '{name}' was not deleted"

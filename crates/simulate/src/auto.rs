@@ -76,7 +76,8 @@ impl Trial {
             return None;
         }
         let measured = &shared[WARM_UP_STEPS..];
-        let tasks = measured.len() as u64 * u64::from(num_microbatches.get());
+        let number = u32::try_from(measured.len()).unwrap_or(u32::MAX);
+        let tasks = u64::from(number) * u64::from(num_microbatches.get());
         let sum = |rank: usize, of: fn(&StepTimes) -> u64| -> u64 {
             measured.iter().map(|times| of(times[rank])).sum()
         };
@@ -89,7 +90,7 @@ impl Trial {
         let seconds: f64 = measured.iter().map(|times| times[0].seconds).sum();
         Some(Self {
             steps: measured.iter().map(|times| times[0].step).collect(),
-            seconds: seconds / measured.len() as f64,
+            seconds: seconds / f64::from(number),
             ranks: ranks.collect(),
         })
     }
