@@ -299,17 +299,11 @@ impl Environment<'_> {
     }
 
     fn launched(&self, ranks: &Ranks, job_id: Option<String>) -> Result<Launch, LaunchError> {
-        let &Ranks {
-            launcher,
-            rank_variable,
-            rank,
-            world_size,
-            local_rank,
-            local_size,
-        } = ranks;
+        let (rank, world_size) = (ranks.rank, ranks.world_size);
+        let (local_rank, local_size) = (ranks.local_rank, ranks.local_size);
         if rank >= world_size {
             return Err(LaunchError::TooLarge {
-                variable: rank_variable,
+                variable: ranks.rank_variable,
                 number: rank,
                 least: 0,
                 most: world_size - 1,
@@ -338,7 +332,7 @@ impl Environment<'_> {
         // After a restart, the store of torchrun's agent still holds what the first attempt wrote.
         let attempt = self.get("TORCHELASTIC_RESTART_COUNT");
         Ok(Launch {
-            launcher,
+            launcher: ranks.launcher,
             rank,
             world_size,
             local_rank,

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.backward_hooks import join_hooks
@@ -27,7 +26,7 @@ from shardwright.partition.recomputed import Recomputed
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
-from shardwright.partition.tree import ModelTree, ModuleEntry
+from shardwright.partition.tree import ModelTree, ModuleEntry, device_of, why_without_values
 from shardwright.partition.unversioned import UnversionedWrites
 from shardwright.progress import Progress
 
@@ -100,10 +99,10 @@ def trace_forward(
     """
     progress = progress or Progress(0)
     tree = ModelTree.of(module)
-    absent = _why_without_values(tree)
+    absent = why_without_values(tree)
     if measure_times and absent is not None:
         raise PartitionError(f"trace_execution_times=True needs a model with values, but this one {absent}")
-    where = device or _own_device(tree)
+    where = device or device_of(tree)
     run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
     with _tracing(module, where):
         with progress.phase("tracing one forward of the model"):
@@ -131,20 +130,6 @@ def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
         ) from problem
     finally:
         _TRACING.reset(token)
-
-
-def _why_without_values(tree: ModelTree) -> str | None:
-    if any(entry.tensor.is_meta for entry in tree.parameters):
-        return "is on the meta device"
-    if any(is_delayed(entry.tensor) for entry in tree.parameters):
-        return "has delayed parameters (smp.delay_param_initialization)"
-    return None
-
-
-def _own_device(tree: ModelTree) -> torch.device:
-    for entry in (*tree.parameters, *tree.buffers):
-        return entry.tensor.device
-    return torch.device("cpu")
 
 
 class _Run:

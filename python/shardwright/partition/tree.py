@@ -164,3 +164,19 @@ class _TensorTable:
             TensorEntry(tensor=tensor, names=tuple(names), holders=tuple(holders))
             for _, tensor, names, holders in self._rows.values()
         )
+
+
+def why_without_values(tree: ModelTree) -> str | None:
+    """Why a model cannot be computed with, in words; None if it can."""
+    if any(entry.tensor.is_meta for entry in tree.parameters):
+        return "is on the meta device"
+    if any(is_delayed(entry.tensor) for entry in tree.parameters):
+        return "has delayed parameters (smp.delay_param_initialization)"
+    return None
+
+
+def device_of(tree: ModelTree) -> torch.device:
+    """Where a model is, by the first of its tensors; the CPU if it has none."""
+    for entry in (*tree.parameters, *tree.buffers):
+        return entry.tensor.device
+    return torch.device("cpu")
