@@ -12,7 +12,7 @@ from torch import nn
 from shardwright import _core
 from shardwright.errors import PartitionError
 from shardwright.partition.decision import Decision, JoinReason
-from shardwright.partition.kept import without_trace
+from shardwright.partition.flows import without_trace
 from shardwright.partition.manual import PlacedByHand, places_by_hand
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
