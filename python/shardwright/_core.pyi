@@ -17,12 +17,14 @@ __all__ = [
     "CommOptions",
     "Composite",
     "Config",
+    "DeadlockDetector",
     "Description",
     "Event",
     "EventKind",
     "ForwardCall",
     "ForwardLink",
     "Getters",
+    "LaunchInfo",
     "Node",
     "Place",
     "Recipe",
@@ -47,6 +49,7 @@ __all__ = [
     "derive_seed",
     "flatten",
     "kept_by_others",
+    "means",
     "memory_ids",
     "owned_tensors",
     "parameters_in_use",
@@ -338,17 +341,19 @@ class CommOptions:
     def __new__(
         cls,
         /,
-        *,
-        transport: str,
-        one_host: bool,
-        encrypt: bool,
-        spin_microseconds: SupportsIndex,
-        ucx_library: str | None,
+        config: Config,
+        environ: Any,
+        local_size: SupportsIndex,
         ucx_packages: SupportsGetItem[int, str],
-        device_to_device: bool,
-        device_buffer_bytes: SupportsIndex,
+        *,
+        one_host: bool,
         cuda_library: str | None = None,
-    ) -> CommOptions: ...
+    ) -> CommOptions:
+        """
+        What the configuration and the environment say, in which `SMP_DISABLE_D2D` and
+        `SMP_D2D_GPU_BUFFER_SIZE_BYTES` are about copies from device to device; raises `ConfigError` where they make no
+        sense. `local_size` ranks are on this host, or all where it is `one_host`.
+        """
     def __repr__(self, /) -> str: ...
 
 @final
@@ -399,12 +404,25 @@ class Composite:
 @final
 class Config:
     """
-    The effective configuration of a job, checked.
+    The effective configuration of a job, checked: every key is an attribute, its default where it was not given.
     """
+    def __delattr__(self, name: str, /) -> None:
+        """
+        Refused, as a change is.
+        """
     def __eq__(self, value: object, /) -> bool: ...
+    def __getattr__(self, name: str, /) -> Any:
+        """
+        Only reached for what is no key.
+        """
+    def __hash__(self, /) -> int: ...
     def __ne__(self, value: object, /) -> bool: ...
     def __reduce__(self, /) -> tuple[Any, tuple[str]]: ...
     def __repr__(self, /) -> str: ...
+    def __setattr__(self, name: str, value: Any, /) -> None:
+        """
+        Refused: the ranks have agreed on these values.
+        """
     def check_world(self, /, world: SupportsIndex) -> Topology:
         """
         The topology of a job with this many ranks; refuses a number that does not fit.
@@ -433,9 +451,69 @@ class Config:
         """
         The text form of the schedule that the job's steps run with; of `auto`, that of the first steps.
         """
+    def to_dict(self, /) -> dict[str, Any]:
+        """
+        Every key with its effective value, in the order of the documentation.
+        """
     def to_json(self, /) -> str:
         """
         Every key with its effective value, as a JSON object in the documentation's order.
+        """
+
+@final
+class DeadlockDetector:
+    """
+    One rank's part in the proof that ranks wait for one another, and none can ever go on.
+    """
+    def __new__(cls, /, rank: SupportsIndex, others: SupportsGetItem[int, SupportsIndex]) -> DeadlockDetector: ...
+    @property
+    def proof(self, /) -> str | None:
+        """
+        What all ranks wait for, once it is proven that they do so for ever.
+        """
+    def receive(
+        self,
+        /,
+        rank: SupportsIndex,
+        announced: tuple[
+            SupportsIndex,
+            SupportsIndex,
+            str,
+            tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex] | None,
+            SupportsGetItem[int, tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex]],
+        ],
+    ) -> None:
+        """
+        Another rank has announced what `update` gave it.
+        """
+    def reset(self, /, ended: SupportsIndex) -> None:
+        """
+        Forget the suspicion of that number, which has been proven here or on another rank.
+        """
+    @property
+    def round(self, /) -> int:
+        """
+        The number of the suspicion; that of a proof is the same on all ranks.
+        """
+    def update(
+        self,
+        /,
+        wait_id: tuple[str, SupportsIndex] | None,
+        collective: tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex] | None,
+        begun: SupportsGetItem[int, tuple[SupportsGetItem[int, SupportsIndex], SupportsIndex]],
+        last_checked: SupportsFloat | SupportsIndex,
+        seconds: SupportsFloat | SupportsIndex,
+        now: SupportsFloat | SupportsIndex,
+        describe: Any,
+    ) -> tuple[int, int, str, tuple[list[int], int] | None, list[tuple[list[int], int]]] | None:
+        """
+        Go on with the proof; called again and again. What this rank now announces to all others, in the words of
+        `describe`; None where nothing.
+        """
+    @property
+    def wait_id(self, /) -> tuple[str, int] | None:
+        """
+        The wait that is suspected here.
         """
 
 @final
@@ -640,6 +718,57 @@ class Getters:
         """
         Of these functions.
         """
+
+@final
+class LaunchInfo:
+    """
+    This process's place among those that were started together.
+
+    `launcher` is `torchrun`, `openmpi`, `srun`, `environment` (another one that sets the same
+    variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
+    another job.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(
+        cls,
+        /,
+        *,
+        launcher: str,
+        rank: SupportsIndex,
+        world_size: SupportsIndex,
+        local_rank: SupportsIndex,
+        local_size: SupportsIndex,
+        rendezvous_host: str | None,
+        rendezvous_port: SupportsIndex | None,
+        single_host: bool,
+        job_id: str,
+    ) -> LaunchInfo: ...
+    @staticmethod
+    def detect(environ: Any) -> LaunchInfo:
+        """
+        Finds out how this process was started, from its environment; raises `JobStartError` where
+        variables are missing, are no numbers or contradict each other, or ranks on several hosts do
+        not know where to meet, and says what to set.
+        """
+    @property
+    def job_id(self, /) -> str: ...
+    @property
+    def launcher(self, /) -> str: ...
+    @property
+    def local_rank(self, /) -> int: ...
+    @property
+    def local_size(self, /) -> int: ...
+    @property
+    def rank(self, /) -> int: ...
+    @property
+    def rendezvous_host(self, /) -> str | None: ...
+    @property
+    def rendezvous_port(self, /) -> int | None: ...
+    @property
+    def single_host(self, /) -> bool: ...
+    @property
+    def world_size(self, /) -> int: ...
 
 @final
 class Node:
@@ -1868,18 +1997,19 @@ class View:
         """
 
 def choose_schedule(
+    ranks: SupportsGetItem[
+        int,
+        SupportsGetItem[
+            int, tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsFloat | SupportsIndex, SupportsIndex]
+        ],
+    ],
     *,
-    forward_ns: list[int],
-    backward_ns: list[int],
-    visits: list[int],
     microbatches: SupportsIndex,
     active_microbatches: SupportsIndex,
-) -> tuple[str, list[tuple[str, int]]]:
+) -> tuple[str, list[int], float, list[tuple[str, float]]] | None:
     """
-    The fastest schedule with at most `active_microbatches` in flight, from each rank's nanoseconds of forward and
-    backward work for a microbatch, and how many forward requests it serves for one; the root comes first.
-
-    Returns its text, and the simulated nanoseconds of a step under every candidate.
+    The fastest schedule with at most `active_microbatches` in flight, from what every rank of the pipeline did in its
+    first steps, the root's first; None while these are not enough.
     """
 
 def command(
@@ -1913,6 +2043,12 @@ def kept_by_others(aliases: list[Any], count_uses: Any, own: SupportsIndex) -> l
 
     `count_uses` is torch's function that tells how many tensors and Python objects have the memory of a `_cdata`;
     `own` is how many references to its Python object there are where only this function has one.
+    """
+
+def means(config: Config, world: SupportsIndex, local_size: SupportsIndex) -> tuple[int, bool, str | None]:
+    """
+    What this rank can do with the limits of its process, of which that of descriptors is raised as far as it may be:
+    the size of its persistent buffer, whether UCX, and what is missing for any job.
     """
 
 def memory_ids(tensors: list[Any]) -> list[int]:

@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from shardwright import _core
 from shardwright.errors import ConfigError
@@ -24,57 +24,8 @@ _MAX_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
-class Config:
-    """The effective configuration, with all keys as attributes.
-
-    Attributes:
-        core: The same for the core.
-    """
-
-    core: _core.Config
-
-    def __init__(self, core: _core.Config) -> None:
-        """Spread the core's configuration out as attributes."""
-        self.__dict__["core"] = core
-        self.__dict__.update(json.loads(core.to_json()))
-
-    def __getattr__(self, name: str) -> Any:
-        """Only reached for what is no key."""
-        raise AttributeError(f"there is no configuration key {name!r}")
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        """Refused: the ranks have agreed on these values."""
-        raise AttributeError(f"the configuration cannot change after smp.init; {name!r} was not set to {value!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        """Refused, as a change is."""
-        raise AttributeError(f"the configuration cannot change after smp.init; {name!r} was not deleted")
-
-    def __eq__(self, other: object) -> bool:
-        """Whether all values are equal."""
-        return isinstance(other, Config) and self.core == other.core
-
-    def __hash__(self) -> int:
-        """Equal configurations have equal hashes."""
-        return hash(self.core.to_json())
-
-    def __repr__(self) -> str:
-        """All keys and values."""
-        values = (f"{name}={value!r}" for name, value in self.to_dict().items())
-        return f"Config({', '.join(values)})"
-
-    def __reduce__(self) -> tuple[type[Config], tuple[_core.Config]]:
-        """Rebuild from the core's configuration, which copies and pickles."""
-        return Config, (self.core,)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all keys with their effective values, in the order of the documentation."""
-        values: dict[str, Any] = json.loads(self.core.to_json())
-        return values
-
-
-def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Create the effective configuration from a script's keys and the environment.
+def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> _core.Config:
+    """The effective configuration from a script's keys and its environment.
 
     Args:
         config: Keys and values, or None.
@@ -90,26 +41,15 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
     given = _merged(config, keys, environ)
     path = _read_program(given)
     try:
-        found = Config(_core.Config.parse(json.dumps(given)))
+        return _core.Config.parse(json.dumps(given))
     except ConfigError as error:
         if path is None or "program" not in str(error):
             raise
         raise ConfigError(f"{error} (it was read from the file {path!r})") from None
-    if found.fast_mode and not found.static_mode:
-        raise ConfigError(
-            'the configuration key "fast_mode" is true, but static_mode is false, without which it does nothing; set '
-            '"static_mode": True too, or leave out "fast_mode"'
-        )
-    if found.encrypt and found.transport == "ucx":
-        raise ConfigError(
-            'the configuration key "encrypt" is true, but "transport" is "ucx", which would send between hosts what '
-            'nobody encrypts; allowed with "encrypt": "auto", "tcp" or "shared_memory"'
-        )
-    return found
 
 
 def check_world(
-    cfg: Config, world: int, config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
+    cfg: _core.Config, world: int, config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
 ) -> None:
     """Raise if the configuration does not fit the world size; further arguments as for `load_config`.
 
@@ -117,7 +57,7 @@ def check_world(
         ConfigError: Says so in the words of the keys that were given.
     """
     try:
-        cfg.core.check_world(world)
+        cfg.check_world(world)
     except ConfigError as error:
         if "partitions" not in _merged(config, keys, environ):
             raise

@@ -100,23 +100,14 @@ class RemoteError(ShardwrightError):
             places.append(f"of module {module!r}")
         if microbatch is not None:
             places.append(f"in microbatch {microbatch}")
-        text = f"{', '.join(places)}: {kind}: {message}"
+        self._text = f"{', '.join(places)}: {kind}: {message}"
         if traceback:
-            text += f"\n\nThe traceback on rank {rank}:\n{traceback.rstrip()}"
-        super().__init__(text)
+            self._text += f"\n\nThe traceback on rank {rank}:\n{traceback.rstrip()}"
+        super().__init__(rank, host, module, microbatch, phase, kind, message, traceback)
 
-    def __reduce__(self) -> tuple[type[RemoteError], tuple[object, ...]]:
-        """Pickle the attributes instead of the message."""
-        return type(self), (
-            self.rank,
-            self.host,
-            self.module,
-            self.microbatch,
-            self.phase,
-            self.kind,
-            self.message,
-            self.traceback,
-        )
+    def __str__(self) -> str:
+        """Where it failed, with what, and the traceback."""
+        return self._text
 
 
 class PeerLostError(RemoteError):

@@ -83,47 +83,37 @@ def _take_over() -> None:
 class DeferSignals:
     """A block in which signals are deferred to its end; a second signal is delivered at once."""
 
-    __slots__ = ("_is_main",)
+    __slots__ = ("_before", "_is_main")
 
     def __enter__(self) -> None:
         """Begin to defer signals."""
         self._is_main = threading.get_ident() == _main
         if self._is_main:
-            _State.depth += 1
+            self._before = _State.depth
+            _State.depth = self._before + 1
 
     def __exit__(self, *_: object) -> None:
         """Deliver deferred signals, unless an outer block defers them too."""
-        if self._is_main:
-            _State.depth -= 1
-            if not _State.depth:
-                deliver_pending()
-
-
-class InterruptibleStep:
-    """A step: signals are deferred, except in :class:`DeliverSignals` blocks."""
-
-    __slots__ = ("_before", "_is_main")
-
-    def __enter__(self) -> None:
-        """The step begins."""
-        self._is_main = threading.get_ident() == _main
-        self._before = 0
-        if self._is_main:
-            self._before = _State.depth
-            _State.depth = self._before + 1
-            if _State.on_signal is not None:
-                _take_over()
-
-    def __exit__(self, *_: object) -> None:
-        """Deliver deferred signals."""
         if self._is_main:
             _State.depth = self._before
             if not self._before:
                 deliver_pending()
 
 
+class InterruptibleStep(DeferSignals):
+    """A step: signals are held back, but in its blocks :class:`DeliverSignals`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """The step begins."""
+        super().__enter__()
+        if self._is_main and _State.on_signal is not None:
+            _take_over()
+
+
 class DeliverSignals:
-    """A block within an :class:`InterruptibleStep` in which signals are delivered immediately."""
+    """A block within a :class:`InterruptibleStep` in which signals are handled as they come."""
 
     __slots__ = ("_depth",)
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from shardwright import _core, logs, resources
+from shardwright import _core, logs
 from shardwright.errors import JobStartError
-from shardwright.launch import LOOPBACK, LaunchInfo
 
+LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "shardwright"
 #: Counts the starts, which are the same on every rank, so that a second job finds nothing of the first.
 _starts = itertools.count()
@@ -31,8 +31,8 @@ _starts = itertools.count()
 _stores: dict[tuple[int, str, int], Store] = {}
 
 
-def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
-    """Connect to the other ranks.
+def join(launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_core.Node, Store | None]:
+    """Meet the other ranks and connect with them.
 
     Args:
         launch: This process's place among them.
@@ -73,7 +73,7 @@ def join(launch: LaunchInfo, cfg: Any, options: _core.CommOptions) -> tuple[_cor
 
 
 def _join_on_this_host(
-    launch: LaunchInfo, cfg: Any, options: _core.CommOptions, given: bytes | None
+    launch: _core.LaunchInfo, cfg: Any, options: _core.CommOptions, given: bytes | None
 ) -> tuple[_core.Node, Store | None]:
     host, port = _meeting_place(launch, cfg)
     name = f"{launch.job_id} {host}:{port} {next(_starts)}"
@@ -132,7 +132,7 @@ def _store_at(server: socket.socket, port: int, timeout: float) -> TCPStore:
         return serve(use_libuv=False)
 
 
-def _meeting_place(launch: LaunchInfo, cfg: Any) -> tuple[str, int]:
+def _meeting_place(launch: _core.LaunchInfo, cfg: Any) -> tuple[str, int]:
     host, port = launch.rendezvous_host, launch.rendezvous_port
     if host is None or port is None:
         raise JobStartError(
@@ -141,7 +141,7 @@ def _meeting_place(launch: LaunchInfo, cfg: Any) -> tuple[str, int]:
     return host, port if cfg.ddp_port is None else cfg.ddp_port
 
 
-def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
+def _open_store(launch: _core.LaunchInfo, cfg: Any) -> Store:
     host, port = _meeting_place(launch, cfg)
     hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and cfg.ddp_port is None
     timeout = timedelta(seconds=cfg.connect_timeout_seconds)
@@ -168,31 +168,27 @@ def _open_store(launch: LaunchInfo, cfg: Any) -> Store:
 
 
 def _connect(
-    launch: LaunchInfo,
+    launch: _core.LaunchInfo,
     cfg: Any,
     options: _core.CommOptions,
     place: _core.Rendezvous,
     bind: str,
 ) -> _core.Node:
-    own = resources.check_resources(launch, cfg)
-    if cfg.transport == "ucx" and not own.ucx and own.lacks is None:
-        own = own._replace(
-            lacks="has too few descriptors or too little address space for UCX, which transport asks for"
-        )
+    buffer_bytes, ucx, lacks = _core.means(cfg, launch.world_size, launch.local_size)
     return _core.Node.connect(
         rank=launch.rank,
         world=launch.world_size,
         place=place,
-        fingerprint=_lines(cfg.core.fingerprint()),
+        fingerprint=_lines(cfg.fingerprint()),
         version=_core.__version__,
         connect_timeout=cfg.connect_timeout_seconds,
         liveness_timeout=cfg.liveness_timeout_seconds,
         bind_address=bind,
         host_name=socket.gethostname(),
-        buffer_bytes=own.buffer_bytes,
+        buffer_bytes=buffer_bytes,
         options=options,
-        ucx=own.ucx,
-        lacks=own.lacks,
+        ucx=ucx,
+        lacks=lacks,
     )
 
 
@@ -206,15 +202,15 @@ def _lines(fingerprint: str) -> str:
     return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(json.loads(fingerprint).items()))
 
 
-def _own_address(launch: LaunchInfo) -> str:
-    """Return the address of the interface that reaches the rendezvous host."""
+def _own_address(launch: _core.LaunchInfo) -> str:
+    """The address of the interface that leads to the rendezvous host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((launch.rendezvous_host, launch.rendezvous_port or 1))
         return str(probe.getsockname()[0])
 
 
-def given_secret(launch: LaunchInfo, cfg: Any) -> bytes | None:
-    """Return the secret from the environment or from a file that only this user can read, or None.
+def given_secret(launch: _core.LaunchInfo, cfg: Any) -> bytes | None:
+    """The job's secret as it was given, in the environment or a file that only this user can read; else None.
 
     Raises:
         JobStartError: The file cannot be used, or a job on several hosts has no secret.

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
-from shardwright.job.exchange import receive_object, send_object
-from shardwright.job.received import decode_from
-from shardwright.job.usage import usage
-from shardwright.values import encode
+from shardwright.job.objects import receive_in_step, send_in_step
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: Training steps that run before the choice; those that divide a model, fail, or run nothing backward do not count.
-TRIAL_STEPS = 3
-#: Of them, the first ones that are not measured: threads start in them, and memory is set aside.
-WARM_UP_STEPS = 1
 _CHANNEL = "schedule"
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Time statistics of a rank in one step.
+class StepTimes(NamedTuple):
+    """What a rank did in one step.
 
     Attributes:
         step: The step.
@@ -75,27 +67,11 @@ def decide(
         microbatches: Microbatches of a step.
         active_microbatches: The most that may be in flight.
     """
-    by_step = [{times.step: times for times in rank} for rank in ranks]
-    shared = sorted(set.intersection(*map(set, by_step)))
-    trained = [number for number in shared if any(rank[number].backward_ns for rank in by_step)]
-    if len(trained) < TRIAL_STEPS:
+    chosen = _core.choose_schedule(ranks, microbatches=microbatches, active_microbatches=active_microbatches)
+    if chosen is None:
         return None
-    measured = trained[WARM_UP_STEPS:]
-    tasks = len(measured) * microbatches
-
-    def mean(name: str) -> list[int]:
-        return [sum(getattr(rank[number], name) for number in measured) // tasks for rank in by_step]
-
-    visits = [round(sum(rank[number].visits for number in measured) / tasks) for rank in by_step]
-    schedule, candidates = _core.choose_schedule(
-        forward_ns=mean("forward_ns"),
-        backward_ns=mean("backward_ns"),
-        visits=visits,
-        microbatches=microbatches,
-        active_microbatches=active_microbatches,
-    )
-    seconds = sum(by_step[0][number].seconds for number in measured) / len(measured)
-    return ScheduleDecision(schedule, step, measured, seconds, {text: ns / 1e9 for text, ns in candidates})
+    schedule, measured_steps, measured_seconds, simulated_seconds = chosen
+    return ScheduleDecision(schedule, step, measured_steps, measured_seconds, dict(simulated_seconds))
 
 
 class Scheduling:
@@ -115,7 +91,7 @@ class Scheduling:
         self._on_trial = cfg.pipeline == "auto" and pp_size > 1
         self._own: list[StepTimes] = []
         self._counted = 0
-        self._set(cfg.core.schedule())
+        self._set(cfg.schedule())
 
     def _set(self, text: str) -> None:
         self.text = text
@@ -138,8 +114,7 @@ class Scheduling:
     def begin_step(self, runtime: Runtime) -> None:
         """Before a step, until a schedule is chosen: send measurements to the root, which sends the choice.
 
-        All of them do so before any runs a task of the step, so that they switch at the same one. What a step that
-        failed has left on the channel is known by its number.
+        All of them do so before any runs a task of the step, so that they switch at the same one.
         """
         if not self._on_trial:
             return
@@ -147,20 +122,18 @@ class Scheduling:
         if runtime.place.is_root:
             ranks = [self._own]
             for rank in peers:
-                ranks.append([StepTimes(*times) for times in _receive(runtime, rank)])
+                ranks.append(receive_in_step(runtime, rank, _CHANNEL))
             decision = decide(
                 runtime.step.number,
                 ranks,
                 microbatches=self.cfg.microbatches,
                 active_microbatches=self.cfg.active_microbatches,
             )
-            sent = None if decision is None else decision.to_dict()
             for rank in peers:
-                _send(runtime, rank, sent)
+                send_in_step(runtime, rank, _CHANNEL, decision)
         else:
-            _send(runtime, root, [tuple(vars(times).values()) for times in self._own])
-            sent = _receive(runtime, root)
-            decision = None if sent is None else ScheduleDecision(**sent)
+            send_in_step(runtime, root, _CHANNEL, self._own)
+            decision = receive_in_step(runtime, root, _CHANNEL)
         if decision is not None:
             self.decision = decision
             self._on_trial = False
@@ -173,7 +146,7 @@ class Scheduling:
         """Record the measurements of a successful step."""
         if not self._on_trial or runtime.step.num_microbatches != self.cfg.microbatches:
             return
-        total, newest = (usage.figures() for usage in usage(runtime))
+        total, newest = (usage.figures() for usage in runtime.usage())
         if total["steps"] == self._counted:  # it divided a model
             return
         self._counted = total["steps"]
@@ -187,20 +160,8 @@ class Scheduling:
         self._own.append(times)
 
 
-def _send(runtime: Runtime, rank: int, said: Any) -> None:
-    send_object(runtime, rank, _CHANNEL, *encode((runtime.step.number, said)))
-
-
-def _receive(runtime: Runtime, rank: int) -> Any:
-    """Receive the measurements of a rank for the step that begins."""
-    while True:
-        step, said = decode_from(runtime, rank, *receive_object(runtime, rank, _CHANNEL))
-        if step == runtime.step.number:
-            return said
-
-
 def _announcement(runtime: Runtime, decision: ScheduleDecision) -> str:
-    first = runtime.place.cfg.core.schedule()
+    first = runtime.place.cfg.schedule()
     simulated = decision.simulated_seconds
     return (
         f"rank {runtime.place.rank}: from step {decision.step} on the schedule is {decision.schedule}: simulated from "

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
-from shardwright.config import Config, check_world, load_config, without_effect
+from shardwright.config import check_world, load_config, without_effect
 from shardwright.data_parallel import Collectives
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
@@ -36,10 +36,8 @@ from shardwright.frames import Leaves
 from shardwright.job.exchange import Gathers, wait_collective
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
-from shardwright.job.usage import usage
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
-from shardwright.launch import LaunchInfo, detect
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.progress import DELAY_SECONDS, Progress
@@ -73,7 +71,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     if (running := find_runtime()) is not None:
         _check_same_start(running, load_config(config, keys, os.environ))
         return
-    launch = detect(os.environ)
+    launch = _core.LaunchInfo.detect(os.environ)
     cfg = load_config(config, keys, os.environ)
     if launch.rank == 0:
         for sentence in without_effect(config, keys, os.environ):
@@ -107,7 +105,7 @@ def init(config: Mapping[str, Any] | None = None, **keys: Any) -> None:
     atexit.register(_end)
 
 
-def _take_part(launch: LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
+def _take_part(launch: _core.LaunchInfo, cfg: Any, topology: Any, node: Any) -> Runtime:
     server = _core.Server.attach(
         node,
         rank=launch.rank,
@@ -162,7 +160,7 @@ def _install(runtime: Runtime) -> None:
         interrupts.install(runtime[Updates].interrupted)
 
 
-def _check_same_start(running: Runtime, cfg: Config) -> None:
+def _check_same_start(running: Runtime, cfg: _core.Config) -> None:
     """Raise if a second ``smp.init`` asks for something else than what runs."""
     if os.getpid() != running.pid:
         raise ShardwrightError(
@@ -243,7 +241,7 @@ def _leave(runtime: Runtime) -> None:
     if runtime.observer is not None:
         runtime.observer.stop()
     if runtime.step.number:
-        total, _ = usage(runtime)
+        total, _ = runtime.usage()
         logs.logger.info("rank %d: %s", runtime.place.rank, total)
     interrupts.uninstall()
     runtime.server.close()

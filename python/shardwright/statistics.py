@@ -9,7 +9,6 @@ from shardwright.execution.state_order import StateOrder
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
 from shardwright.job.runtime import current_runtime
-from shardwright.job.usage import usage
 from shardwright.model.models import Models
 from shardwright.scheduling import Scheduling
 
@@ -33,7 +32,7 @@ def stats() -> dict[str, Any]:
         ShardwrightError: ``smp.init`` has not been called.
     """
     runtime = current_runtime()
-    total, newest = usage(runtime)
+    total, newest = runtime.usage()
     parameters = [p for placement in runtime[Models].placements for p in placement.owned_parameters()]
     buffers = [m._buffers[name] for placement in runtime[Models].placements for m, name in placement.owned_buffers()]
     decision = runtime[Scheduling].decision

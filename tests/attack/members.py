@@ -97,7 +97,7 @@ def over_ucx(ranks: int, wanted: Iterable[str] = OVER_UCX) -> Iterator[Outcome]:
     """Jobs that the example joins as their last rank; one for each of the attacks wanted."""
     keys: dict[str, Any] = {"pipeline_parallel_degree": ranks, "liveness_timeout_seconds": LIVENESS}
     keys |= {"microbatches": 4, "skip_tracing": True}  # as the program has it
-    fingerprint = _lines(load_config(keys, {}, {}).core.fingerprint())
+    fingerprint = _lines(load_config(keys, {}, {}).fingerprint())
     program = build_hostile_member()
     for name in wanted:
         places: list[int] = []

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright import _core
-from shardwright.communication import (
-    DeviceToDevice,
-    comm_options,
-    read_device_to_device,
-    spin_microseconds,
-    ucx_packages,
-)
+from shardwright.communication import comm_options, ucx_packages
 from shardwright.config import load_config
 from shardwright.errors import ConfigError, JobStartError
 from shardwright.values import decode, pack, registry
@@ -28,28 +22,30 @@ ROUTES = ["in_message", "peer_copy", "shared_memory", "host_staged", "tcp"]
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, DeviceToDevice()),
-        ({"SMP_DISABLE_D2D": "", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": " "}, DeviceToDevice()),
-        ({"SMP_DISABLE_D2D": "0"}, DeviceToDevice()),
-        ({"SMP_DISABLE_D2D": "1"}, DeviceToDevice(enabled=False)),
-        ({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": "1"}, DeviceToDevice(buffer_bytes=1)),
-        ({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": "0"}, DeviceToDevice(buffer_bytes=0)),
+        ({}, (True, 256 << 20)),
+        ({"SMP_DISABLE_D2D": "", "SMP_D2D_GPU_BUFFER_SIZE_BYTES": " "}, (True, 256 << 20)),
+        ({"SMP_DISABLE_D2D": "0"}, (True, 256 << 20)),
+        ({"SMP_DISABLE_D2D": "1"}, (False, 256 << 20)),
+        ({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": "1"}, (True, 1)),
+        ({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": "0"}, (True, 0)),
     ],
 )
-def test_device_to_device_is_as_the_environment_says(environ: dict[str, str], expected: DeviceToDevice) -> None:
-    assert read_device_to_device(environ) == expected
+def test_device_to_device_is_as_the_environment_says(environ: dict[str, str], expected: tuple[bool, int]) -> None:
+    enabled, size = expected
+    shown = f"device_to_device: {str(enabled).lower()}, device_buffer_bytes: {size},"
+    assert shown in repr(comm_options(load_config({}, {}, {}), environ, 1, one_host=True))
 
 
 @pytest.mark.parametrize("value", ["2", "yes", "true", "-1"])
 def test_a_switch_that_is_neither_0_nor_1_is_refused_by_name(value: str) -> None:
     with pytest.raises(ConfigError, match=rf"SMP_DISABLE_D2D is '{value}'; allowed: 0 or 1"):
-        read_device_to_device({"SMP_DISABLE_D2D": value})
+        comm_options(load_config({}, {}, {}), {"SMP_DISABLE_D2D": value}, 1, one_host=True)
 
 
 @pytest.mark.parametrize("value", ["-1", "1e6", "64MB", str(1 << 63), "9" * 5000])
 def test_a_buffer_size_that_is_no_size_is_refused_by_name(value: str) -> None:
     with pytest.raises(ConfigError, match=r"SMP_D2D_GPU_BUFFER_SIZE_BYTES is '.*'; allowed: an integer from 0 to"):
-        read_device_to_device({"SMP_D2D_GPU_BUFFER_SIZE_BYTES": value})
+        comm_options(load_config({}, {}, {}), {"SMP_D2D_GPU_BUFFER_SIZE_BYTES": value}, 1, one_host=True)
 
 
 def test_the_core_gets_every_option() -> None:
@@ -63,10 +59,10 @@ def test_the_core_gets_every_option() -> None:
 
 
 def test_ranks_that_share_processors_look_for_messages_less_long() -> None:
-    cfg, processors = load_config({}, {}, {}), len(os.sched_getaffinity(0))
-    assert spin_microseconds(cfg, processors) == 300
-    assert spin_microseconds(cfg, processors + 1) == 50
-    assert spin_microseconds(load_config({"comm_spin_microseconds": 0}, {}, {}), processors + 1) == 0
+    processors = len(os.sched_getaffinity(0))
+    for keys, ranks, shown in (({}, 0, "300µs"), ({}, 1, "50µs"), ({"comm_spin_microseconds": 0}, 1, "0ns")):
+        options = comm_options(load_config(keys, {}, {}), {}, processors + ranks, one_host=True)
+        assert f"spin: {shown}," in repr(options)
 
 
 def test_the_counters_of_a_job_of_one_rank_are_there_and_zero() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from shardwright import _core
+from shardwright.config import load_config
 from shardwright.values import pack, registry, unpack
 
 WAIT = 60.0
@@ -84,16 +85,8 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         print(place.port, flush=True)
     else:
         place = _core.Rendezvous.at("127.0.0.1", port, b"secret")
-    core = {
-        "transport": "shared_memory",
-        "spin_microseconds": 50,
-        "ucx_library": None,
-        "ucx_packages": [],
-        "device_to_device": True,
-        "device_buffer_bytes": 32 << 20,
-        "one_host": True,
-        "encrypt": False,
-    }
+    cfg = load_config({"transport": "shared_memory", "comm_spin_microseconds": 50}, {}, {})
+    environ = {"SMP_D2D_GPU_BUFFER_SIZE_BYTES": str(32 << 20)}
     return _core.Node.connect(
         rank=rank,
         world=2,
@@ -105,7 +98,7 @@ def connect(rank: int, port: int, options: dict[str, Any]) -> Any:
         bind_address="127.0.0.1",
         host_name="host",
         buffer_bytes=64 << 20,
-        options=_core.CommOptions(**{**core, **options}),
+        options=_core.CommOptions(cfg, environ, 2, [], one_host=True, **options),
     )
 
 

@@ -7,8 +7,11 @@ from collections import deque
 from typing import Any
 
 import pytest
-from shardwright.stalls.deadlock import QUIET_SECONDS, DeadlockDetector, WaitState
+from shardwright import _core
+from shardwright.stalls.wait_state import WaitState
 
+#: After how long ranks compare their waits.
+QUIET_SECONDS = 1.0
 LOOKS = 400
 GROUP = [0, 1]
 
@@ -20,37 +23,30 @@ class Ranks:
         self.random = random.Random(seed)
         self.number = number
         self.now = 0.0
-        self.queues: dict[tuple[int, int], deque[dict[str, Any]]] = {}
+        self.queues: dict[tuple[int, int], deque[Any]] = {}
         self.state = [WaitState(None) for _ in range(number)]
-        self.proofs = [
-            DeadlockDetector(
-                rank, [r for r in range(number) if r != rank], self.sender(rank), lambda rank=rank: f"rank {rank}"
-            )
-            for rank in range(number)
-        ]
+        self.proofs = [_core.DeadlockDetector(rank, [r for r in range(number) if r != rank]) for rank in range(number)]
 
-    def sender(self, rank: int) -> Any:
-        def send(message: dict[str, Any]) -> None:
-            for other in range(self.number):
-                if other != rank:
-                    self.queues.setdefault((rank, other), deque()).append(message)
-
-        return send
+    def receive(self, rank: int, sender: int, announcement: Any) -> None:
+        self.proofs[rank].receive(sender, announcement)
 
     def wait(self, rank: int, wait_id: int, **options: Any) -> None:
         self.state[rank] = WaitState(("wait", wait_id), **options)
 
     def happen(self) -> None:
-        """One look or delivery."""
+        """One update or delivery."""
         self.now += 0.01
         waiting = [pair for pair, queue in self.queues.items() if queue]
         if waiting and self.random.random() < 0.5:
             sender, receiver = pair = self.random.choice(waiting)
-            self.proofs[receiver].receive(sender, self.queues[pair].popleft())
+            self.receive(receiver, sender, self.queues[pair].popleft())
             return
         rank = self.random.randrange(self.number)
         state = self.state[rank]._replace(last_checked=self.now - 0.001, seconds=QUIET_SECONDS)
-        self.proofs[rank].update(state, self.now)
+        announcement = self.proofs[rank].update(*state, self.now, lambda: f"rank {rank}")
+        for other in range(self.number) if announcement is not None else ():
+            if other != rank:
+                self.queues.setdefault((rank, other), deque()).append(announcement)
 
     @property
     def proven(self) -> list[bool]:
@@ -103,23 +99,22 @@ def test_nothing_is_proven_while_an_object_is_under_way(number: int, seed: int) 
     for rank in range(1, number):
         ranks.wait(rank, 1)
     holder: int | None = 0
-    receive_announcement = [proof.receive for proof in ranks.proofs]
+    receive_announcement = ranks.receive
 
-    def receive(rank: int, sender: int, message: dict[str, Any]) -> None:
+    def receive(rank: int, sender: int, announcement: Any) -> None:
         nonlocal holder
-        if message["kind"] == "token":
+        if announcement == "token":
             marks[rank] += 1
             ranks.state[rank] = WaitState(None)
             holder = rank
         else:
-            receive_announcement[rank](sender, message)
+            receive_announcement(rank, sender, announcement)
 
-    for rank, proof in enumerate(ranks.proofs):
-        proof.receive = lambda sender, message, rank=rank: receive(rank, sender, message)  # type: ignore[method-assign]
+    ranks.receive = receive  # type: ignore[method-assign]
     for _ in range(LOOKS * number):
         if holder is not None and ranks.random.random() < 0.1:
             target = ranks.random.choice([rank for rank in range(number) if rank != holder])
-            ranks.queues.setdefault((holder, target), deque()).append({"kind": "token"})
+            ranks.queues.setdefault((holder, target), deque()).append("token")
             ranks.wait(holder, marks[holder])
             holder = None
         ranks.happen()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright import _core
+from shardwright._core import LaunchInfo
 from shardwright.config import load_config
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime
-from shardwright.launch import LaunchInfo
 from shardwright.start import add_parts
 
 

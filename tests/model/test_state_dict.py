@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from shardwright.errors import PartitionError
+from shardwright.model import state_dict as state_dicts
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import is_sentinel
 from shardwright.model.state_dict import (
@@ -22,6 +23,8 @@ from shardwright.model.state_dict import (
 from shardwright.partition.decision import Decision
 from shardwright.partition.tree import ModelTree
 from torch import nn
+
+from tests.model.gathering import gathering
 
 
 class Counting(nn.Linear):
@@ -89,16 +92,21 @@ def test_parts_are_marked_and_merge_into_the_whole_in_its_order() -> None:
     assert set(found[0]) - {PARTIAL_KEY} == {"embedding.weight", "head.weight"}
     expected = Model(1).state_dict()
     for s in shares:
-        whole = state_dict(s.module, s, gather=lambda mine: found)
+        with gathering(state_dicts, lambda mine: found):
+            whole = state_dict(s.module, s)
         assert list(whole) == list(expected)
         for key, value in expected.items():
             if isinstance(value, torch.Tensor):
                 assert torch.equal(whole[key], value), key
             else:
                 assert whole[key] == value
-    assert state_dict(shares[0].module, shares[0], gather=lambda mine: []) == {}
-    with pytest.raises(PartitionError, match=r"no rank .* 'body\.0\.weight'"):
-        state_dict(shares[0].module, shares[0], gather=lambda mine: [found[0]])
+    with gathering(state_dicts, lambda mine: []):
+        assert state_dict(shares[0].module, shares[0]) == {}
+    with (
+        gathering(state_dicts, lambda mine: [found[0]]),
+        pytest.raises(PartitionError, match=r"no rank .* 'body\.0\.weight'"),
+    ):
+        state_dict(shares[0].module, shares[0])
 
 
 def test_a_model_that_is_not_divided_has_its_own_state_dict() -> None:
@@ -125,7 +133,8 @@ def test_parts_of_another_partition_are_merged_before_loading() -> None:
     saved = parts(source)
     shares = pair(1, "body")
     for rank, s in enumerate(shares):
-        load_state_dict(s.module, saved[rank], ownership=s, gather=lambda mine: saved)
+        with gathering(state_dicts, lambda mine: saved):
+            load_state_dict(s.module, saved[rank], ownership=s)
     check_holds(shares, _with_count(Model(5), -1))
 
 
@@ -138,9 +147,8 @@ def test_parts_of_the_same_partition_load_without_merging() -> None:
     saved = parts(pair(5, "body"))
     shares = pair(1, "body")
     for rank, s in enumerate(shares):
-        keys = load_state_dict(
-            s.module, saved[rank], same_partition_load=True, ownership=s, gather=lambda mine: pytest.fail("merged")
-        )
+        with gathering(state_dicts, lambda mine: pytest.fail("merged")):
+            keys = load_state_dict(s.module, saved[rank], same_partition_load=True, ownership=s)
         assert keys == ([], [])
     check_holds(shares, Model(5))
     with pytest.raises(RuntimeError, match=r'Missing key.*"body\.0\.weight"'):
@@ -201,7 +209,8 @@ def test_all_values_can_be_brought_to_every_rank() -> None:
     ]
     expected = Model(1)
     for s in shares:
-        make_whole_on_cpu(s.module, gather=lambda mine: held)
+        with gathering(state_dicts, lambda mine: held):
+            make_whole_on_cpu(s.module)
         assert not any(is_sentinel(t) for t in [*s.module.parameters(), *s.module.buffers()])
         assert s.module.head.weight is s.module.embedding.weight
         for (name, found), (_, value) in zip(s.module.named_parameters(), expected.named_parameters(), strict=True):

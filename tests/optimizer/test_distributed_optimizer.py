@@ -9,12 +9,14 @@ import pytest
 import torch
 from shardwright.errors import ConfigError
 from shardwright.model.ownership import Ownership, apply_ownership
-from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
-from shardwright.optimizer.clip import clip, gradient_norms
+from shardwright.optimizer import DistributedOptimizer, clip, clip_grad_norm_
+from shardwright.optimizer.clip import gradient_norms
 from shardwright.optimizer.layout import merged
 from shardwright.partition.decision import Decision
 from shardwright.partition.tree import ModelTree
 from torch import nn
+
+from tests.model.gathering import gathering
 
 
 class Model(nn.Module):
@@ -282,7 +284,8 @@ def test_clipping_over_two_ranks_is_clipping_in_one_process(norm_type: float, fo
     ]
     expected = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 1e-3, norm_type, foreach=foreach)
     for model in pair.models:
-        total = clip(model, 1e-3, norm_type, foreach=foreach, gather=lambda value: parts)
+        with gathering(clip, lambda value: parts):
+            total = clip_grad_norm_(model, 1e-3, norm_type, foreach=foreach)
         torch.testing.assert_close(total, expected)
     for model in pair.models:
         for name, parameter in model.named_parameters():
@@ -304,7 +307,8 @@ def test_clipping_counts_sparse_gradients_and_a_tied_parameter_once() -> None:
 
 def test_a_stage_without_gradients_gets_the_norm_of_the_others() -> None:
     other = gradient_norms([torch.full((4,), 2.0)])
-    assert clip([], 1.0, gather=lambda mine: [mine, other]) == 4.0
+    with gathering(clip, lambda mine: [mine, other]):
+        assert clip_grad_norm_([], 1.0) == 4.0
     assert clip_grad_norm_([nn.Parameter(torch.ones(1))], 1.0) == 0.0
 
 
@@ -312,9 +316,10 @@ def test_a_norm_that_is_not_finite_is_an_error_on_every_rank_if_asked() -> None:
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     bad = torch.tensor([float("nan")])
-    with pytest.raises(RuntimeError, match="non-finite"):
-        clip(parameter, 1.0, error_if_nonfinite=True, gather=lambda mine: [mine, bad])
-    assert clip(parameter, 1.0, gather=lambda mine: [mine, bad]).isnan()
+    with gathering(clip, lambda mine: [mine, bad]):
+        with pytest.raises(RuntimeError, match="non-finite"):
+            clip_grad_norm_(parameter, 1.0, error_if_nonfinite=True)
+        assert clip_grad_norm_(parameter, 1.0).isnan()
 
 
 def test_merging_keeps_the_first_of_equal_parts() -> None:

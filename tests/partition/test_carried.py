@@ -9,8 +9,8 @@ import torch
 from shardwright.config import load_config
 from shardwright.execution.placed import KeptState
 from shardwright.partition.decide import decide
-from shardwright.partition.decision import Decision
 from shardwright.partition.trace import trace_forward
+from shardwright.values import decode, encode
 from torch import nn
 
 
@@ -150,8 +150,8 @@ def test_the_code_around_a_module_that_reads_what_it_keeps_is_a_user() -> None:
     assert state.users == {"": 1, "inner": 1}
 
 
-def test_decisions_keep_their_state_as_text() -> None:
+def test_decisions_keep_their_state_on_their_way() -> None:
     model = CalledTwice()
     decision = decide(model, functools.partial(model, torch.randn(3, 2)), load_config({}, {}, {}), 1)
     assert decision.kept
-    assert Decision.from_json(decision.to_json()) == decision
+    assert decode(*encode(decision)) == decision

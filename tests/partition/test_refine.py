@@ -21,6 +21,7 @@ from shardwright.partition.measure import Executed, Measurement, evened, repeate
 from shardwright.partition.record import Trace
 from shardwright.partition.report import render
 from shardwright.partition.trace import trace_forward
+from shardwright.values import decode, encode
 from torch import nn
 
 
@@ -99,11 +100,12 @@ def test_blocks_take_turns_and_the_heavy_head_is_made_up_for() -> None:
         loads[rank] += block_seconds(path)
     assert max(loads) <= 1.1 * sum(loads) / 2
     assert decision.modules[""] == 0
-    assert Decision.from_json(decision.to_json()) == decision
+    assert decode(*encode(decision)) == decision
 
 
 def test_equal_times_give_equal_decisions() -> None:
-    assert len({refined(Network(), pipeline="zero_bubble").to_json() for _ in range(3)}) == 1
+    first, *others = [refined(Network(), pipeline="zero_bubble") for _ in range(3)]
+    assert others == [first, first]
 
 
 def test_what_was_placed_by_hand_stays() -> None:

@@ -12,6 +12,7 @@ from shardwright.errors import NotOwnedError
 from shardwright.model.ownership import apply_ownership
 from shardwright.partition.decide import decide
 from shardwright.partition.decision import Decision
+from shardwright.values import decode, encode
 from torch import nn
 
 
@@ -64,7 +65,7 @@ class Auxiliary(nn.Module):
     ],
 )
 def test_an_attribute_set_on_another_rank_is_not_read_as_it_was_before(use: Any) -> None:
-    decision = Decision.from_json(decided(Auxiliary(), torch.ones(1, 4)).to_json())
+    decision = decode(*encode(decided(Auxiliary(), torch.ones(1, 4))))
     assert [decision.modules[f"layers.{i}"] for i in range(2)] == [0, 1]
     model = Auxiliary()
     apply_ownership(model, decision, 0)

@@ -307,5 +307,5 @@ def test_a_configuration_with_a_program_reads_back_as_itself(tmp_path: Path) -> 
     assert config.pipeline.startswith("shardwright program 1\n")
     assert load_config(config.to_dict(), {}, {}) == config
     listed = load_config({**KEYS, "microbatches": 1, "pipeline": [(0, "forward"), (0, "backward")]}, {}, {})
-    assert listed.core.schedule() == "list(0F 0B)"
+    assert listed.schedule() == "list(0F 0B)"
     assert load_config(listed.to_dict(), {}, {}) == listed

@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod ids;
+mod launch;
 mod path;
 mod phase;
 mod seed;
@@ -13,6 +14,7 @@ pub use ids::{
     CallId, MicrobatchId, ModelId, ModuleId, PipelineRank, Rank, RequestId, StageId, StepEpoch,
     WorkerId,
 };
+pub use launch::{Launch, LaunchError};
 pub use path::CallPath;
 pub use phase::Phase;
 pub use seed::derive_seed;

@@ -1,5 +1,6 @@
 //! `Config`: the effective configuration of a job.
 
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use shardwright_core::config::{DefaultValue, KEYS};
 use shardwright_schedule::configured;
@@ -7,19 +8,61 @@ use shardwright_schedule::configured;
 use crate::error::config_error;
 use crate::topology::Topology;
 
-/// The effective configuration of a job, checked.
-#[pyclass(frozen, eq, module = "shardwright._core")]
+/// The effective configuration of a job, checked: every key is an attribute, its default where it was not given.
+#[pyclass(frozen, eq, hash, dict, module = "shardwright._core")]
 #[derive(PartialEq)]
-pub(crate) struct Config(shardwright_core::Config);
+pub(crate) struct Config(pub(crate) shardwright_core::Config);
+
+impl std::hash::Hash for Config {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.to_json().hash(state);
+    }
+}
 
 #[pymethods]
 impl Config {
     /// Reads a JSON object of keys and values, and checks all of them.
     #[staticmethod]
-    fn parse(json: &str) -> PyResult<Self> {
+    fn parse(py: Python<'_>, json: &str) -> PyResult<Py<Self>> {
         let config = shardwright_core::Config::parse(json).map_err(|error| config_error(&error))?;
         configured(&config).map_err(|error| config_error(&error))?;
-        Ok(Self(config))
+        let made = Bound::new(py, Self(config))?;
+        // Among its own attributes, so that a key is found as fast as any.
+        let values = made.get().to_dict(py)?;
+        made.getattr("__dict__")?
+            .call_method1("update", (values,))?;
+        Ok(made.unbind())
+    }
+
+    /// Only reached for what is no key.
+    #[expect(clippy::unused_self, reason = "Python calls it on an instance")]
+    fn __getattr__(&self, name: &str) -> PyResult<Py<PyAny>> {
+        let text = format!("there is no configuration key '{name}'");
+        Err(PyAttributeError::new_err(text))
+    }
+
+    /// Refused: the ranks have agreed on these values.
+    #[expect(clippy::unused_self, reason = "Python calls it on an instance")]
+    fn __setattr__(&self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(PyAttributeError::new_err(format!(
+            "the configuration cannot change after smp.init; '{name}' was not set to {}",
+            value.repr()?
+        )))
+    }
+
+    /// Refused, as a change is.
+    #[expect(clippy::unused_self, reason = "Python calls it on an instance")]
+    fn __delattr__(&self, name: &str) -> PyResult<()> {
+        Err(PyAttributeError::new_err(format!(
+            "the configuration cannot change after smp.init; '{name}' was not deleted"
+        )))
+    }
+
+    /// Every key with its effective value, in the order of the documentation.
+    #[pyo3(signature = () -> "dict[str, Any]")]
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("json")?
+            .call_method1("loads", (self.0.to_json(),))
     }
 
     /// The text form of the schedule that the job's steps run with; of `auto`, that of the first steps.
@@ -74,8 +117,13 @@ impl Config {
         KEYS.iter().map(row).collect()
     }
 
-    fn __repr__(&self) -> String {
-        format!("Config.parse({:?})", self.0.to_json())
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let mut shown = Vec::new();
+        for item in self.to_dict(py)?.call_method0("items")?.try_iter()? {
+            let (name, value): (String, Bound<'_, PyAny>) = item?.extract()?;
+            shown.push(format!("{name}={}", value.repr()?));
+        }
+        Ok(format!("Config({})", shown.join(", ")))
     }
 
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, (String,))> {

@@ -2,7 +2,7 @@
 
 use pyo3::PyErr;
 use shardwright_comm::{CommError, Loss, StartError, describe_loss};
-use shardwright_core::{ConfigError, Rank, TopologyError};
+use shardwright_core::{ConfigError, LaunchError, Rank, TopologyError};
 use shardwright_partition::PartitionError;
 use shardwright_runtime::{Failure, FailureKind, ServerError};
 use shardwright_wire::ErrorReport;
@@ -110,6 +110,11 @@ pub(crate) fn server_error(error: &ServerError) -> PyErr {
 
 /// A job that did not start.
 pub(crate) fn start_error(error: &StartError) -> PyErr {
+    exceptions::JobStartError::new_err(error.to_string())
+}
+
+/// A process that does not know its place in a job.
+pub(crate) fn launch_error(error: &LaunchError) -> PyErr {
     exceptions::JobStartError::new_err(error.to_string())
 }
 

@@ -7,12 +7,14 @@ mod calls;
 mod comm;
 mod command;
 mod config;
+mod deadlock;
 mod description;
 mod error;
 mod facts;
 #[cfg(feature = "faults")]
 mod faults;
 mod interruptible;
+mod launch;
 mod log;
 mod modules;
 mod node;
@@ -46,11 +48,13 @@ mod _core {
     #[pymodule_export]
     use crate::alone::AloneRecorder;
     #[pymodule_export]
-    use crate::comm::PyCommOptions;
+    use crate::comm::{PyCommOptions, means};
     #[pymodule_export]
     use crate::command::command;
     #[pymodule_export]
     use crate::config::Config;
+    #[pymodule_export]
+    use crate::launch::LaunchInfo;
     #[pymodule_export]
     use crate::log::take_log;
     #[pymodule_export]
@@ -70,6 +74,8 @@ mod _core {
     use crate::answers::Answer;
     #[pymodule_export]
     use crate::calls::{BackwardCall, BackwardLink, ForwardCall, ForwardLink, Place};
+    #[pymodule_export]
+    use crate::deadlock::DeadlockDetector;
     #[pymodule_export]
     use crate::description::Description;
     #[pymodule_export]

@@ -1,11 +1,10 @@
 //! Schedules as text: what they do, programs of files, and the fastest one for measured tasks.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 use shardwright_schedule::{Program, Schedule};
-use shardwright_simulate::RankTimes;
+use shardwright_simulate::{StepTimes, Trial};
 
 use crate::error::argument_error;
 
@@ -25,39 +24,44 @@ pub(crate) fn splits_backward(schedule: &str) -> PyResult<bool> {
     Ok(schedule.splits_backward())
 }
 
-/// The fastest schedule with at most `active_microbatches` in flight, from each rank's nanoseconds of forward and
-/// backward work for a microbatch, and how many forward requests it serves for one; the root comes first.
-///
-/// Returns its text, and the simulated nanoseconds of a step under every candidate.
+/// Step, nanoseconds of forward and backward work, seconds, and forward requests that were served.
+type Times = (u64, u64, u64, f64, u64);
+/// A schedule, the steps that were measured, their mean seconds, and the simulated seconds of a step under every
+/// candidate.
+type Chosen = (String, Vec<u64>, f64, Vec<(String, f64)>);
+
+/// The fastest schedule with at most `active_microbatches` in flight, from what every rank of the pipeline did in its
+/// first steps, the root's first; None while these are not enough.
 #[pyfunction]
-#[pyo3(signature = (*, forward_ns: "list[int]", backward_ns: "list[int]", visits: "list[int]", microbatches,
-    active_microbatches) -> "tuple[str, list[tuple[str, int]]]")]
+#[pyo3(signature = (ranks, *, microbatches, active_microbatches)
+    -> "tuple[str, list[int], float, list[tuple[str, float]]] | None")]
 pub(crate) fn choose_schedule(
-    forward_ns: Vec<u64>,
-    backward_ns: Vec<u64>,
-    visits: Vec<u32>,
+    ranks: Vec<Vec<Times>>,
     microbatches: NonZeroU32,
     active_microbatches: NonZeroU32,
-) -> PyResult<(String, Vec<(String, u64)>)> {
-    let numbers = [forward_ns.len(), backward_ns.len(), visits.len()];
-    if numbers != [numbers[0]; 3] || numbers[0] == 0 {
-        return Err(argument_error(format!(
-            "forward_ns, backward_ns and visits have {numbers:?} values; allowed is one for each rank"
-        )));
-    }
-    let ranks = forward_ns.into_iter().zip(backward_ns).zip(visits);
-    let ranks: Vec<_> = ranks
-        .map(|((forward, backward), visits)| RankTimes {
-            forward: Duration::from_nanos(forward),
-            backward: Duration::from_nanos(backward),
-            visits,
-        })
-        .collect();
-    let choice = shardwright_simulate::choose_schedule(&ranks, microbatches, active_microbatches)
-        .map_err(argument_error)?;
-    let candidates = choice.candidates.iter().map(|(schedule, makespan)| {
-        let nanoseconds = u64::try_from(makespan.as_nanos()).unwrap_or(u64::MAX);
-        (schedule.to_string(), nanoseconds)
-    });
-    Ok((choice.schedule.to_string(), candidates.collect()))
+) -> PyResult<Option<Chosen>> {
+    let of_step = |(step, forward, backward, seconds, visits)| StepTimes {
+        step,
+        forward,
+        backward,
+        seconds,
+        visits,
+    };
+    let of_rank = |times: Vec<Times>| times.into_iter().map(of_step).collect();
+    let ranks: Vec<Vec<StepTimes>> = ranks.into_iter().map(of_rank).collect();
+    let Some(trial) = Trial::of(&ranks, microbatches) else {
+        return Ok(None);
+    };
+    let choice =
+        shardwright_simulate::choose_schedule(&trial.ranks, microbatches, active_microbatches)
+            .map_err(argument_error)?;
+    let candidates = choice.candidates.iter();
+    let simulated =
+        candidates.map(|(schedule, makespan)| (schedule.to_string(), makespan.as_secs_f64()));
+    Ok(Some((
+        choice.schedule.to_string(),
+        trial.steps,
+        trial.seconds,
+        simulated.collect(),
+    )))
 }

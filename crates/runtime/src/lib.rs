@@ -8,6 +8,7 @@
 
 mod alone;
 mod counters;
+mod deadlock;
 mod failure;
 mod machine;
 mod outbox;
@@ -23,6 +24,7 @@ mod tests;
 
 pub use alone::AloneRecorder;
 pub use counters::{Stats, TaskCounters, WorkCounts};
+pub use deadlock::{Announcement, Collective, DeadlockProof, QUIET_SECONDS, WaitId, WaitState};
 pub use failure::{Failure, FailureKind, LocalError, ServerError};
 pub use machine::{
     About, Deferred, Effect, Expected, Grant, Machine, MachineConfig, MainEvent, NewRequest,

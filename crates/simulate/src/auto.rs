@@ -26,6 +26,76 @@ pub struct RankTimes {
     pub visits: u32,
 }
 
+/// What one rank did in one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTimes {
+    /// The step.
+    pub step: u64,
+    /// Nanoseconds of forward work.
+    pub forward: u64,
+    /// Nanoseconds of backward work.
+    pub backward: u64,
+    /// From the beginning of the step's tasks to their end, and the commit.
+    pub seconds: f64,
+    /// How many forward requests it served.
+    pub visits: u64,
+}
+
+/// Training steps that run before a choice; those that divide a model, fail, or run nothing backward do not count.
+const TRIAL_STEPS: usize = 3;
+/// Of them, the first ones that are not measured: threads start in them, and memory is set aside.
+const WARM_UP_STEPS: usize = 1;
+
+/// What the steps before a choice took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trial {
+    /// The steps that were measured.
+    pub steps: Vec<u64>,
+    /// How long they took on average, on the root.
+    pub seconds: f64,
+    /// The mean of each rank, for a microbatch.
+    pub ranks: Vec<RankTimes>,
+}
+
+impl Trial {
+    /// From what every rank of the pipeline measured, the root's first; `None` while that is not enough. A step counts
+    /// if all ranks have it and one ran backward.
+    pub fn of(ranks: &[Vec<StepTimes>], num_microbatches: NonZeroU32) -> Option<Self> {
+        let root = ranks.first()?;
+        let at = |step| -> Option<Vec<&StepTimes>> {
+            let of_rank = |times: &'_ Vec<StepTimes>| times.iter().position(|one| one.step == step);
+            ranks
+                .iter()
+                .map(|times| of_rank(times).map(|place| &times[place]))
+                .collect()
+        };
+        let mut shared: Vec<_> = root.iter().filter_map(|times| at(times.step)).collect();
+        shared.retain(|times| times.iter().any(|one| one.backward > 0));
+        shared.sort_by_key(|times| times[0].step);
+        if shared.len() < TRIAL_STEPS {
+            return None;
+        }
+        let measured = &shared[WARM_UP_STEPS..];
+        let number = u32::try_from(measured.len()).unwrap_or(u32::MAX);
+        let tasks = u64::from(number) * u64::from(num_microbatches.get());
+        let sum = |rank: usize, of: fn(&StepTimes) -> u64| -> u64 {
+            measured.iter().map(|times| of(times[rank])).sum()
+        };
+        let ranks = (0..ranks.len()).map(|rank| RankTimes {
+            forward: Duration::from_nanos(sum(rank, |times| times.forward) / tasks),
+            backward: Duration::from_nanos(sum(rank, |times| times.backward) / tasks),
+            visits: u32::try_from((sum(rank, |times| times.visits) + tasks / 2) / tasks)
+                .unwrap_or(u32::MAX),
+        });
+        let seconds: f64 = measured.iter().map(|times| times[0].seconds).sum();
+        Some(Self {
+            steps: measured.iter().map(|times| times[0].step).collect(),
+            seconds: seconds / f64::from(number),
+            ranks: ranks.collect(),
+        })
+    }
+}
+
 /// The fastest schedule, and how long the step takes under each one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleChoice {

@@ -39,7 +39,7 @@ mod route;
 #[cfg(test)]
 mod tests;
 
-pub use auto::{MARGIN, RankTimes, ScheduleChoice, choose_schedule};
+pub use auto::{MARGIN, RankTimes, ScheduleChoice, StepTimes, Trial, choose_schedule};
 pub use costs::{Latency, StageCosts, StepCosts};
 pub use error::SimulationError;
 pub use outcome::{RankUse, SimulatedStep, TaskKind, TaskSpan};

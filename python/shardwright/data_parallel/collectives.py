@@ -64,7 +64,8 @@ class Collectives:
         self._issued: list[_Issued] = []
         #: The step in which they were issued.
         self._step: int | None = None
-        self._works: list[Any] = []
+        #: What was issued in a step that has not ended well.
+        self.works: list[Any] = []
         #: How many collectives have begun in this job.
         self.begun = 0
         self._hooks: dict[str, Callable[[torch.Tensor], Any]] = {}
@@ -98,8 +99,8 @@ class Collectives:
         return self._issue(name, tensor)
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective, while checking for failures of other ranks."""
-        number = self.begun - len(self._works) + 1 + next(n for n, other in enumerate(self._works) if other is work)
+        """Wait for a collective, watching for a failure elsewhere."""
+        number = self.begun - len(self.works) + 1 + next(n for n, other in enumerate(self.works) if other is work)
         wait_collective(self._runtime, work, self.ranks, number)
 
     def begin_step(self) -> None:
@@ -111,22 +112,17 @@ class Collectives:
         self._settle(None)
         self._step = self._runtime.step.number
         self._issued.clear()
-        self._works.clear()
+        self.works.clear()
         self._hooks.clear()
 
     def end_step(self) -> None:
-        """Release the works of a successful step."""
-        self._works.clear()
+        """The step succeeded: all that was issued is through, and its memory may go."""
+        self.works.clear()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether collectives may have been issued here that other ranks will never issue."""
         return bool(self._unsettled)
-
-    @property
-    def works(self) -> list[Any]:
-        """The works issued in a step that has not succeeded."""
-        return self._works
 
     def abandon_step(self, waits: bool = True) -> None:
         """Handle a failed step: exchange what was issued, and issue what other ranks have issued and this rank has not.
@@ -169,7 +165,7 @@ class Collectives:
             work = self._hooks[kind](tensor)
         else:
             work = dist.broadcast(tensor, int(kind.removeprefix("broadcast from ")), group=group, async_op=True)
-        self._works.append(work)
+        self.works.append(work)
         self.begun += 1
         return work
 

@@ -10,7 +10,7 @@ import torch
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ShardwrightError
-from shardwright.job.objects import receive_on, send_on
+from shardwright.job.objects import exchange_in_step
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -60,16 +60,5 @@ def exchange(runtime: Runtime, kind: int = _ABSENT, total: float = 0.0) -> list[
 
     By messages and not by a collective, whose place among those that backward has begun would differ from rank to rank.
     """
-    for rank in runtime.place.other_roots():
-        send_on(runtime, rank, _CHANNEL, (runtime.step.number, kind, total))
-    return [
-        (kind, total) if rank == runtime.place.rank else _receive_of_step(runtime, rank)
-        for rank in runtime.place.dp_ranks
-    ]
-
-
-def _receive_of_step(runtime: Runtime, rank: int) -> tuple[int, float]:
-    while True:
-        step, kind, total = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step.number:  # and not of one that failed
-            return kind, total
+    said = exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, (kind, total))
+    return [said.get(rank, (kind, total)) for rank in runtime.place.dp_ranks]

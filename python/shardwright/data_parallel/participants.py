@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import ShardwrightError
-from shardwright.job.objects import receive_on, send_on
+from shardwright.job.objects import exchange_in_step
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,12 +58,8 @@ def participants(runtime: Runtime, placements: Sequence[Part], num_models: int) 
     """
     if runtime[ReplicaCollectives].dp is None or num_models < 2:
         return list(placements)
-    others = [rank for rank in runtime.place.dp_ranks if rank != runtime.place.rank]
-    common = {placement.model_id for placement in placements}
-    for rank in others:
-        send_on(runtime, rank, _CHANNEL, (runtime.step.number, sorted(common)))
-    for rank in others:
-        common.intersection_update(_receive_of_step(runtime, rank))
+    own = sorted(placement.model_id for placement in placements)
+    common = set(own).intersection(*exchange_in_step(runtime, runtime.place.other_roots(), _CHANNEL, own).values())
     return [placement for placement in placements if placement.model_id in common]
 
 
@@ -79,10 +75,3 @@ def check_left_out(runtime: Runtime, placements: Sequence[ModelPart], taking_par
                 f"model {placement.model_id} was trained on rank {runtime.place.rank}, but not all data-parallel ranks "
                 f"{runtime.place.dp_ranks} have it any more; every rank must keep a model as long as the others do"
             )
-
-
-def _receive_of_step(runtime: Runtime, rank: int) -> list[int]:
-    while True:
-        step, models = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step.number:  # and not of one that failed
-            return list(models)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from shardwright.errors import ShardwrightError
@@ -22,6 +23,27 @@ def send_on(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
 def receive_on(runtime: Runtime, rank: int, channel: str, deadline: float | None = None) -> Any:
     """Receive a value sent by :func:`send_on`; raises ``TimeoutError`` after ``deadline`` (monotonic time)."""
     return decode_from(runtime, rank, *receive_object(runtime, rank, channel, deadline))
+
+
+def send_in_step(runtime: Runtime, rank: int, channel: str, value: Any) -> None:
+    """Send to a global rank what belongs to the step that runs; see :func:`receive_in_step`."""
+    send_on(runtime, rank, channel, (runtime.step.number, value))
+
+
+def receive_in_step(runtime: Runtime, rank: int, channel: str) -> Any:
+    """Wait for what a global rank sent by :func:`send_in_step` in the same step, and not in one that failed."""
+    while True:
+        step, value = receive_on(runtime, rank, channel)
+        if step == runtime.step.number:
+            return value
+
+
+def exchange_in_step(runtime: Runtime, ranks: Iterable[int], channel: str, value: Any) -> dict[int, Any]:
+    """Tell other ranks something of the step that runs, and wait for what each of them tells; by rank."""
+    ranks = list(ranks)
+    for rank in ranks:
+        send_in_step(runtime, rank, channel, value)
+    return {rank: receive_in_step(runtime, rank, channel) for rank in ranks}
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from shardwright import _core
-from shardwright.launch import LaunchInfo
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Place:
 
     cfg: Any
     topology: _core.Topology
-    launch: LaunchInfo
+    launch: _core.LaunchInfo
 
     @cached_property
     def rank(self) -> int:

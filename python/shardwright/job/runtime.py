@@ -85,6 +85,10 @@ class Runtime:
             text = self.server.describe()
         return "; ".join([text, *(wait.describe() for wait in list(self.waits))])
 
+    def usage(self) -> tuple[_core.Usage, _core.Usage]:
+        """Where this rank's time went: in all steps, and in the newest one."""
+        return self[_core.AloneRecorder].usage() if self.place.pp_size == 1 else self.server.usage()
+
     def begin_step_alone(self, name: str) -> None:
         """Begin a step of a pipeline with one rank."""
         if self.place.launch.world_size > 1:

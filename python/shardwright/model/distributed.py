@@ -14,7 +14,7 @@ from shardwright.errors import ConfigError, NotOwnedError, ShardwrightError
 from shardwright.execution.call import refuse_transforms
 from shardwright.execution.task import running_task
 from shardwright.huggingface import prepare
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.alike import check_same_model
 from shardwright.model.backward import backward
 from shardwright.model.divided import DividedTensors
@@ -26,7 +26,7 @@ from shardwright.model.saving import Saving
 from shardwright.model.whole import HINTS, MERGES
 from shardwright.model.wrapping import refuse_around, refuse_compiling, refuse_wrapped
 from shardwright.nn.entries import built_in
-from shardwright.tensor_parallel.replacement import replace
+from shardwright.tensor_parallel.replacement import Result, replace
 from shardwright.tensor_parallel.report import announce
 
 
@@ -83,26 +83,11 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
                 have frozen different parameters; then all of them raise it.
         """
         super().__init__()
-        if trace_device not in ("gpu", "cpu"):
-            raise ConfigError(f"trace_device is {trace_device!r}; allowed: 'gpu' and 'cpu'")
-        if trace_execution_times and trace_device == "cpu" and torch.cuda.is_available():
-            raise ConfigError("trace_execution_times must be False with trace_device='cpu'")
-        if backward_passes_per_step < 1:
-            raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
-        if isinstance(module, DistributedModel):
-            raise ConfigError("the module is a DistributedModel already")
-        refuse_wrapped(module)
+        _check(module, trace_device, trace_execution_times, backward_passes_per_step)
         runtime = current_runtime()
-        check_same_model(module, runtime)
-        divided = replace(module, runtime, built_in)
-        if any(each.substitute for each in divided.replacements):
-            prepare(divided.module, announce=runtime.place.rank == 0)
-        if runtime.place.rank == 0:
-            announce(divided, len(runtime.place.tp_ranks))
+        divided = _divided(module, runtime)
         self.module = module = divided.module
         self.model_id = runtime[Models].add(self)
-        if runtime.place.device.type == "cuda":
-            runtime.node.use_device(runtime.place.device.index)
         self._replacements = divided.replacements
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._options = {
@@ -311,3 +296,28 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     def local_modules(self) -> Iterator[nn.Module]:
         """The modules this rank runs, each once, in the model's order."""
         return (module for _, module in self.local_named_modules())
+
+
+def _check(module: nn.Module, trace_device: str, trace_execution_times: bool, backward_passes_per_step: int) -> None:
+    if trace_device not in ("gpu", "cpu"):
+        raise ConfigError(f"trace_device is {trace_device!r}; allowed are 'gpu' and 'cpu'")
+    if trace_execution_times and trace_device == "cpu" and torch.cuda.is_available():
+        raise ConfigError("trace_execution_times must be False with trace_device='cpu'")
+    if backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
+    if isinstance(module, DistributedModel):
+        raise ConfigError("the module is a DistributedModel already")
+    refuse_wrapped(module)
+
+
+def _divided(module: nn.Module, runtime: Runtime) -> Result:
+    """The module with distributed ones in the place of those that were marked for tensor parallelism."""
+    check_same_model(module, runtime)
+    if runtime.place.device.type == "cuda":
+        runtime.node.use_device(runtime.place.device.index)
+    divided = replace(module, runtime, built_in)
+    if any(each.substitute for each in divided.replacements):
+        prepare(divided.module, announce=runtime.place.rank == 0)
+    if runtime.place.rank == 0:
+        announce(divided, len(runtime.place.tp_ranks))
+    return divided

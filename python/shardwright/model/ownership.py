@@ -14,7 +14,7 @@ from shardwright.model.local import LocalTensors
 from shardwright.model.remote_attribute import RemoteAttribute
 from shardwright.model.sentinel import Sentinel, release
 from shardwright.partition.decision import Decision
-from shardwright.partition.tree import ModelTree, join_path, tensor_bytes
+from shardwright.partition.tree import ModelTree, join_path
 
 _Slots = tuple[tuple[dict[str, torch.Tensor | None], str, Sentinel, str], ...]
 
@@ -39,29 +39,27 @@ class Ownership(LocalTensors):
         self._replace_attributes(tree)
 
     def _replace(self, tree: ModelTree) -> None:
-        parameters: dict[int, Sentinel] = {}
-        buffers: dict[int, Sentinel] = {}
-        for entry in tree.modules:
-            for name, index in entry.parameters.items():
-                owner = self.decision.parameter_owner(tree.parameters[index].name)
-                if owner == self.pp_rank:
-                    continue
-                if index not in parameters:
-                    held = tree.parameters[index]
-                    parameters[index] = Sentinel(held.tensor, name=held.name, owner=owner, is_parameter=True)
-                entry.module._parameters[name] = parameters[index]  # type: ignore[assignment]
-                self._sentinels[join_path(entry.path, name)] = parameters[index]
-            for name, index in entry.buffers.items():
-                ranks = self.decision.buffer_ranks(tree.buffers[index].name)
-                if self.pp_rank in ranks:
-                    continue
-                if index not in buffers:
-                    held = tree.buffers[index]
-                    buffers[index] = Sentinel(held.tensor, name=held.name, owner=ranks[0], is_parameter=False)
-                entry.module._buffers[name] = buffers[index]
-                self._sentinels[join_path(entry.path, name)] = buffers[index]
-        for index, sentinel in parameters.items():
-            release(tree.parameters[index].tensor, sentinel)
+        decision = self.decision
+        for kind, entries, rows in (
+            ("parameter", tree.parameters, decision.parameters),
+            ("buffer", tree.buffers, decision.buffers),
+        ):
+            ranks = {row.name: row.ranks for row in rows}
+            absent = {
+                index: Sentinel(
+                    held.tensor, name=held.name, owner=ranks[held.name][0], is_parameter=kind == "parameter"
+                )
+                for index, held in enumerate(entries)
+                if self.pp_rank not in ranks[held.name]
+            }
+            for entry in tree.modules:
+                indices = entry.parameters if kind == "parameter" else entry.buffers
+                for name, index in indices.items():
+                    if index in absent:
+                        getattr(entry.module, f"_{kind}s")[name] = absent[index]
+                        self._sentinels[join_path(entry.path, name)] = absent[index]
+            for index, sentinel in absent.items() if kind == "parameter" else ():
+                release(entries[index].tensor, sentinel)
 
     def _replace_attributes(self, tree: ModelTree) -> None:
         for full_name, ranks in self.decision.attributes.items():
@@ -72,14 +70,6 @@ class Ownership(LocalTensors):
             # A property keeps its value elsewhere.
             if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
                 module.__dict__[name] = RemoteAttribute(full_name, ranks)
-
-    def path(self, module: nn.Module) -> str:
-        """The path of a module of the model.
-
-        Raises:
-            KeyError: If `module` was not part of the model when it was partitioned.
-        """
-        return self._paths[id(module)]
 
     def owner(self, path: str) -> int:
         """The pp_rank that runs the module with this path, or any other of its names."""
@@ -142,22 +132,6 @@ class Ownership(LocalTensors):
             for path, module in self.module.named_modules()
             if self.decision.modules.get(path) == self.pp_rank
         )
-
-    def local_modules(self) -> Iterator[nn.Module]:
-        """The modules this rank runs, each once, in the model's order."""
-        return (module for _, module in self.local_named_modules())
-
-    def parameter_bytes(self) -> int:
-        """Bytes of the parameters held here; equals ``decision.parameter_bytes(pp_rank)``."""
-        return sum(tensor_bytes(parameter) for parameter in self.local_parameters())
-
-    def buffer_bytes(self) -> int:
-        """Bytes of the buffers held here; equals ``decision.buffer_bytes(pp_rank)``."""
-        return sum(tensor_bytes(buffer) for buffer in self.local_buffers())
-
-    def gradient_bytes(self) -> int:
-        """Bytes of the gradients held here at the moment."""
-        return sum(tensor_bytes(p.grad) for p in self.local_parameters() if p.grad is not None)
 
 
 def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int, rank: int | None = None) -> Ownership:

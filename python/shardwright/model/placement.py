@@ -43,18 +43,12 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
 
-_warned = False
-
-
-def _warn_of_untraced() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logs.logger.warning(
-            "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
-            "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
-            "module changes, which microbatches would overwrite. Leave it off unless the model has none"
-        )
+#: UpdateStatus once where a model is divided without a trace.
+_NOT_TRACED = (
+    "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
+    "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
+    "module changes, which microbatches would overwrite. Leave it off unless the model has none"
+)
 
 
 class PostPartitionHooks:
@@ -104,7 +98,7 @@ class Placement:
         self.replicas = Replicas(self, model._options)
         self._synchronises = self._spans_state = False
         #: A root's decision until all peers have taken it over, and the step in which it was sent last.
-        self._undelivered: tuple[str, int] | None = None
+        self._undelivered: tuple[Decision, int] | None = None
         #: What modules keep that run here; None before the model is placed over ranks.
         self.kept: StatefulModules | None = None
         if runtime.place.pp_size > 1:
@@ -175,23 +169,20 @@ class Placement:
                     together,
                     runtime.progress,
                 )
+        channel = f"partition of model {self.model_id}"
         if runtime.place.rank == 0:
-            text = decision.to_json()
             for root in runtime.place.other_roots():
-                send_on(runtime, root, self._channel(), text)
+                send_on(runtime, root, channel, decision)
         else:
-            text = receive_on(runtime, 0, self._channel())
+            decision = receive_on(runtime, 0, channel)
         with runtime.progress.phase("delivering the partition"):
-            self._send_to_peers(text)
+            self._send_to_peers(decision)
             if runtime.place.rank == 0:  # while the others take it over
                 announce(decision)
                 if runtime.place.cfg.skip_tracing:
-                    _warn_of_untraced()
+                    logs.warn_once(_NOT_TRACED)
             with in_frame(None):  # the library's own doing, not the step function's
-                self.apply(text)
-
-    def _channel(self) -> str:
-        return f"partition of model {self.model_id}"
+                self.apply(decision)
 
     def resend_decision(self) -> None:
         """Send the decision once more if the step in which it was sent failed before all peers had taken it over."""
@@ -202,13 +193,13 @@ class Placement:
         """All peers have answered."""
         self._undelivered = None
 
-    def _send_to_peers(self, text: str) -> None:
+    def _send_to_peers(self, decision: Decision) -> None:
         """Send the decision on the way that requests will take too, so that it arrives before them."""
         task = running_task()
         assert task is not None, "a model is divided inside a step"
-        self._undelivered = text, self.runtime.step.number
+        self._undelivered = decision, self.runtime.step.number
         for rank in self.runtime.place.pp_ranks[1:]:
-            self.runtime[Models].pending_controls.append(self._send_control(task, rank, "partition", text))
+            self.runtime[Models].pending_controls.append(self._send_control(task, rank, "partition", decision))
 
     def _send_control(self, task: RunningTask, rank: int, control: str, value: Any) -> int:
         place = _core.Place(model=self.model_id, microbatch=task.microbatch)
@@ -230,11 +221,10 @@ class Placement:
             self._placed = True
             raise
 
-    def apply(self, text: str) -> None:
+    def apply(self, decision: Decision) -> None:
         """Give up what other ranks own, intercept calls to it, and make data-parallel ranks equal."""
         runtime = self.runtime
         self._list_modules()
-        decision = Decision.from_json(text)
         sync_batch_norm.refuse_other_groups(self.module, runtime.place.dp_ranks, runtime.place.device)
         self._synchronises = sync_batch_norm.synchronises(self.module, runtime.place.dp_ranks)
         prepare(self.module, announce=False)  # rank 0 has said so before the trace

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.model.gather import over_pipeline, to_first_rank
 from shardwright.model.sharded_state import load_whole_state_dict, whole_state_dict
 from shardwright.model.state_dict import (
     PARTIAL_KEY,
@@ -83,15 +81,12 @@ class Saving(nn.Module):
         return destination
 
     def _gathered(self, gather_to_rank0: bool, keep_vars: bool) -> dict[str, Any]:
-        gather = partial(to_first_rank if gather_to_rank0 else over_pipeline, operation="state_dict")
         if self._is_sharded:
             shardings = self.placement.sharded.by_name()
-            return whole_state_dict(
-                self.module, self.placement.ownership, shardings, to_first=gather_to_rank0, gather=gather
-            )
+            return whole_state_dict(self.module, self.placement.ownership, shardings, to_first=gather_to_rank0)
         if self.placement.ownership is None:
             return self.module.state_dict(keep_vars=keep_vars)
-        return state_dict(self.module, self.placement.ownership, gather=gather)
+        return state_dict(self.module, self.placement.ownership, to_first=gather_to_rank0)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False

@@ -106,16 +106,7 @@ class Sentinel(torch.Tensor):
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, owner: int, is_parameter: bool) -> Sentinel:
         """Make a stand-in with the metadata of `like`; its values are not kept."""
-        strided = like.layout is torch.strided
-        result = torch.Tensor._make_wrapper_subclass(
-            cls,
-            like.shape,
-            strides=like.stride() if strided else None,
-            dtype=like.dtype,
-            layout=torch.strided,
-            device=like.device,
-            requires_grad=like.requires_grad,
-        )
+        result = _with_metadata_of(like, {}, requires_grad=like.requires_grad)
         result.sentinel_name = name
         result.sentinel_owner = owner
         result.sentinel_kind = "parameter" if is_parameter else "buffer"
@@ -165,16 +156,7 @@ class Sentinel(torch.Tensor):
         kwargs = kwargs or {}
         if func in _CONVERSION_OPERATIONS:
             source: Sentinel = args[0]
-            like = torch.empty(0, dtype=kwargs.get("dtype") or source.dtype, device="meta")
-            result = torch.Tensor._make_wrapper_subclass(
-                Sentinel,
-                source.shape,
-                strides=source.stride(),
-                dtype=like.dtype,
-                layout=torch.strided,
-                device=kwargs.get("device") or source.device,
-                requires_grad=False,
-            )
+            result = _with_metadata_of(source, kwargs, requires_grad=False)
             for field in ("sentinel_name", "sentinel_owner", "sentinel_kind"):
                 setattr(result, field, getattr(source, field))
             return result
@@ -199,6 +181,19 @@ class Sentinel(torch.Tensor):
     def __reduce_ex__(self, proto: SupportsIndex) -> NoReturn:
         """Refuse: there is nothing to save."""
         raise NotOwnedError(_message(self, "pickling"))
+
+
+def _with_metadata_of(like: torch.Tensor, changed: dict[str, Any], *, requires_grad: bool) -> Sentinel:
+    """A sentinel without a name, like a tensor but for the dtype and device that a conversion changes."""
+    return torch.Tensor._make_wrapper_subclass(
+        Sentinel,
+        like.shape,
+        strides=like.stride() if like.layout is torch.strided else None,
+        dtype=changed.get("dtype") or like.dtype,
+        layout=torch.strided,
+        device=changed.get("device") or like.device,
+        requires_grad=requires_grad,
+    )
 
 
 class ReleasedParameter(nn.Parameter):

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.model.gather import Gather, on_cpu, over_tensor_ranks, to_first_tensor_rank
+from shardwright.job.ranks import PP_GROUP, TP_GROUP
+from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.ownership import Ownership
 from shardwright.model.state_dict import PARTIAL_KEY, IncompatibleKeys, local_state_dict, merged
 from shardwright.tensor_parallel.sharding import Sharding
 
 
 def whole_state_dict(
-    module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool, gather: Gather
+    module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool
 ) -> OrderedDict[str, Any]:
     """The whole model's state dict on the CPU; every rank of MP_GROUP calls this.
 
@@ -26,8 +27,7 @@ def whole_state_dict(
         module: The model.
         ownership: This rank's share of it in the pipeline; None if it is not divided there.
         shardings: How tensors lie over tp ranks, by name.
-        to_first: Whether only tp rank 0 needs it; the others get an empty dict.
-        gather: Collects the parts of all pipeline ranks; a rank to which it gives an empty list gets an empty dict.
+        to_first: Whether only the first rank of MP_GROUP needs it; the others get an empty dict.
 
     Returns:
         As the undivided model's, with its names in its order.
@@ -35,15 +35,15 @@ def whole_state_dict(
     part = on_cpu(local_state_dict(module, ownership))
     part.pop(PARTIAL_KEY)
     divided = {name for name, sharding in shardings.items() if sharding.is_divided}
-    own = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
-    every = (to_first_tensor_rank if to_first else over_tensor_ranks)(own, "state_dict")
+    told = {"names": list(module.state_dict()), "shards": {name: part[name] for name in part if name in divided}}
+    every = gather_over(TP_GROUP, told, "state_dict", to_first=to_first)
     if not every:
         return OrderedDict()
     # What is on one tp rank alone, such as a bias, is missing from the names of others.
     order = dict.fromkeys(name for one in every for name in one["names"])
     for name in dict.fromkeys(name for one in every for name in one["shards"]):
         part[name] = shardings[name].whole([one["shards"].get(name) for one in every])
-    parts = gather(part)
+    parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
     return merged(parts, order) if parts else OrderedDict()
 
 
@@ -91,7 +91,8 @@ def load_whole_state_dict(
                 given[name] = sharding.shard(whole, rank, degree)
     if missing and strict:
         problems.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
-    found = list(dict.fromkeys(problem for of in over_tensor_ranks(problems, "load_state_dict") for problem in of))
+    every = gather_over(TP_GROUP, problems, "load_state_dict")
+    found = list(dict.fromkeys(problem for of_rank in every for problem in of_rank))
     if found:
         raise RuntimeError(f"Error(s) in loading state_dict for {type(module).__name__}:\n\t" + "\n\t".join(found))
     loaded = load(given)

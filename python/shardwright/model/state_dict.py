@@ -6,14 +6,14 @@ import contextlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from shardwright.errors import PartitionError
-from shardwright.model.gather import Gather, on_cpu, over_pipeline
+from shardwright.job.ranks import PP_GROUP
+from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.ownership import Ownership
 from shardwright.model.sentinel import Sentinel, is_sentinel
 
@@ -21,10 +21,6 @@ PARTIAL_KEY = "_smp_is_partial"
 """The key that marks a state dict as one rank's part; False marks a whole one that needs no translation."""
 
 _EXTRA_STATE = "_extra_state"
-#: By default parts are gathered over the pipeline; what for is said in errors.
-_TO_SAVE, _TO_LOAD, _TO_BE_WHOLE = (
-    partial(over_pipeline, operation=name) for name in ("state_dict", "load_state_dict", "DistributedModel.cpu")
-)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -81,10 +77,7 @@ def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> Ord
 
 
 def state_dict(
-    module: nn.Module,
-    ownership: Ownership | None = None,
-    *,
-    gather: Gather = _TO_SAVE,
+    module: nn.Module, ownership: Ownership | None = None, *, to_first: bool = False
 ) -> OrderedDict[str, Any]:
     """The whole model's state dict on the CPU, in the order of the undivided model's.
 
@@ -93,9 +86,10 @@ def state_dict(
     Args:
         module: The model.
         ownership: This rank's share of it; None if the model is not divided.
-        gather: Collects every rank's part; a rank to which it gives an empty list gets an empty dict.
+        to_first: Whether only the pipeline's first rank needs it; the others get an empty dict.
     """
-    parts = gather(on_cpu(local_state_dict(module, ownership)))
+    part = on_cpu(local_state_dict(module, ownership))
+    parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
     return merged(parts, module.state_dict()) if parts else OrderedDict()
 
 
@@ -106,7 +100,6 @@ def load_state_dict(
     same_partition_load: bool = False,
     *,
     ownership: Ownership | None = None,
-    gather: Gather = _TO_LOAD,
 ) -> IncompatibleKeys:
     """Load a state dict into this rank's share of a model, which may be divided or not yet.
 
@@ -119,7 +112,6 @@ def load_state_dict(
         strict: Whether missing and unexpected keys are errors.
         same_partition_load: `state` is this very rank's part under this very partition, so nothing is merged.
         ownership: This rank's share of the model; None if it is not divided.
-        gather: Collects every rank's part.
 
     Returns:
         Missing and unexpected keys of the whole model.
@@ -133,7 +125,7 @@ def load_state_dict(
         for name, value in _absent_elsewhere(module, ownership):
             given.setdefault(name, value)
     elif partial:
-        given = merged(gather(on_cpu(given)))
+        given = merged(gather_over(PP_GROUP, on_cpu(given), "load_state_dict"))
     with _placeholders(module), warnings.catch_warnings():
         # Torch warns that copying to a placeholder does nothing, which is the point of it.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
@@ -174,12 +166,11 @@ def _placeholders(module: nn.Module) -> Iterator[None]:
             holder[name] = sentinel
 
 
-def make_whole_on_cpu(module: nn.Module, *, gather: Gather = _TO_BE_WHOLE) -> None:
+def make_whole_on_cpu(module: nn.Module) -> None:
     """Give this rank the values of all parameters and buffers, in host memory; every rank of the pipeline calls this.
 
     Args:
         module: The model; its sentinels are replaced, tied ones by one tensor.
-        gather: Collects every rank's values.
     """
     mine: dict[str, dict[str, torch.Tensor]] = {
         "parameters": dict(module.named_parameters()),
@@ -189,7 +180,7 @@ def make_whole_on_cpu(module: nn.Module, *, gather: Gather = _TO_BE_WHOLE) -> No
         kind: {name: tensor for name, tensor in tensors.items() if not is_sentinel(tensor)}
         for kind, tensors in mine.items()
     }
-    parts = gather(on_cpu(held))
+    parts = gather_over(PP_GROUP, on_cpu(held), "DistributedModel.cpu")
     values = {
         name: value
         for part in reversed(parts)

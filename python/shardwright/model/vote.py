@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.job.objects import receive_on, send_on
+from shardwright.job.objects import exchange_in_step
 from shardwright.model.updates import Updates, UpdateStatus
 
 if TYPE_CHECKING:
@@ -28,14 +28,5 @@ def vote(runtime: Runtime) -> None:
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
     own = runtime[Updates].status()
     runtime.step.voted = True
-    for rank in others:
-        send_on(runtime, rank, _CHANNEL, (runtime.step.number, *own))
-    statuses = {rank: _receive_status(runtime, rank) for rank in others}
-    runtime[Updates].compare({runtime.place.rank: own, **statuses})
-
-
-def _receive_status(runtime: Runtime, rank: int) -> UpdateStatus:
-    while True:
-        step, *status = receive_on(runtime, rank, _CHANNEL)
-        if step == runtime.step.number:  # and not of one that failed
-            return UpdateStatus(*status)
+    said = exchange_in_step(runtime, others, _CHANNEL, tuple(own))
+    runtime[Updates].compare({runtime.place.rank: own, **{rank: UpdateStatus(*each) for rank, each in said.items()}})

@@ -5,18 +5,19 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
+from shardwright.job.ranks import MP_GROUP
 from shardwright.job.runtime import find_runtime
-from shardwright.model.gather import Gather, over_model
+from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 
 
+@torch.no_grad()
 def clip_grad_norm_(
     parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -45,25 +46,10 @@ def clip_grad_norm_(
         RuntimeError: On every rank, if the norm is not finite and ``error_if_nonfinite`` is set.
         ConfigError: On every rank, if ``norm_type`` is not positive and modules are divided over tensor-parallel ranks.
     """
-    gather = partial(over_model, operation="clip_grad_norm_")
-    return clip(parameters, max_norm, norm_type, error_if_nonfinite, foreach, gather=gather)
-
-
-@torch.no_grad()
-def clip(
-    parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor],
-    max_norm: float,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-    *,
-    gather: Gather,
-) -> torch.Tensor:
-    """Clip gradients as :func:`clip_grad_norm_` does; ``gather`` collects the norms of all ranks."""
     local = _local_parameters(parameters)
     gradients = _gradients(local)
     norms = gradient_norms(_gradients(_counted_here(local, norm_type)), norm_type, foreach)
-    collected: list[torch.Tensor] = gather(norms.cpu())
+    collected: list[torch.Tensor] = gather_over(MP_GROUP, norms.cpu(), "clip_grad_norm_")
     device = gradients[0].device if gradients else torch.device("cpu")
     whole = [part for part in collected if part.numel()]
     if not whole:
@@ -90,17 +76,15 @@ def gradient_norms(gradients: list[torch.Tensor], norm_type: float = 2.0, foreac
     if not gradients:
         return torch.empty(0)
     values = [_values(gradient) for gradient in gradients]
-    norms: list[torch.Tensor] = [value for value in values]
-    for key, group in _by_kind(values).items():
-        indices = [index for index, value in enumerate(values) if (value.device, value.dtype, value.layout) == key]
+    norms: dict[int, torch.Tensor] = {}
+    for group in _by_kind(values).values():
         found = (
             [torch.linalg.vector_norm(value, norm_type) for value in group]
             if foreach is False
             else torch._foreach_norm(group, norm_type)
         )
-        for index, norm in zip(indices, found, strict=True):
-            norms[index] = norm
-    return torch.stack([norm.to(gradients[0].device) for norm in norms])
+        norms.update(zip(map(id, group), found, strict=True))
+    return torch.stack([norms[id(value)].to(gradients[0].device) for value in values])
 
 
 def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -111,7 +95,7 @@ def _local_parameters(parameters: nn.Module | torch.Tensor | Iterable[torch.Tens
     is_generator = isinstance(parameters, types.GeneratorType)
     found = list(parameters)
     if is_generator and not found:
-        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=5)
+        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
     distinct = {id(parameter): parameter for parameter in found if not is_sentinel(parameter)}
     return list(distinct.values())
 

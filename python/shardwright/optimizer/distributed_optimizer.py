@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
 from shardwright.errors import ConfigError
+from shardwright.job.ranks import PP_GROUP
 from shardwright.job.runtime import find_runtime
-from shardwright.model.gather import Gather, on_cpu, over_pipeline
+from shardwright.model.gather import gather_over, on_cpu
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
 from shardwright.model.updates import Updates
@@ -20,7 +20,6 @@ from shardwright.optimizer.layout import PARTIAL_KEY, GroupLayout, merged, to_gl
 if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
-_Inner = TypeVar("_Inner", bound=Optimizer)
 _CLASSES: dict[type[Optimizer], type[DistributedOptimizer]] = {}
 
 
@@ -56,7 +55,6 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
 
     _layout: list[GroupLayout] | None = None
     _pending: dict[str, Any] | None = None
-    _gather: Gather = staticmethod(partial(over_pipeline, operation="an optimizer's state dict"))
 
     def trains(self, model: DistributedModel) -> bool:
         """Whether this optimizer trains parameters of ``model``."""
@@ -173,6 +171,9 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
             return
         super().load_state_dict(local)
 
+    def _gather(self, part: dict[str, Any]) -> list[Any]:
+        return gather_over(PP_GROUP, part, "an optimizer's state dict")
+
     def _refuse_sharded(self, what: str) -> None:
         """Raise if the optimizer trains divided modules: tensor-parallel ranks may have different parameters."""
         runtime = find_runtime()
@@ -190,16 +191,6 @@ class DistributedOptimizer(Optimizer, metaclass=_Wrapping):
         return runtime is not None and runtime.place.pp_size > 1
 
 
-@overload
-def _wrap(optimizer: _Inner) -> _Inner: ...
-@overload
-def _wrap(
-    optimizer: _Inner,
-    static_loss_scale: float | None,
-    dynamic_loss_scale: bool = ...,
-    dynamic_loss_args: Mapping[str, Any] | None = ...,
-    **keys: Any,
-) -> _Inner: ...
 def _wrap(
     optimizer: Optimizer,
     static_loss_scale: float | None = 1.0,

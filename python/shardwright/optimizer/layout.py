@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,9 +32,13 @@ class GroupLayout:
         names = group.get("param_names")
         return GroupLayout(tuple(group["params"]), None if names is None else tuple(names))
 
+    def local(self) -> list[int]:
+        """The places of this rank's parameters."""
+        return [index for index, parameter in enumerate(self.parameters) if not is_sentinel(parameter)]
+
     def keep_local(self, group: dict[str, Any]) -> None:
-        """Remove parameters of other ranks from ``group``; the lists remain the same objects."""
-        local = [index for index, parameter in enumerate(self.parameters) if not is_sentinel(parameter)]
+        """Leave only this rank's parameters in `group`; the lists stay the same objects."""
+        local = self.local()
         group["params"][:] = [self.parameters[index] for index in local]
         if self.names is not None:
             group["param_names"][:] = [self.names[index] for index in local]
@@ -49,15 +54,19 @@ def to_global(local: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[s
     """Convert a local optimizer's state dict to the numbering of the whole model."""
     numbers = local_numbers(layout)
     state = {numbers[key] if isinstance(key, int) else key: value for key, value in local["state"].items()}
-    groups = []
-    next_number = 0
-    for group, whole in zip(local["param_groups"], layout, strict=True):
-        packed = {**group, "params": list(range(next_number, next_number + len(whole.parameters)))}
+    groups = _numbered(local["param_groups"], [len(whole.parameters) for whole in layout])
+    for group, whole in zip(groups, layout, strict=True):
         if whole.names is not None:
-            packed["param_names"] = list(whole.names)
-        groups.append(packed)
-        next_number += len(whole.parameters)
+            group["param_names"] = list(whole.names)
     return {**local, "state": state, "param_groups": groups}
+
+
+def _numbered(groups: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """The groups with parameters of so many each, numbered through."""
+    numbers = itertools.count()
+    return [
+        {**group, "params": list(itertools.islice(numbers, size))} for group, size in zip(groups, sizes, strict=True)
+    ]
 
 
 def to_local(whole: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[str, Any]:
@@ -80,15 +89,10 @@ def to_local(whole: Mapping[str, Any], layout: Sequence[GroupLayout]) -> dict[st
     state = {
         numbers.get(key, key): value for key, value in whole["state"].items() if key in numbers or key not in known
     }
-    local_groups = []
-    next_number = 0
-    for group, own in zip(groups, layout, strict=True):
-        local = [index for index, parameter in enumerate(own.parameters) if not is_sentinel(parameter)]
-        packed = {**group, "params": list(range(next_number, next_number + len(local)))}
+    local_groups = _numbered(groups, [len(own.local()) for own in layout])
+    for group, own in zip(local_groups, layout, strict=True):
         if "param_names" in group:
-            packed["param_names"] = [group["param_names"][index] for index in local]
-        local_groups.append(packed)
-        next_number += len(local)
+            group["param_names"] = [group["param_names"][index] for index in own.local()]
     return {**whole, "state": state, "param_groups": local_groups}
 
 

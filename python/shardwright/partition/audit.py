@@ -22,8 +22,7 @@ from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.flows import CrossingFlow, scope_of
-from shardwright.partition.kept import merged
+from shardwright.partition.flows import CrossingFlow, merged, scope_of
 from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from shardwright import _core
 from shardwright.errors import PartitionError
 from shardwright.partition.decision import Decision, JoinReason
-from shardwright.partition.kept import without_trace
+from shardwright.partition.flows import without_trace
 from shardwright.partition.manual import ManualPlacement, manual_placements
 from shardwright.partition.measure import as_request
 from shardwright.partition.record import Trace
@@ -24,46 +24,10 @@ from shardwright.progress import Progress
 _REQUEST_VERSION = 2
 
 
-class PartitionSettings(Protocol):
-    """The configuration keys that the partition depends on."""
-
-    @property
-    def auto_partition(self) -> bool:
-        """Whether modules are placed by cost."""
-
-    @property
-    def default_partition(self) -> int:
-        """Where modules without a place go when `auto_partition` is off."""
-
-    @property
-    def memory_weight(self) -> float:
-        """The weight of memory against computation, from 0 to 1."""
-
-    @property
-    def skip_tracing(self) -> bool:
-        """Whether to decide without a trace."""
-
-    @property
-    def refine_partition(self) -> bool:
-        """Whether to measure a traced forward, and to move modules where the simulated step gets faster."""
-
-    @property
-    def pipeline(self) -> str:
-        """The schedule."""
-
-    @property
-    def active_microbatches(self) -> int:
-        """Microbatches in flight at once."""
-
-    @property
-    def microbatches(self) -> int:
-        """Microbatches of a step."""
-
-
 def decide(
     module: nn.Module,
     call: Callable[[], Any],
-    cfg: PartitionSettings,
+    cfg: Any,
     num_devices: int,
     options: Mapping[str, Any] | None = None,
     together: Callable[[bool], bool] = bool,
@@ -108,7 +72,7 @@ def decide(
         return divide(module, trace, cfg, num_devices)
 
 
-def divide(module: nn.Module, trace: Trace | None, cfg: PartitionSettings, num_devices: int) -> Decision:
+def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -> Decision:
     """Divide a model that was traced, or was not.
 
     Args:
@@ -174,7 +138,7 @@ def partition_request(
     trace: Trace | None,
     joins: Iterable[JoinReason],
     placed: Iterable[ManualPlacement],
-    cfg: PartitionSettings,
+    cfg: Any,
     num_devices: int,
 ) -> dict[str, Any]:
     """What the core's partitioner is asked, as plain data: modules and parameters by number."""
@@ -218,7 +182,7 @@ def partition_request(
     }
 
 
-def _measured(trace: Trace | None, cfg: PartitionSettings, number: Mapping[str, int]) -> dict[str, Any]:
+def _measured(trace: Trace | None, cfg: Any, number: Mapping[str, int]) -> dict[str, Any]:
     """What a refinement goes by, if there is one."""
     if trace is None or trace.measurement is None or not cfg.refine_partition:
         return {}
@@ -285,17 +249,19 @@ def _decision(
 ) -> Decision:
     ranks: dict[str, int] = {row["name"]: row["pp_rank"] for row in result["modules"]}
     # A module that follows its callers is with them, and its constant buffers with each of them.
-    running: dict[str, set[int]] = {}
+    running: dict[str, tuple[int, ...]] = {}
     for path in sorted(follows):
         callers = _callers(path, trace, follows) if trace is not None else set()
-        running[path] = {ranks[caller] for caller in callers} or {ranks[path]}
+        running[path] = tuple(sorted({ranks[caller] for caller in callers} or {ranks[path]}))
         if len(running[path]) == 1:
-            ranks[path] = next(iter(running[path]))
+            ranks[path] = running[path][0]
     report = {
         key: value for key, value in result.items() if key not in ("modules", "parameter_ranks", "format_version")
     }
     attributes = {
-        join_path(path, name): {rank for writer in writers for rank in running.get(writer, {ranks[writer]})}
+        join_path(path, name): tuple(
+            sorted({rank for writer in writers for rank in running.get(writer, (ranks[writer],))})
+        )
         for (path, name), writers in (trace.attributes if trace is not None else {}).items()
     }
     return Decision.of(
@@ -304,7 +270,9 @@ def _decision(
         num_devices,
         follows=running,
         attributes=attributes,
-        temporaries=(join_path(path, name) for path, name in (trace.temporaries if trace is not None else ())),
+        temporaries=tuple(sorted(join_path(*attribute) for attribute in trace.temporaries))
+        if trace is not None
+        else (),
         joins=joins,
         kept=trace.kept if trace is not None else without_trace(tree),
         one_at_a_time=_interrupted(trace, ranks, follows),

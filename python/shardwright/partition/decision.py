@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -14,8 +12,6 @@ from shardwright.errors import PartitionError
 from shardwright.execution.placed import KeptState
 from shardwright.partition.tree import ModelTree, TensorEntry, tensor_bytes
 from shardwright.tensor_parallel.module import named_shardings
-
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,22 +89,23 @@ class Decision:
         tree: ModelTree,
         ranks: Mapping[str, int],
         num_devices: int,
-        *,
-        follows: Mapping[str, Iterable[int]] | None = None,
-        attributes: Mapping[str, Iterable[int]] | None = None,
-        temporaries: Iterable[str] = (),
-        joins: tuple[JoinReason, ...] = (),
-        kept: tuple[KeptState, ...] = (),
-        one_at_a_time: Iterable[str] = (),
-        report: Mapping[str, Any] | None = None,
+        follows: Mapping[str, tuple[int, ...]] | None = None,
+        **more: Any,
     ) -> Decision:
         """Make the decision that runs each module of `tree` on the rank that `ranks` names for its path.
+
+        Args:
+            tree: The model.
+            ranks: By path, the pp_rank of each module.
+            num_devices: The pipeline degree.
+            follows: See there, as for all further attributes.
+            **more: The other attributes.
 
         Raises:
             PartitionError: If modules that share a parameter are on different ranks, a module has no rank, or a rank
                 does not exist.
         """
-        running = {path: tuple(sorted(found)) for path, found in (follows or {}).items()}
+        follows = follows or {}
         for entry in tree.modules:
             rank = ranks.get(entry.path)
             if rank is None or not 0 <= rank < num_devices:
@@ -129,31 +126,10 @@ class Decision:
             modules={entry.path: ranks[entry.path] for entry in tree.modules},
             classes={entry.path: type(entry.module).__name__ for entry in tree.modules},
             parameters=tuple(_row(entry, ranks, {}) for entry in tree.parameters),
-            buffers=tuple(_row(entry, ranks, running) for entry in tree.buffers),
-            follows=running,
-            attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
-            temporaries=tuple(sorted(temporaries)),
-            joins=joins,
-            kept=kept,
-            one_at_a_time=tuple(one_at_a_time),
-            report=dict(report or {}),
+            buffers=tuple(_row(entry, ranks, follows) for entry in tree.buffers),
+            follows=follows,
+            **more,
         )
-
-    @cached_property
-    def _parameter_rows(self) -> Mapping[str, TensorRow]:
-        return {name: row for row in self.parameters for name in row.names}
-
-    @cached_property
-    def _buffer_rows(self) -> Mapping[str, TensorRow]:
-        return {name: row for row in self.buffers for name in row.names}
-
-    def parameter_owner(self, name: str) -> int:
-        """The pp_rank that owns the parameter with this full name (any of its names)."""
-        return self._parameter_rows[name].ranks[0]
-
-    def buffer_ranks(self, name: str) -> tuple[int, ...]:
-        """The pp_ranks that hold the buffer with this full name."""
-        return self._buffer_rows[name].ranks
 
     def parameter_bytes(self, rank: int) -> int:
         """Bytes of the parameters that `rank` owns."""
@@ -163,53 +139,11 @@ class Decision:
         """Bytes of the buffers that `rank` holds."""
         return sum(row.nbytes for row in self.buffers if rank in row.ranks)
 
-    def modules_on(self, rank: int) -> Iterator[str]:
-        """Paths of the modules that run on `rank`."""
-        return (path for path, owner in self.modules.items() if owner == rank)
-
     def is_divided(self, path: str) -> bool:
         """Whether a module has parts on several ranks."""
         prefix = f"{path}." if path else ""
         inside = (name for name in self.modules if name == path or name.startswith(prefix))
         return len({self.modules[name] for name in inside if name not in self.follows}) > 1
-
-    def to_json(self) -> str:
-        """The whole decision as JSON text; `from_json` reads it back."""
-        return json.dumps({"format_version": FORMAT_VERSION, **asdict(self)})
-
-    @staticmethod
-    def from_json(text: str) -> Decision:
-        """Read what `to_json` wrote.
-
-        Raises:
-            PartitionError: If the text is not a decision of this format version.
-        """
-        try:
-            data = json.loads(text)
-            version = data.pop("format_version")
-            if version != FORMAT_VERSION:
-                raise PartitionError(f"a partition of format version {version} is not {FORMAT_VERSION}")
-            return Decision(
-                num_devices=data["num_devices"],
-                modules=data["modules"],
-                classes=data["classes"],
-                parameters=tuple(_row_from(row) for row in data["parameters"]),
-                buffers=tuple(_row_from(row) for row in data["buffers"]),
-                follows={path: tuple(ranks) for path, ranks in data["follows"].items()},
-                attributes={name: tuple(ranks) for name, ranks in data["attributes"].items()},
-                temporaries=tuple(data["temporaries"]),
-                joins=tuple(
-                    JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
-                    for join in data["joins"]
-                ),
-                kept=tuple(KeptState(names=tuple(state["names"]), users=state["users"]) for state in data["kept"]),
-                one_at_a_time=tuple(data["one_at_a_time"]),
-                report=data["report"],
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
-            if isinstance(problem, PartitionError):
-                raise
-            raise PartitionError(f"this is not a partition decision: {problem!r}") from problem
 
     def check_against(self, module: nn.Module, *, rank: int | None = None) -> None:
         """Refuse a model that is not the one this decision was made for.
@@ -248,16 +182,6 @@ def _row(entry: TensorEntry, ranks: Mapping[str, int], follows: Mapping[str, tup
         dtype=str(entry.tensor.dtype),
         nbytes=tensor_bytes(entry.tensor),
         ranks=tuple(sorted({rank for holder in entry.holders for rank in (ranks[holder], *follows.get(holder, ()))})),
-    )
-
-
-def _row_from(data: Mapping[str, Any]) -> TensorRow:
-    return TensorRow(
-        names=tuple(data["names"]),
-        shape=tuple(data["shape"]),
-        dtype=data["dtype"],
-        nbytes=data["nbytes"],
-        ranks=tuple(data["ranks"]),
     )
 
 

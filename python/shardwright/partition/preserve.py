@@ -168,16 +168,18 @@ def _storage_key(tensor: torch.Tensor) -> int:
 class ModuleState:
     """The attributes of one module, with what is in those, one level deep."""
 
-    def __init__(self, module: nn.Module) -> None:
-        """Remember them."""
-        self._module = module
-        self._attributes = dict(module.__dict__)
+    def __init__(self, module: nn.Module, left_out: frozenset[str] = frozenset()) -> None:
+        """Remember them, but for those whose names are left out."""
+        self._held = vars(module)
+        self._left_out = left_out
+        self._attributes = {name: value for name, value in self._held.items() if name not in left_out}
         self._cells = containers_in(self._attributes.values())
 
     def restore(self) -> None:
         """Put them back."""
-        restore_dict(self._module.__dict__, self._attributes)
-        restore_cells(self._cells, [self._module.__dict__])
+        others = {name: value for name, value in self._held.items() if name in self._left_out}
+        restore_dict(self._held, others | self._attributes)
+        restore_cells(self._cells, [self._held])
 
 
 @contextlib.contextmanager

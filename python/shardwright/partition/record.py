@@ -10,8 +10,7 @@ import torch
 
 from shardwright.execution.placed import KeptState
 from shardwright.partition.decision import JoinReason
-from shardwright.partition.flows import CrossingFlow
-from shardwright.partition.kept import merged
+from shardwright.partition.flows import CrossingFlow, merged
 from shardwright.partition.measure import Measurement
 
 

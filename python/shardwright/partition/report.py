@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from shardwright.partition.decision import Decision
@@ -48,7 +49,7 @@ def render(decision: Decision, console: Console) -> None:
     costs = {load["pp_rank"]: load["cost"] for load in decision.report.get("devices", ())}
     placed = assignments(decision)
     for rank in range(decision.num_devices):
-        numel = sum(_numel(row.shape) for row in decision.parameters if rank in row.ranks)
+        numel = sum(math.prod(row.shape) for row in decision.parameters if rank in row.ranks)
         table.add_row(
             str(rank),
             f"{costs[rank]:.1%}" if rank in costs else "",
@@ -132,10 +133,3 @@ def _notes(decision: Decision) -> list[str]:
 
 def _shown(path: str) -> str:
     return path or "the model itself"
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
-    return numel

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.delayed.materialise import is_delayed
 from shardwright.errors import PartitionError
 from shardwright.partition.audit import Audit
 from shardwright.partition.backward_hooks import join_hooks
@@ -27,7 +26,7 @@ from shardwright.partition.recomputed import Recomputed
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
 from shardwright.partition.shared_state import SharedState
-from shardwright.partition.tree import ModelTree, ModuleEntry
+from shardwright.partition.tree import ModelTree, ModuleEntry, device_of, why_without_values
 from shardwright.partition.unversioned import UnversionedWrites
 from shardwright.progress import Progress
 
@@ -100,23 +99,30 @@ def trace_forward(
     """
     progress = progress or Progress(0)
     tree = ModelTree.of(module)
-    meta = any(entry.tensor.is_meta for entry in tree.parameters)
-    delayed = any(is_delayed(entry.tensor) for entry in tree.parameters)
-    if measure_times and (meta or delayed):
-        why = "is on the meta device" if meta else "has delayed parameters (smp.delay_param_initialization)"
-        raise PartitionError(f"trace_execution_times=True needs a model with values, but this one {why}")
-    where = device or _own_device(tree)
+    absent = why_without_values(tree)
+    if measure_times and absent is not None:
+        raise PartitionError(f"trace_execution_times=True needs a model with values, but this one {absent}")
+    where = device or device_of(tree)
     run = _Run(tree, call, tuple(args), dict(kwargs or {}), device, runner_for(where))
-    token = _TRACING.set(True)
-    try:
+    with _tracing(module, where):
         with progress.phase("tracing one forward of the model"):
             recording = run.watched(measure_memory)
             # What modules keep they change in training, which an evaluation before it does not show.
             trained = None if module.training else run.watched_in_training()
         measurement = None
-        if measure_times or (measure_times is None and not (meta or delayed) and together(recording.is_large())):
+        if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
                 measurement = run.timed(where, needed=bool(measure_times), together=together)
+    trace = recording.trace(where, measurement, measure_memory)
+    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
+
+
+@contextlib.contextmanager
+def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
+    """What runs inside is a trace; where it lacks memory, the error says what to do."""
+    token = _TRACING.set(True)
+    try:
+        yield
     except torch.OutOfMemoryError as problem:
         raise PartitionError(
             f"the trace of {type(module).__name__} ran out of memory on {where}: use "
@@ -124,14 +130,6 @@ def trace_forward(
         ) from problem
     finally:
         _TRACING.reset(token)
-    trace = recording.trace(where, measurement, measure_memory)
-    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
-
-
-def _own_device(tree: ModelTree) -> torch.device:
-    for entry in (*tree.parameters, *tree.buffers):
-        return entry.tensor.device
-    return torch.device("cpu")
 
 
 class _Run:

@@ -113,28 +113,17 @@ class ModelTree:
 
         parameters = _TensorTable()
         buffers = _TensorTable()
-        entries = []
-        for key, found in objects.items():
-            held = {
-                name: parameters.add(parameter, paths[key], aliases[key], name)
-                for name, parameter in found._parameters.items()
-                if parameter is not None
-            }
-            kept = {
-                name: buffers.add(buffer, paths[key], aliases[key], name)
-                for name, buffer in found._buffers.items()
-                if buffer is not None
-            }
-            entries.append(
-                ModuleEntry(
-                    path=paths[key],
-                    module=found,
-                    parents=tuple(parents[key]),
-                    aliases=tuple(aliases[key]),
-                    parameters=held,
-                    buffers=kept,
-                )
+        entries = [
+            ModuleEntry(
+                path=paths[key],
+                module=found,
+                parents=tuple(parents[key]),
+                aliases=tuple(aliases[key]),
+                parameters=parameters.add(found._parameters, paths[key], aliases[key]),
+                buffers=buffers.add(found._buffers, paths[key], aliases[key]),
             )
+            for key, found in objects.items()
+        ]
         return ModelTree(
             modules=tuple(entries),
             parameters=parameters.entries(),
@@ -152,30 +141,42 @@ class ModelTree:
 
 class _TensorTable:
     def __init__(self) -> None:
-        self._index: dict[int, int] = {}
-        self._tensors: list[torch.Tensor] = []
-        self._names: list[list[str]] = []
-        self._holders: list[list[str]] = []
+        #: By id: its index, the tensor, its names and its holders.
+        self._rows: dict[int, tuple[int, torch.Tensor, list[str], dict[str, None]]] = {}
 
-    def add(self, tensor: torch.Tensor, path: str, aliases: list[str], name: str) -> int:
+    def add(self, held: Mapping[str, torch.Tensor | None], path: str, aliases: list[str]) -> dict[str, int]:
+        """The index of each tensor that a module holds, by its name there."""
+        return {name: self._add(tensor, path, aliases, name) for name, tensor in held.items() if tensor is not None}
+
+    def _add(self, tensor: torch.Tensor, path: str, aliases: list[str], name: str) -> int:
         if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
             raise PartitionError(
                 f"{join_path(path, name)!r} has no shape yet: run a forward once so that the lazy module {path!r} "
                 "learns its sizes, then build smp.DistributedModel"
             )
-        index = self._index.get(id(tensor))
-        if index is None:
-            index = self._index[id(tensor)] = len(self._tensors)
-            self._tensors.append(tensor)
-            self._names.append([])
-            self._holders.append([])
-        self._names[index].extend(join_path(alias, name) for alias in aliases)
-        if path not in self._holders[index]:
-            self._holders[index].append(path)
+        index, _, names, holders = self._rows.setdefault(id(tensor), (len(self._rows), tensor, [], {}))
+        names.extend(join_path(alias, name) for alias in aliases)
+        holders[path] = None
         return index
 
     def entries(self) -> tuple[TensorEntry, ...]:
         return tuple(
             TensorEntry(tensor=tensor, names=tuple(names), holders=tuple(holders))
-            for tensor, names, holders in zip(self._tensors, self._names, self._holders, strict=True)
+            for _, tensor, names, holders in self._rows.values()
         )
+
+
+def why_without_values(tree: ModelTree) -> str | None:
+    """Why a model cannot be computed with, in words; None if it can."""
+    if any(entry.tensor.is_meta for entry in tree.parameters):
+        return "is on the meta device"
+    if any(is_delayed(entry.tensor) for entry in tree.parameters):
+        return "has delayed parameters (smp.delay_param_initialization)"
+    return None
+
+
+def device_of(tree: ModelTree) -> torch.device:
+    """Where a model is, by the first of its tensors; the CPU if it has none."""
+    for entry in (*tree.parameters, *tree.buffers):
+        return entry.tensor.device
+    return torch.device("cpu")

@@ -10,12 +10,13 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardwright import _core
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
 from shardwright.execution.worker import WorkerPool
 from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
-from shardwright.stalls.deadlock import DeadlockDetector, wait_state_of
+from shardwright.stalls.wait_state import wait_state_of
 from shardwright.values import decode
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class StallReporter:
         #: When the report in progress must be finished.
         self._deadline: float | None = None
         self._last = -float("inf")
-        self._detector = DeadlockDetector(runtime.place.rank, self._others, self._send_to_all, self.describe)
+        self._detector = _core.DeadlockDetector(runtime.place.rank, self._others)
         self._deadlock: _EndlessWait | None = None
         self._found_deadlock = threading.Event()
 
@@ -111,7 +112,9 @@ class StallReporter:
             self._begin_report()
         if self._deadline is not None and (now > self._deadline or len(self._answers) == len(self._others)):
             self._finish_report()
-        self._detector.update(wait_state_of(self._runtime), now)
+        announcement = self._detector.update(*wait_state_of(self._runtime), now, self.describe)
+        if announcement is not None:
+            self._send_to_all({"kind": "waits", "announcement": announcement})
         if self._detector.proof is not None:
             number, proof = self._detector.round, self._detector.proof
             self._send_to_all({"kind": "deadlock", "round": number, "text": proof})
@@ -176,7 +179,7 @@ class StallReporter:
 
     def _handle(self, rank: int, message: dict[str, Any]) -> None:
         if message["kind"] == "waits":
-            self._detector.receive(rank, message)
+            self._detector.receive(rank, message["announcement"])
         elif message["kind"] == "deadlock":
             self._end_deadlock(message["round"], message["text"])
         elif message["kind"] == "request":

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from shardwright.job.ranks import PP_GROUP
 from shardwright.job.runtime import find_runtime
-from shardwright.model.gather import over_pipeline
+from shardwright.model.gather import gather_over
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.optimizer import DistributedOptimizer
@@ -49,7 +50,7 @@ def unscale_grads_(
     if not spans:
         return found
     here = any(bool(value) for value in found.values())
-    anywhere = float(any(over_pipeline(here, "GradScaler.unscale_")))
+    anywhere = float(any(gather_over(PP_GROUP, here, "GradScaler.unscale_")))
     for value in found.values():
         value.fill_(anywhere)
     # A rank may hold none of the optimizer's parameters, or no gradients of them.

@@ -15,12 +15,15 @@ from shardwright.contents import put_values
 from shardwright.data_parallel import GradientListener
 from shardwright.execution import process
 from shardwright.model.sentinel import is_sentinel
-from shardwright.step.attributes import ModuleAttributes
+from shardwright.partition.preserve import ModuleState
 from shardwright.step.ordered import OrderedGradients
 
 if TYPE_CHECKING:
     from shardwright.execution.turn import Turn
     from shardwright.model.placement import Placement
+
+#: What torch keeps in a module's attributes itself; parameters' gradients and buffers are put back apart.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class StepTransaction:
@@ -45,13 +48,14 @@ class StepTransaction:
         self._has_attributes = attributes
         self._averaged: list[nn.Parameter] = []
         self._over_tensor_group: list[nn.Parameter] = []
-        self._parameters: list[nn.Parameter] = []
+        #: Those whose gradients belong to the step.
+        self.parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
         #: Gradients that are still to be added to earlier ones.
         self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
-        self._attributes: list[ModuleAttributes] = []
+        self._attributes: list[ModuleState] = []
         self._ordered: OrderedGradients | None = None
         self._begun = False
 
@@ -65,7 +69,7 @@ class StepTransaction:
             parameters, buffers = placement.owned_tensors()
             if placement.replicas.averages_microbatches:
                 self._averaged += parameters
-            self._parameters += parameters
+            self.parameters += parameters
             self._over_tensor_group += placement.replicas.over_rdp(parameters)
             for parameter in _core.parameters_in_use(parameters):
                 gradient = parameter.grad
@@ -80,24 +84,19 @@ class StepTransaction:
         self._random = process.random_state()
         # Of a model that is being divided the attributes change for good.
         divided = [one for one in self._placements if self._has_attributes and one.partitioned]
-        self._attributes = [ModuleAttributes(placement.module.modules()) for placement in divided]
+        self._attributes = [ModuleState(module, _OF_TORCH) for one in divided for module in one.module.modules()]
         self._begun = True
         for parameter, _ in self._earlier:
             parameter.grad = None
         for parameter in hooked:
             self._take_hooks(parameter)
         if self._ordered_by is not None:
-            self._ordered = OrderedGradients(self._parameters, self._ordered_by)
+            self._ordered = OrderedGradients(self.parameters, self._ordered_by)
 
     @property
     def is_plain(self) -> bool:
         """Whether the parameters' gradients are the step's as soon as they are there: none before, and no hooks."""
         return not self._hooks and not self._earlier and self._ordered is None
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients belong to the step."""
-        return self._parameters
 
     def _take_hooks(self, parameter: nn.Parameter) -> None:
         held: list[dict[int, Any]] = []
@@ -177,7 +176,7 @@ class StepTransaction:
             self._put_hooks_back(parameter, tensor_hooks, post_hooks)
         for attributes in self._attributes:
             attributes.restore()
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         for parameter, earlier in self._earlier:
             if not is_sentinel(parameter):

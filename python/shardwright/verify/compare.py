@@ -159,32 +159,31 @@ class Comparison:
 
     # --- comparing
 
+    def _add(self, kind: str, name: str, rank: int, found: tuple[float, str]) -> None:
+        self.rows.append(Row(kind=kind, name=name, rank=rank, error=found[0], detail=found[1]))
+
     def _compare_results(self, replica: Replica, expected: Expected) -> None:
         root = replica.root
         for microbatch, wanted in enumerate(expected.results):
             for number, loss in enumerate(expected.losses.get(microbatch, [])):
                 given = self.reader.read(root, "losses", microbatch)
-                error, detail = error_of(given[number] if number < len(given) else None, loss)
-                self.rows.append(
-                    Row(kind="loss", name=f"microbatch {microbatch}", rank=root, error=error, detail=detail)
-                )
-            found = self.reader.read(root, "results", microbatch)
-            paths = [path for path, _ in found], [path for path, _ in wanted]
+                found = error_of(given[number] if number < len(given) else None, loss)
+                self._add("loss", f"microbatch {microbatch}", root, found)
+            returned = self.reader.read(root, "results", microbatch)
+            paths = [path for path, _ in returned], [path for path, _ in wanted]
             if paths[0] != paths[1]:
                 detail = f"the ranks return {len(paths[0])} values, one process {len(paths[1])}"
-                name = f"microbatch {microbatch}"
-                self.rows.append(Row(kind="output", name=name, rank=root, error=math.inf, detail=detail))
+                self._add("output", f"microbatch {microbatch}", root, (math.inf, detail))
                 continue
-            for (path, here), (_, there) in zip(found, wanted, strict=True):
-                error, detail = error_of_leaf(here, there)
+            for (path, here), (_, there) in zip(returned, wanted, strict=True):
                 name = f"microbatch {microbatch}{': ' + path if path else ''}"
-                self.rows.append(Row(kind="output", name=name, rank=root, error=error, detail=detail))
+                self._add("output", name, root, error_of_leaf(here, there))
 
     def _compare_buffers(self, replica: Replica, expected: Expected) -> None:
         for rank in replica.ranks:
             for name in self.ranks[rank].buffers:
-                error, detail = error_of(self.reader.read(rank, "buffers", name), expected.buffers.get(name))
-                self.rows.append(Row(kind="buffer", name=name, rank=rank, error=error, detail=detail))
+                found = error_of(self.reader.read(rank, "buffers", name), expected.buffers.get(name))
+                self._add("buffer", name, rank, found)
 
     def _compare_gradients(self, wanted: NamedGradients) -> dict[str, tuple[float, str]]:
         """A row for each parameter and rank; returns the worst error and its reason by name."""
@@ -194,11 +193,11 @@ class Comparison:
             for group in said.groups:
                 found = self.reader.read(rank, "gradients", group[0])
                 for name in group:
-                    error, detail = error_of(found, wanted.get(name), floor)
+                    departs = error_of(found, wanted.get(name), floor)
                     if name == group[0] and not (found is None and wanted.get(name) is None):
-                        self.rows.append(Row(kind="gradient", name=name, rank=rank, error=error, detail=detail))
-                    if name not in worst or not error <= worst[name][0]:
-                        worst[name] = error, detail
+                        self._add("gradient", name, rank, departs)
+                    if name not in worst or not departs[0] <= worst[name][0]:
+                        worst[name] = departs
         return worst
 
     def _compare_ties(self) -> dict[str, str]:
@@ -219,8 +218,7 @@ class Comparison:
                     detail = f"a tensor of its own on rank {rank}; in one process it is tied to {names[0]!r}"
                     untied |= dict.fromkeys(group, detail)
                 name = apart[-1][0] if detail else " = ".join(names)
-                error = math.inf if detail else 0.0
-                self.rows.append(Row(kind="tie", name=name, rank=rank, error=error, detail=detail))
+                self._add("tie", name, rank, (math.inf if detail else 0.0, detail))
         return untied
 
     # --- the report

@@ -159,18 +159,17 @@ class Reference:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter under each of its full names."""
-        return {
-            prefix + name: parameter
-            for prefix, module in zip(self._names, self.modules, strict=True)
-            for name, parameter in module.named_parameters(remove_duplicate=False)
-        }
+        return self._named("named_parameters")
 
     def named_buffers(self) -> dict[str, torch.Tensor]:
         """Every buffer under each of its full names."""
+        return self._named("named_buffers")
+
+    def _named(self, kind: str) -> dict[str, Any]:
         return {
-            prefix + name: buffer
+            prefix + name: tensor
             for prefix, module in zip(self._names, self.modules, strict=True)
-            for name, buffer in module.named_buffers(remove_duplicate=False)
+            for name, tensor in getattr(module, kind)(remove_duplicate=False)
         }
 
     def load_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -218,10 +217,7 @@ class Reference:
 
     def take_gradients(self) -> dict[str, torch.Tensor | None]:
         """The gradients that accumulated, and a clean slate."""
-        found: dict[str, torch.Tensor | None] = {}
-        for prefix, module in zip(self._names, self.modules, strict=True):
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                found[prefix + name] = parameter.grad
+        found = {name: parameter.grad for name, parameter in self.named_parameters().items()}
         for module in self.modules:
             module.zero_grad(set_to_none=True)
         return found

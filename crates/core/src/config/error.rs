@@ -112,6 +112,16 @@ pub enum ConfigError {
         /// Why.
         why: String,
     },
+    /// Fast mode without static mode.
+    #[error(
+        "the configuration key \"fast_mode\" is true, but static_mode is false, without which it does nothing; set \"static_mode\": True too, or leave out \"fast_mode\""
+    )]
+    FastModeAlone,
+    /// Encryption over UCX.
+    #[error(
+        "the configuration key \"encrypt\" is true, but \"transport\" is \"ucx\", which would send between hosts what nobody encrypts; allowed with \"encrypt\": \"auto\", \"tcp\" or \"shared_memory\""
+    )]
+    EncryptedUcx,
     /// A key of data parallelism without data parallelism.
     #[error("the configuration key {key:?} is {value}, which needs \"ddp\" to be true")]
     NeedsDataParallelism {

@@ -151,7 +151,14 @@ impl Config {
                 return Err(ConfigError::ActiveMicrobatchesExceeded { active, needed });
             }
         }
-        if values.get("ddp") != Some(&json!(true)) {
+        let is_on = |key| values.get(key) == Some(&json!(true));
+        if is_on("fast_mode") && !is_on("static_mode") {
+            return Err(ConfigError::FastModeAlone);
+        }
+        if is_on("encrypt") && values.get("transport") == Some(&json!("ucx")) {
+            return Err(ConfigError::EncryptedUcx);
+        }
+        if !is_on("ddp") {
             check_without_data_parallelism(&values)?;
         }
 
