@@ -25,7 +25,7 @@ from torch.optim import optimizer as torch_optimizers
 from shardwright import interrupts
 from shardwright.creation import watch_creation
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.execution import forward_mode, other_weights
+from shardwright.execution import forward_mode, other_weights, precision
 from shardwright.execution.children import CONTAINER_METHODS
 from shardwright.frames import guards as frames
 from shardwright.model import wrapping
@@ -48,12 +48,14 @@ _CHECKPOINTS = "tests/frames/test_checkpoint.py"
 _ATTRIBUTES = "tests/partition/test_decide.py::test_an_attribute_that_one_module_sets_and_another_reads_joins_them"
 _OBJECTS = "tests/partition/test_shared_state.py::test_only_who_uses_what_changes_in_an_object_is_joined"
 _CHILDREN = "tests/state/test_exchanged_modules.py::test_modules_are_those_of_the_same_microbatch"
+_PRECISION = "tests/state/test_precision.py::test_precisions_are_those_of_one_process"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
 _ELSEWHERE = "a hook would be registered on one rank, and the module run on another"
 _MICROBATCHES = "it would undo what earlier microbatches of the step have summed"
 _OTHERS = "other microbatches would find what is put back later"
 _ONE_LEVEL = "torch has one level for all microbatches: nothing may be waited for inside it"
+_SETTINGS_READ = "precisions are read again only once one is set, as each call would be slower by reading them"
 _PART_OF_NORM = "each rank would clip by the norm of its own part"
 _READERS = "the audit has to know who reads and changes what modules keep"
 
@@ -206,6 +208,14 @@ TABLE: tuple[Guard, ...] = (
         When.PIPELINED,
         _ONE_LEVEL,
         "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact",
+    ),
+    # Pipelines: settings.
+    *(
+        Guard(owner, name, replacement, When.PIPELINED, _SETTINGS_READ, _PRECISION)
+        for owner, name, replacement in (
+            *((torch._C, name, replacement) for name, replacement in precision.SETTERS.items()),
+            (torch.backends.ContextProp, "__set__", precision.set_property),
+        )
     ),
     # Pipelines: modules and optimizers.
     Guard(
