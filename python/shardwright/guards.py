@@ -48,6 +48,7 @@ _CHECKPOINTS = "tests/frames/test_checkpoint.py"
 _ATTRIBUTES = "tests/partition/test_decide.py::test_an_attribute_that_one_module_sets_and_another_reads_joins_them"
 _OBJECTS = "tests/partition/test_shared_state.py::test_only_who_uses_what_changes_in_an_object_is_joined"
 _CHILDREN = "tests/state/test_exchanged_modules.py::test_modules_are_those_of_the_same_microbatch"
+_BUFFERS = "tests/state/test_held_otherwise.py::test_what_a_forward_registers_is_of_its_own_microbatch"
 _PRECISION = "tests/state/test_precision.py::test_precisions_are_those_of_one_process"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
@@ -227,6 +228,7 @@ TABLE: tuple[Guard, ...] = (
         _SILENTLY_WRONG,
     ),
     Guard(nn.Module, "__delattr__", steps.delete_attribute, When.PIPELINED, _OTHERS, _CHILDREN),
+    Guard(nn.Module, "register_buffer", steps.register_buffer, When.PIPELINED, _OTHERS, _BUFFERS),
     *(
         Guard(owner, name, replacement, When.PIPELINED, _OTHERS, _CHILDREN)
         for (owner, name), replacement in steps.container_methods.items()
@@ -307,7 +309,7 @@ TABLE: tuple[Guard, ...] = (
     ),
     *(
         Guard(nn.Module, name, Audit.watching_attributes, When.TRACED, _READERS, _ATTRIBUTES, How.MADE)
-        for name in ("__getattribute__", "__setattr__", "__delattr__")
+        for name in ("__getattribute__", "__setattr__", "__delattr__", "register_buffer")
     ),
     *(
         Guard(owner, name, Audit.watching_attributes, When.TRACED, _READERS, _CHILDREN, How.MADE)

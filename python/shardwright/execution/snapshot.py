@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL, cells_of, put_values, restore_cells
-from shardwright.execution.children import Children
+from shardwright.execution.children import Members
 from shardwright.execution.kept import Attribute, version_of
 
 _MISSING = object()
@@ -25,7 +25,7 @@ class Snapshot:
             (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
             for module in modules
         ]
-        self._children = [Children(module) for module in modules]
+        self._members = [Members(module) for module in modules]
         self._homes = [home.__dict__ for home in {id(home): home for home, _ in variables}.values()]
         self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
@@ -43,8 +43,8 @@ class Snapshot:
             for name in attributes.keys() - own.keys() - INTERNAL:
                 del attributes[name]
             attributes.update(own)
-        for children in self._children:
-            children.restore()
+        for members in self._members:
+            members.restore()
         for variables, name, value in self._variables:
             if value is _MISSING:
                 variables.pop(name, None)
