@@ -52,5 +52,6 @@ class Snapshot:
                 variables[name] = value
         restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
         for tensor, version, copy in self._tensors:
-            if version_of(tensor) != version or tensor.is_inference():
+            # One that is written to past its version has the same.
+            if version_of(tensor) != version or tensor.is_inference() or not torch.equal(tensor, copy):
                 put_values(tensor, copy)

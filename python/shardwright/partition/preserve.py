@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from shardwright.contents import containers_in, restore_cells, restore_dict
+from shardwright.partition.plain import plain_tensors
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
 
@@ -27,11 +28,13 @@ class Preserved:
 
     Attributes:
         shared: The objects that modules share.
+        plain: Tensors that modules hold as neither parameters nor buffers.
     """
 
     def __init__(self, tree: ModelTree) -> None:
         """Remember buffers, gradients and attributes of the modules of `tree`, as they are now."""
         self.shared = SharedState(tree)
+        self.plain = plain_tensors(tree, self.shared)
         self._tree = tree
         self._modules = [ModuleState(entry.module) for entry in tree.modules]
         self._gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
@@ -73,6 +76,8 @@ class Preserved:
         for parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+        for plain in self.plain:
+            plain.restore()
         writes.restore()
 
 

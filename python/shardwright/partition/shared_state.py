@@ -203,6 +203,10 @@ class SharedState:
         """The tensors found in containers and objects."""
         return (tensor for tensor, _ in self._tensors.values())
 
+    def held_tensors(self) -> Iterator[tuple[torch.Tensor, AttributeKey]]:
+        """Those tensors, with each attribute through which modules reach them."""
+        return ((tensor, key) for tensor, cells in self._tensors.values() for cell in cells for key in cell.attributes)
+
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""
         found = self._tensors.get(id(tensor))
