@@ -33,13 +33,38 @@ def _declared(module: Holds, x: torch.Tensor) -> torch.Tensor:
     return module.child(x) + module.declared
 
 
+def _in_a_slot(module: Holds, x: torch.Tensor) -> torch.Tensor:
+    module.slot = x.detach().cumsum(0)
+    return module.child(x) + module.slot
+
+
+def _deleted_from_a_slot(module: Holds, x: torch.Tensor) -> torch.Tensor:
+    x = _in_a_slot(module, x)
+    del module.slot
+    return x
+
+
+def _counted_in_a_slot(module: Holds, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(module, "calls"):
+        module.calls, module.listed = 0, []
+    module.calls = module.calls + 1
+    module.listed.append(float(x.detach().sum()))
+    return module.child(x) + module.calls + module.listed[-1] + len(module.listed)
+
+
 REGISTERED = {"registered": _registered, "deleted": _deleted, "declared": _declared}
+IN_SLOTS = {"set": _in_a_slot, "deleted": _deleted_from_a_slot, "counted": _counted_in_a_slot}
 
 
 class Holds(nn.Module):
     """From some microbatch on it holds something while it calls `child`, which runs on another rank."""
 
+    __slots__ = ("calls", "listed", "slot")
+
     declared: Any
+    calls: int
+    listed: list[float]
+    slot: torch.Tensor
 
     def __init__(self, width: int, act: Callable[..., torch.Tensor], first: int) -> None:
         super().__init__()
@@ -65,6 +90,20 @@ def test_what_a_forward_registers_is_of_its_own_microbatch(
 ) -> None:
     torch.manual_seed(0)
     model = Holds(SIZES[size][1], REGISTERED[kind], first)
+    check(job, model, {"child": 1}, {**MODES[mode], "pipeline": schedule}, size)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("first", [0, MICROBATCHES, MICROBATCHES + 2])
+@pytest.mark.parametrize("kind", IN_SLOTS)
+def test_what_is_in_slots_is_of_its_own_microbatch(
+    job: Job, kind: str, first: int, schedule: str, mode: str, size: str
+) -> None:
+    torch.manual_seed(0)
+    model = Holds(SIZES[size][1], IN_SLOTS[kind], first)
     check(job, model, {"child": 1}, {**MODES[mode], "pipeline": schedule}, size)
 
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from shardwright.execution.children import MISSING, own_value, set_own
 from shardwright.execution.task import running_task, state_write
-
-_ABSENT = object()
 
 
 class _Buffer(NamedTuple):
@@ -26,7 +25,7 @@ def _value(module: nn.Module, name: str) -> Any:
         return own[name]
     if name in own["_buffers"]:
         return _Buffer(own["_buffers"][name], name not in own["_non_persistent_buffers_set"])
-    return _ABSENT
+    return own_value(module, name)
 
 
 def _put_value(module: nn.Module, name: str, value: Any) -> None:
@@ -40,10 +39,7 @@ def _put_value(module: nn.Module, name: str, value: Any) -> None:
         own["_non_persistent_buffers_set"].add(name)
     else:
         own["_non_persistent_buffers_set"].discard(name)
-    if is_buffer or value is _ABSENT:
-        own.pop(name, None)
-    else:
-        own[name] = value
+    set_own(module, name, MISSING if is_buffer else value)
 
 
 class Attributes:
@@ -92,7 +88,7 @@ class Attributes:
                 self._kept[self._microbatch] = self._values()
             found = self._kept.pop(microbatch, [])
             if self.hides:
-                fresh = self._before if microbatch == 0 else [_ABSENT] * len(self._places)
+                fresh = self._before if microbatch == 0 else [MISSING] * len(self._places)
                 found = [*found, *fresh[len(found) :]]  # more may have been added since they were kept
             self._put(found)
         self._microbatch = microbatch
@@ -139,7 +135,7 @@ class Attributes:
         self._classes.clear()
 
     def _values(self) -> list[Any]:
-        return [_value(module, n) if (module := of()) is not None else _ABSENT for of, n in self._places]
+        return [_value(module, n) if (module := of()) is not None else MISSING for of, n in self._places]
 
     def _put(self, values: list[Any]) -> None:
         for (reference, name), value in zip(self._places, values, strict=False):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.contents import restore_dict
+from shardwright.contents import restore_dict, slots_of
 from shardwright.patches import original_of
 
 Note = Callable[[nn.Module, str], None]
@@ -22,18 +22,33 @@ def value_of(holder: Any, name: str) -> Any:
         for held in (holder._buffers, holder._parameters, holder._modules):
             if name in held:
                 return held[name]
-    return vars(holder).get(name, MISSING)
+    return _own(holder, name)
+
+
+def _own(holder: Any, name: str) -> Any:
+    slot = slots_of(type(holder)).get(name)
+    if slot is None:
+        return vars(holder).get(name, MISSING)
+    try:
+        return slot.__get__(holder)
+    except AttributeError:
+        return MISSING
 
 
 def own_value(module: nn.Module, name: str) -> Any:
     """What a module itself has under a name, which may be a module that is no child of it; `MISSING` if nothing."""
-    return type(module) if name == "__class__" else vars(module).get(name, MISSING)
+    return type(module) if name == "__class__" else _own(module, name)
 
 
 def set_own(module: nn.Module, name: str, value: Any) -> None:
     """Have it be what :func:`own_value` has given."""
     if name == "__class__":
         object.__setattr__(module, name, value)
+    elif (slot := slots_of(type(module)).get(name)) is not None:
+        if value is not MISSING:
+            slot.__set__(module, value)
+        elif _own(module, name) is not MISSING:
+            slot.__delete__(module)
     elif value is MISSING:
         vars(module).pop(name, None)
     else:

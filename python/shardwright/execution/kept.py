@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, Cell, kind_of, put_values, reached, restore_cells
+from shardwright.contents import INTERNAL, Cell, attributes_of, kind_of, put_values, reached, restore_cells
 from shardwright.execution.children import Members, own_value, set_own, value_of
 from shardwright.frames.remote import is_remote
 from shardwright.opaque import MOST_BYTES, are_same, holds_the_very_same, is_same
@@ -207,12 +207,12 @@ class Watch:
         known: set[int] = set()
         kinds: dict[type, bool] = {}
         for module, path in self._modules.items():
-            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            values = [(name, value) for name, value in attributes_of(module).items() if name not in INTERNAL]
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
                     known.update(id(part) for part in reached(value))
         for module, path in self._modules.items():
-            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            values = [(name, value) for name, value in attributes_of(module).items() if name not in INTERNAL]
             kind = type(module)
             if kind not in kinds:
                 kinds[kind] = _goes_past_setattr(kind)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, cells_of, put_values, restore_cells
+from shardwright.contents import INTERNAL, attributes_of, cells_of, put_attributes, put_values, restore_cells
 from shardwright.execution.children import Members
 from shardwright.execution.kept import Attribute, version_of
 
@@ -22,7 +22,7 @@ class Snapshot:
     ) -> None:
         """Remember it."""
         self._attributes = [
-            (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
+            (module, {name: value for name, value in attributes_of(module).items() if name not in INTERNAL})
             for module in modules
         ]
         self._members = [Members(module) for module in modules]
@@ -39,10 +39,8 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put it back."""
-        for attributes, own in self._attributes:
-            for name in attributes.keys() - own.keys() - INTERNAL:
-                del attributes[name]
-            attributes.update(own)
+        for module, own in self._attributes:
+            put_attributes(module, own, INTERNAL)
         for members in self._members:
             members.restore()
         for variables, name, value in self._variables:
@@ -50,7 +48,7 @@ class Snapshot:
                 variables.pop(name, None)
             else:
                 variables[name] = value
-        restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
+        restore_cells(self._cells, [*(vars(module) for module, _ in self._attributes), *self._homes])
         for tensor, version, copy in self._tensors:
             # One that is written to past its version has the same.
             if version_of(tensor) != version or tensor.is_inference() or not torch.equal(tensor, copy):

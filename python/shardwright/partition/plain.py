@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from shardwright.contents import INTERNAL
+from shardwright.contents import INTERNAL, attributes_of
 from shardwright.opaque import MOST_BYTES
 from shardwright.partition.shared_state import AttributeKey, SharedState
 from shardwright.partition.tree import ModelTree, address, join_path
@@ -63,7 +63,7 @@ def plain_tensors(tree: ModelTree, shared: SharedState) -> list[PlainTensor]:
 
 def _held(tree: ModelTree, shared: SharedState) -> Iterator[tuple[torch.Tensor, AttributeKey]]:
     for entry in tree.modules:
-        for name, value in vars(entry.module).items():
+        for name, value in attributes_of(entry.module).items():
             if isinstance(value, torch.Tensor) and name not in INTERNAL:
                 yield value, (id(entry.module), name)
     yield from shared.held_tensors()

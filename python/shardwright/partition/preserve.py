@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from shardwright.contents import containers_in, restore_cells, restore_dict
+from shardwright.contents import attributes_of, containers_in, restore_cells, restore_dict, restore_slots, slots_of
 from shardwright.partition.plain import plain_tensors
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
@@ -177,11 +177,13 @@ class ModuleState:
         """Remember them."""
         self._module = module
         self._attributes = dict(module.__dict__)
-        self._cells = containers_in(self._attributes.values())
+        self._in_slots = attributes_of(module) if slots_of(type(module)) else {}
+        self._cells = containers_in([*self._attributes.values(), *self._in_slots.values()])
 
     def restore(self) -> None:
         """Put them back."""
         restore_dict(self._module.__dict__, self._attributes)
+        restore_slots(self._module, self._in_slots)
         restore_cells(self._cells, [self._module.__dict__])
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.contents import INTERNAL, Cell, Search, kind_of, restore_cells
+from shardwright.contents import INTERNAL, Cell, Search, attributes_of, kind_of, restore_cells
 from shardwright.opaque import Kind, are_unchanged, holds_the_very_same
 from shardwright.partition.tree import ModelTree
 from shardwright.partition.variables import Variable, is_own, variables_of
@@ -131,7 +131,7 @@ class SharedState:
         self._set_objects: set[int] = set()
         self._variables_meanwhile: set[str] = set()
         for entry in tree.modules:
-            for name, value in entry.module.__dict__.items():
+            for name, value in attributes_of(entry.module).items():
                 if name not in INTERNAL:
                     self._add(value, (id(entry.module), name), None)
             kind = type(entry.module)

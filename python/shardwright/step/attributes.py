@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from shardwright.contents import attributes_of, put_attributes
+
 #: What torch keeps in a module's attributes itself; parameters' gradients and buffers are put back elsewhere.
 _OF_TORCH = frozenset(vars(nn.Module()))
 
@@ -16,19 +18,16 @@ class ModuleAttributes:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         """Remember them."""
-        self._before: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]] = []
+        self._before: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
         for module in modules:
-            attributes = vars(module)
-            own = {name: value for name, value in attributes.items() if name not in _OF_TORCH}
+            own = {name: value for name, value in attributes_of(module).items() if name not in _OF_TORCH}
             containers = [(value, value.copy()) for value in own.values() if type(value) in (list, dict, set)]
-            self._before.append((attributes, own, containers))
+            self._before.append((module, own, containers))
 
     def restore(self) -> None:
         """Put them back."""
-        for attributes, own, containers in self._before:
-            for name in attributes.keys() - own.keys() - _OF_TORCH:
-                del attributes[name]
-            attributes.update(own)
+        for module, own, containers in self._before:
+            put_attributes(module, own, _OF_TORCH)
             for container, content in containers:
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(content)
