@@ -1912,13 +1912,13 @@ class TorchSetting:
     FILL_UNINITIALIZED: Final[TorchSetting]
     FLASH_ATTENTION: Final[TorchSetting]
     MATH_ATTENTION: Final[TorchSetting]
-    MATMUL_PRECISION: Final[TorchSetting]
-    """
-    A precision's name.
-    """
     MEMORY_EFFICIENT_ATTENTION: Final[TorchSetting]
     ONEDNN: Final[TorchSetting]
     OVERWRITE_CONVERTED: Final[TorchSetting]
+    PRECISION: Final[TorchSetting]
+    """
+    The precisions under all names that torch has for them, as one text.
+    """
     SPARSE_INVARIANTS: Final[TorchSetting]
     SWAP_CONVERTED: Final[TorchSetting]
     VIEW_REPLAY: Final[TorchSetting]

@@ -50,7 +50,6 @@ _NO_STATE = (
     enum.Enum,
     random.SystemRandom,
 )
-_MISSING = object()
 
 
 def _flat(items: dict[Any, Any]) -> list[Any]:
@@ -164,6 +163,39 @@ def _slots_of(kind: type) -> dict[str, Any]:
     }
 
 
+def _in_slots(value: Any, slots: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, slot in slots.items():
+        with contextlib.suppress(AttributeError):
+            found[name] = slot.__get__(value)
+    return found
+
+
+def restore_slots(value: Any, before: dict[str, Any]) -> None:
+    """Give an object back those of its attributes that are in slots; the others of `before` do not count."""
+    for name, slot in slots_of(type(value)).items():
+        if name in before:
+            slot.__set__(value, before[name])
+        else:
+            with contextlib.suppress(AttributeError):
+                slot.__delete__(value)
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, those in slots too; not to be changed."""
+    slots = slots_of(type(module))
+    return {**vars(module), **_in_slots(module, slots)} if slots else vars(module)
+
+
+def put_attributes(module: nn.Module, wanted: dict[str, Any], others: frozenset[str]) -> None:
+    """Have a module have these attributes, and besides none but `others`."""
+    own, slots = vars(module), slots_of(type(module))
+    for name in own.keys() - wanted.keys() - others:
+        del own[name]
+    own.update({name: value for name, value in wanted.items() if name not in slots} if slots else wanted)
+    restore_slots(module, wanted)
+
+
 def _dict_of(value: Any) -> dict[str, Any] | None:
     try:
         attributes = object.__getattribute__(value, "__dict__")
@@ -173,38 +205,25 @@ def _dict_of(value: Any) -> dict[str, Any] | None:
 
 
 def _attributes_kind(kind: type) -> Kind | None:
-    """The kind of objects with attributes, in a dict, in slots, or both."""
-    slots = _slots_of(kind)
+    """Of objects with attributes, in a dict, in slots, or in both."""
+    slots = slots_of(kind)
     if not slots and not kind.__dictoffset__:
         return None
 
     def read(value: Any) -> dict[str, Any]:
-        found = dict(_dict_of(value) or {})
-        for name, slot in slots.items():
-            with contextlib.suppress(AttributeError):
-                found[name] = slot.__get__(value)
-        return found
+        return {**(_dict_of(value) or {}), **_in_slots(value, slots)}
 
     def write(value: Any, before: dict[str, Any]) -> None:
         attributes = _dict_of(value)
         if attributes is not None:
             restore_dict(attributes, {name: item for name, item in before.items() if name not in slots})
-        for name, slot in slots.items():
-            wanted = before.get(name, _MISSING)
-            if wanted is not _MISSING:
-                slot.__set__(value, wanted)
-            else:
-                with contextlib.suppress(AttributeError):
-                    slot.__delete__(value)
+        restore_slots(value, before)
 
     return Kind(read, _flat, write, has_names=True)
 
 
 def _local_kind() -> Kind:
-    def read(value: Any) -> dict[str, Any]:
-        return dict(value.__dict__)
-
-    return Kind(read, _flat, lambda value, before: restore_dict(value.__dict__, before), has_names=True)
+    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, before: restore_dict(v.__dict__, before), has_names=True)
 
 
 def _both(first: Kind, second: Kind) -> Kind:
@@ -310,6 +329,8 @@ def reached(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 #: How values of a type hold state; None if they hold none, or it is somebody else's business (tensors, modules).
 kind_of: Callable[[type], Kind | None] = functools.lru_cache(maxsize=4096)(_kind_of)
+#: The attributes of a class that its objects have in slots, by name.
+slots_of: Callable[[type], dict[str, Any]] = functools.lru_cache(maxsize=4096)(_slots_of)
 
 
 def containers_in(values: Iterable[Any]) -> list[Cell]:

@@ -25,7 +25,7 @@ from torch.optim import optimizer as torch_optimizers
 from shardwright import interrupts
 from shardwright.creation import watch_creation
 from shardwright.data_parallel import sync_batch_norm
-from shardwright.execution import forward_mode, other_weights
+from shardwright.execution import forward_mode, other_weights, precision
 from shardwright.execution.children import CONTAINER_METHODS
 from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import guards as frames
@@ -48,12 +48,15 @@ _CHECKPOINTS = "tests/frames/test_checkpoint.py"
 _ATTRIBUTES = "tests/partition/test_decide.py::test_an_attribute_that_one_module_sets_and_another_reads_joins_them"
 _OBJECTS = "tests/partition/test_shared_state.py::test_only_who_uses_what_changes_in_an_object_is_joined"
 _CHILDREN = "tests/state/test_exchanged_modules.py::test_modules_are_those_of_the_same_microbatch"
+_BUFFERS = "tests/state/test_held_otherwise.py::test_what_a_forward_registers_is_of_its_own_microbatch"
+_PRECISION = "tests/state/test_precision.py::test_precisions_are_those_of_one_process"
 _LAUNCHERS = "tests/failures/test_launchers.py"
 
 _ELSEWHERE = "a hook would be registered on one rank, and the module run on another"
 _MICROBATCHES = "it would undo what earlier microbatches of the step have summed"
 _OTHERS = "other microbatches would find what is put back later"
 _ONE_LEVEL = "torch has one level for all microbatches: nothing may be waited for inside it"
+_SETTINGS_READ = "precisions are read again only once one is set, as each call would be slower by reading them"
 _PART_OF_NORM = "each rank would clip by the norm of its own part"
 _READERS = "the audit has to know who reads and changes what modules keep"
 
@@ -207,6 +210,14 @@ TABLE: tuple[Guard, ...] = (
         _ONE_LEVEL,
         "tests/frames/test_forward_mode.py::test_forward_mode_with_a_result_is_exact",
     ),
+    # Pipelines: settings.
+    *(
+        Guard(owner, name, replacement, When.PIPELINED, _SETTINGS_READ, _PRECISION)
+        for owner, name, replacement in (
+            *((torch._C, name, replacement) for name, replacement in precision.SETTERS.items()),
+            (torch.backends.ContextProp, "__set__", precision.set_property),
+        )
+    ),
     # Pipelines: modules and optimizers.
     Guard(
         nn.Module,
@@ -217,6 +228,7 @@ TABLE: tuple[Guard, ...] = (
         _SILENTLY_WRONG,
     ),
     Guard(nn.Module, "__delattr__", steps.delete_attribute, When.PIPELINED, _OTHERS, _CHILDREN),
+    Guard(nn.Module, "register_buffer", steps.register_buffer, When.PIPELINED, _OTHERS, _BUFFERS),
     *(
         Guard(owner, name, replacement, When.PIPELINED, _OTHERS, _CHILDREN)
         for (owner, name), replacement in steps.container_methods.items()
@@ -297,7 +309,7 @@ TABLE: tuple[Guard, ...] = (
     ),
     *(
         Guard(nn.Module, name, Audit.watching_attributes, When.TRACED, _READERS, _ATTRIBUTES, How.MADE)
-        for name in ("__getattribute__", "__setattr__", "__delattr__")
+        for name in ("__getattribute__", "__setattr__", "__delattr__", "register_buffer")
     ),
     *(
         Guard(owner, name, Audit.watching_attributes, When.TRACED, _READERS, _CHILDREN, How.MADE)

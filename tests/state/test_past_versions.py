@@ -100,17 +100,82 @@ class Divided(Keeper):
         return self.norm(y)
 
 
+class Plain(Keeper):
+    """A scale that is no buffer, in an attribute and in a list, and is written to past its version."""
+
+    def keep(self, width: int) -> None:
+        self.scale = torch.ones(width, dtype=torch.float64)
+        self.listed = [torch.ones(width, dtype=torch.float64)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(x) * self.scale * (1 + self.listed[0])
+        for scale in (self.scale, self.listed[0]):
+            self.write(scale, y.detach().mean(0).abs())
+        return y
+
+    def write(self, scale: torch.Tensor, mean: torch.Tensor) -> None:
+        scale.data.mul_(0.9).add_(mean, alpha=0.5)
+
+
+class PlainOut(Plain):
+    """The same as the destination of an operation."""
+
+    def write(self, scale: torch.Tensor, mean: torch.Tensor) -> None:
+        torch.add(scale.data * 0.9, mean, alpha=0.5, out=scale.data)
+
+
+class PlainExchanged(Plain):
+    """Another tensor's values are put into it."""
+
+    def write(self, scale: torch.Tensor, mean: torch.Tensor) -> None:
+        scale.data = scale.data * 0.9 + 0.5 * mean
+
+
+class PlainSet(Plain):
+    """It is set to another tensor's memory, before it is used: torch counts that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(x)
+        for scale in (self.scale, self.listed[0]):
+            self.write(scale, y.detach().mean(0).abs())
+        return y * self.scale * (1 + self.listed[0])
+
+    def write(self, scale: torch.Tensor, mean: torch.Tensor) -> None:
+        with torch.no_grad():
+            scale.set_(scale * 0.9 + 0.5 * mean)  # type: ignore[call-overload]
+
+
+class PlainPack(Plain):
+    """It is written to through another view of its memory, of which torch knows nothing."""
+
+    def write(self, scale: torch.Tensor, mean: torch.Tensor) -> None:
+        torch.from_dlpack(scale.detach()).mul_(0.9).add_(mean, alpha=0.5)
+
+
+PLAIN = [Plain, PlainOut, PlainExchanged, PlainSet, PlainPack]
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("keeper", [Scaled, Exchanged, UsedPast, Evaluated, EvaluatedLater, Divided])
+@pytest.mark.parametrize("keeper", [Scaled, Exchanged, UsedPast, Evaluated, EvaluatedLater, Divided, *PLAIN])
 def test_a_backward_finds_what_its_own_microbatch_wrote(
     job: Job, keeper: Any, schedule: str, mode: str, size: str
 ) -> None:
     torch.manual_seed(0)
     model = Chain(SIZES[size][1], keeper)
     found = check(job, model, {"keeper": 1}, {**MODES[mode], "pipeline": schedule}, size, joined=True)
+    assert all(one["modules"]["keeper"] != one["modules"]["first"] for one in found)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keeper", PLAIN)
+def test_a_plain_tensor_beside_the_step_function(job: Job, keeper: Any, mode: str, size: str) -> None:
+    torch.manual_seed(0)
+    found = check(job, Chain(SIZES[size][1], keeper), {"first": 1}, MODES[mode], size, joined=True)
     assert all(one["modules"]["keeper"] != one["modules"]["first"] for one in found)
 
 

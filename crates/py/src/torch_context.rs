@@ -198,8 +198,8 @@ macro_rules! settings {
 settings! {
     /// A dtype's name without `torch.`.
     DefaultDtype "DEFAULT_DTYPE",
-    /// A precision's name.
-    MatmulPrecision "MATMUL_PRECISION",
+    /// The precisions under all names that torch has for them, as one text.
+    Precision "PRECISION",
     FlashAttention "FLASH_ATTENTION",
     MemoryEfficientAttention "MEMORY_EFFICIENT_ATTENTION",
     MathAttention "MATH_ATTENTION",

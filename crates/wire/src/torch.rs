@@ -67,7 +67,7 @@ pub enum Collecting {
 pub enum SettingValue {
     /// On or off.
     Flag(bool),
-    /// A name: of a dtype without the `torch.` prefix, or of a precision.
+    /// A name: of a dtype without the `torch.` prefix, or of precisions.
     Name(String),
 }
 
@@ -96,8 +96,8 @@ macro_rules! settings {
 settings! {
     /// `torch.get_default_dtype()`: a name.
     DefaultDtype "default dtype",
-    /// The precision of products of matrices of `float32`: a name.
-    MatmulPrecision "matrix product precision",
+    /// The precisions of products and convolutions of `float32`: a text.
+    Precision "precisions of float32",
     /// Attention by flash attention.
     FlashAttention "flash attention",
     /// Attention that saves memory.
@@ -145,7 +145,7 @@ settings! {
 impl TorchSetting {
     /// Whether it is set to a name; else it is a flag.
     pub fn is_name(self) -> bool {
-        matches!(self, Self::DefaultDtype | Self::MatmulPrecision)
+        matches!(self, Self::DefaultDtype | Self::Precision)
     }
 
     /// Whether it can be set to this.

@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from shardwright.execution.children import MISSING, own_value, set_own
 from shardwright.execution.task import running_task, state_write
 
-_ABSENT = object()
+
+class _Buffer(NamedTuple):
+    """What stands in the place of a buffer that a forward has registered."""
+
+    tensor: Any
+    is_saved: bool
+
+
+def _value(module: nn.Module, name: str) -> Any:
+    own = vars(module)
+    if name in own:
+        return own[name]
+    if name in own["_buffers"]:
+        return _Buffer(own["_buffers"][name], name not in own["_non_persistent_buffers_set"])
+    return own_value(module, name)
+
+
+def _put_value(module: nn.Module, name: str, value: Any) -> None:
+    own = vars(module)
+    is_buffer = type(value) is _Buffer
+    if is_buffer:
+        own["_buffers"][name] = value.tensor
+    else:
+        own["_buffers"].pop(name, None)
+    if is_buffer and not value.is_saved:
+        own["_non_persistent_buffers_set"].add(name)
+    else:
+        own["_non_persistent_buffers_set"].discard(name)
+    set_own(module, name, MISSING if is_buffer else value)
 
 
 class Attributes:
@@ -40,7 +69,7 @@ class Attributes:
         """Keep this attribute of `module` for each microbatch."""
         self._numbers.setdefault(module, {})[name] = len(self._places)
         self._places.append((weakref.ref(module), name))
-        self._before.append(module.__dict__.get(name, _ABSENT))
+        self._before.append(_value(module, name))
         self._set_by.append(set())
         self._watch_class(type(module))
 
@@ -59,7 +88,7 @@ class Attributes:
                 self._kept[self._microbatch] = self._values()
             found = self._kept.pop(microbatch, [])
             if self.hides:
-                fresh = self._before if microbatch == 0 else [_ABSENT] * len(self._places)
+                fresh = self._before if microbatch == 0 else [MISSING] * len(self._places)
                 found = [*found, *fresh[len(found) :]]  # more may have been added since they were kept
             self._put(found)
         self._microbatch = microbatch
@@ -106,16 +135,12 @@ class Attributes:
         self._classes.clear()
 
     def _values(self) -> list[Any]:
-        return [vars(module).get(n, _ABSENT) if (module := of()) is not None else _ABSENT for of, n in self._places]
+        return [_value(module, n) if (module := of()) is not None else MISSING for of, n in self._places]
 
     def _put(self, values: list[Any]) -> None:
         for (reference, name), value in zip(self._places, values, strict=False):
-            if (module := reference()) is None:
-                continue
-            if value is not _ABSENT:
-                vars(module)[name] = value
-            else:
-                vars(module).pop(name, None)
+            if (module := reference()) is not None:
+                _put_value(module, name, value)
 
     def _watch_class(self, kind: type[nn.Module]) -> None:
         """Notice reads of attributes that are not there."""

@@ -1,4 +1,4 @@
-"""Reading, restoring and observing attributes and children of modules."""
+"""What modules hold under a name, children and buffers included: read, put back, and noticed when it changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from shardwright.contents import restore_dict
+from shardwright.contents import restore_dict, slots_of
 from shardwright.patches import original_of
 
 Note = Callable[[nn.Module, str], None]
@@ -22,38 +22,57 @@ def value_of(holder: Any, name: str) -> Any:
         for held in (holder._buffers, holder._parameters, holder._modules):
             if name in held:
                 return held[name]
-    return vars(holder).get(name, MISSING)
+    return _own(holder, name)
 
 
-def set_value(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute of a module, other than a parameter, or delete it if the value is ``MISSING``."""
+def _own(holder: Any, name: str) -> Any:
+    slot = slots_of(type(holder)).get(name)
+    if slot is None:
+        return vars(holder).get(name, MISSING)
+    try:
+        return slot.__get__(holder)
+    except AttributeError:
+        return MISSING
+
+
+def own_value(module: nn.Module, name: str) -> Any:
+    """What a module itself has under a name, which may be a module that is no child of it; `MISSING` if nothing."""
+    return type(module) if name == "__class__" else _own(module, name)
+
+
+def set_own(module: nn.Module, name: str, value: Any) -> None:
+    """Have it be what :func:`own_value` has given."""
     if name == "__class__":
         object.__setattr__(module, name, value)
-        return
-    is_child = isinstance(value, nn.Module) or (value is None and name in module._modules)
-    home: dict[str, Any] = module._modules if is_child else module._buffers if name in module._buffers else vars(module)
-    for held in (vars(module), module._modules):
-        if held is not home:
-            held.pop(name, None)
-    if value is MISSING:
-        home.pop(name, None)
+    elif (slot := slots_of(type(module)).get(name)) is not None:
+        if value is not MISSING:
+            slot.__set__(module, value)
+        elif _own(module, name) is not MISSING:
+            slot.__delete__(module)
+    elif value is MISSING:
+        vars(module).pop(name, None)
     else:
-        home[name] = value
+        vars(module)[name] = value
 
 
-class Children:
-    """A snapshot of the children of a module."""
+class Members:
+    """Which children and buffers a module has, to be put back."""
 
-    __slots__ = ("_before", "_held", "_module")
+    __slots__ = ("_module", "_not_saved", "_tables")
 
     def __init__(self, module: nn.Module) -> None:
-        """Take the snapshot."""
-        self._module, self._held, self._before = module, module._modules, dict(module._modules)
+        """Remember them."""
+        self._module, self._not_saved = module, set(module._non_persistent_buffers_set)
+        tables: dict[str, dict[str, Any]] = {"_modules": module._modules, "_buffers": module._buffers}
+        self._tables = [(name, held, dict(held)) for name, held in tables.items()]
 
     def restore(self) -> None:
-        """Restore the children in order."""
-        vars(self._module)["_modules"] = self._held
-        restore_dict(self._held, self._before)
+        """Put them back, in their order."""
+        for name, held, before in self._tables:
+            vars(self._module)[name] = held
+            restore_dict(held, before)
+        if self._module._non_persistent_buffers_set != self._not_saved:
+            self._module._non_persistent_buffers_set = set(self._not_saved)
 
 
 #: The methods of torch's containers that change children without ``nn.Module.__setattr__``.

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from shardwright import _core
 from shardwright.errors import FrameError
-from shardwright.execution import forward_mode, other_weights, process
+from shardwright.execution import forward_mode, other_weights, precision, process
 from shardwright.execution.task import running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames.grad_mode import GradMode
@@ -131,6 +131,7 @@ class StepState:
                 "do not reach modules on other ranks: use them inside the module that needs them"
             )
         cuda = torch.cuda.current_stream() if process.cuda_in_use() else None
+        precision.forget()
         return StepState(
             contextvars.copy_context(),
             TaskState.capture(),

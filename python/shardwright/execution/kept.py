@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, Cell, kind_of, put_values, reached, restore_cells
-from shardwright.execution.children import Children, set_value, value_of
+from shardwright.contents import INTERNAL, Cell, attributes_of, kind_of, put_values, reached, restore_cells
+from shardwright.execution.children import Members, own_value, set_own, value_of
 from shardwright.frames.remote import is_remote
 from shardwright.opaque import MAX_BYTES, are_same, holds_the_very_same, is_same
 
@@ -180,7 +180,7 @@ class Watch:
         self._copied = set(copied)
         self.is_stale = False
         self._set: list[tuple[nn.Module, str, Any]] = []
-        self._children: dict[nn.Module, Children] = {}
+        self._members: dict[nn.Module, Members] = {}
         self._tensors: list[_Watched] = []
         self._cells: list[tuple[nn.Module, str, Cell]] = []
         #: Attributes of modules whose code may set them past ``__setattr__``.
@@ -207,12 +207,12 @@ class Watch:
         known: set[int] = set()
         kinds: dict[type, bool] = {}
         for module, path in self._modules.items():
-            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            values = [(name, value) for name, value in attributes_of(module).items() if name not in INTERNAL]
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
                     known.update(id(part) for part in reached(value))
         for module, path in self._modules.items():
-            values = [(name, value) for name, value in vars(module).items() if name not in INTERNAL]
+            values = [(name, value) for name, value in attributes_of(module).items() if name not in INTERNAL]
             kind = type(module)
             if kind not in kinds:
                 kinds[kind] = _goes_past_setattr(kind)
@@ -254,7 +254,7 @@ class Watch:
     def end_step(self) -> None:
         """Forget what was set."""
         self._set.clear()
-        self._children.clear()
+        self._members.clear()
         for one in self._tensors:
             one.end()
 
@@ -262,17 +262,16 @@ class Watch:
         """A task is about to set an attribute."""
         path = self._modules.get(module)
         if path is not None and name not in _UNNOTICED and not self._is_settled(path, name):
-            place = (module, name, value_of(module, name))
-            task.sets.append(place)
-            self._set.append(place)
-            self._children.setdefault(module, Children(module))
+            task.sets.append((module, name, value_of(module, name)))
+            self._set.append((module, name, own_value(module, name)))
+            self._members.setdefault(module, Members(module))
 
     def is_switched(self, module: nn.Module, name: str) -> bool:
         """A task is about to change what torch itself keeps in a module; whether no forward is known to do so."""
         path = self._modules.get(module)
         if path is None or self._is_settled(path, name):
             return False
-        self._set.append((module, name, value_of(module, name)))
+        self._set.append((module, name, own_value(module, name)))
         return True
 
     def written(self, task: RunningTask, within: nn.Module | None) -> str | None:
@@ -379,9 +378,9 @@ class Watch:
         for one in self._tensors:
             one.restore()
         for module, name, before in [*reversed(self._set), *self._places]:
-            set_value(module, name, before)
-        for children in self._children.values():
-            children.restore()
+            set_own(module, name, before)
+        for members in self._members.values():
+            members.restore()
         holders = [vars(module) for module in {id(module): module for module, _, _ in self._cells}.values()]
         if restore_cells((cell for _, _, cell in self._cells), holders):
             self.is_stale = True  # copies of iterators are to be watched from now on

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from shardwright import _core
+from shardwright.execution.precision import precision, set_precision
 
 #: Values in the order of :data:`_SETTINGS`.
 Settings = tuple[Any, ...]
@@ -61,11 +62,7 @@ _SENT: tuple[_Sent, ...] = (
     ),
     (_core.TorchSetting.MATH_ATTENTION, torch._C._get_math_sdp_enabled, torch._C._set_sdp_use_math),
     (_core.TorchSetting.CUDNN_ATTENTION, torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
-    (
-        _core.TorchSetting.MATMUL_PRECISION,
-        torch._C._get_float32_matmul_precision,
-        torch._C._set_float32_matmul_precision,
-    ),
+    (_core.TorchSetting.PRECISION, precision, set_precision),
     (_core.TorchSetting.DETERMINISTIC, torch._C._get_deterministic_algorithms, _set_deterministic),
     (
         _core.TorchSetting.DETERMINISTIC_WARN_ONLY,

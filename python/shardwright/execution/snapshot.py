@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from shardwright.contents import INTERNAL, cells_of, put_values, restore_cells
-from shardwright.execution.children import Children
+from shardwright.contents import INTERNAL, attributes_of, cells_of, put_attributes, put_values, restore_cells
+from shardwright.execution.children import Members
 from shardwright.execution.kept import Attribute, version_of
 
 _MISSING = object()
@@ -22,10 +22,10 @@ class Snapshot:
     ) -> None:
         """Remember it."""
         self._attributes = [
-            (vars(module), {name: value for name, value in vars(module).items() if name not in INTERNAL})
+            (module, {name: value for name, value in attributes_of(module).items() if name not in INTERNAL})
             for module in modules
         ]
-        self._children = [Children(module) for module in modules]
+        self._members = [Members(module) for module in modules]
         self._homes = [home.__dict__ for home in {id(home): home for home, _ in variables}.values()]
         self._variables = [(home.__dict__, name, home.__dict__.get(name, _MISSING)) for home, name in variables]
         self._tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
@@ -38,19 +38,18 @@ class Snapshot:
                 self._tensors.append((part, version_of(part), part.detach().clone()))
 
     def restore(self) -> None:
-        """Restore the snapshot."""
-        for attributes, own in self._attributes:
-            for name in attributes.keys() - own.keys() - INTERNAL:
-                del attributes[name]
-            attributes.update(own)
-        for children in self._children:
-            children.restore()
+        """Put it back."""
+        for module, own in self._attributes:
+            put_attributes(module, own, INTERNAL)
+        for members in self._members:
+            members.restore()
         for variables, name, value in self._variables:
             if value is _MISSING:
                 variables.pop(name, None)
             else:
                 variables[name] = value
-        restore_cells(self._cells, [*(attributes for attributes, _ in self._attributes), *self._homes])
+        restore_cells(self._cells, [*(vars(module) for module, _ in self._attributes), *self._homes])
         for tensor, version, copy in self._tensors:
-            if version_of(tensor) != version or tensor.is_inference():
+            # One that is written to past its version has the same.
+            if version_of(tensor) != version or tensor.is_inference() or not torch.equal(tensor, copy):
                 put_values(tensor, copy)

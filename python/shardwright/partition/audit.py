@@ -27,7 +27,7 @@ from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins
 from shardwright.partition.tree import ModelTree, TensorEntry, address, hooks_on, join_path
-from shardwright.patches import replaced
+from shardwright.patches import original_of, replaced
 
 
 class Audit:
@@ -220,11 +220,11 @@ class Audit:
         def child_changes(module: nn.Module, name: str) -> None:
             self._attribute_written(module, name, is_child=True)
 
-        functions = {
-            "__getattribute__": __getattribute__,
-            "__setattr__": __setattr__,
-            "__delattr__": __delattr__,
-        }
+        def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+            original_of(register_buffer)(module, name, *args, **kwargs)
+            self._attribute_written(module, name, is_child=False)
+
+        functions = {own.__name__: own for own in (__getattribute__, __setattr__, __delattr__, register_buffer)}
         with replaced(nn.Module, functions), self._shared.watching(self._object_used), contextlib.ExitStack() as stack:
             for owner, name in ((nn.Module, "add_module"), *CONTAINER_METHODS):
                 stack.enter_context(replaced(owner, {name: notifying(child_changes)}))
@@ -235,6 +235,8 @@ class Audit:
         index = None if path is None else self._tree.by_path[path].buffers.get(name)
         if index is not None:
             self._used(index, self._stack.top.path)
+        elif path is not None:  # one that the forward itself has registered
+            self._readers.setdefault((id(module), name), set()).add(self._stack.top.path)
 
     def _object_used(self, attribute: tuple[int, str]) -> None:
         if self._stack.here():

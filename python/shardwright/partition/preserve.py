@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from shardwright.contents import containers_in, restore_cells, restore_dict
+from shardwright.contents import attributes_of, containers_in, restore_cells, restore_dict, restore_slots, slots_of
+from shardwright.partition.plain import plain_tensors
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree
 
@@ -27,11 +28,13 @@ class Preserved:
 
     Attributes:
         shared: The objects that modules share.
+        plain: Tensors that modules hold as neither parameters nor buffers.
     """
 
     def __init__(self, tree: ModelTree) -> None:
         """Remember buffers, gradients and attributes of the modules of `tree`, as they are now."""
         self.shared = SharedState(tree)
+        self.plain = plain_tensors(tree, self.shared)
         self._tree = tree
         self._modules = [ModuleState(entry.module) for entry in tree.modules]
         self._gradients = [(entry.tensor, entry.tensor.grad) for entry in tree.parameters]
@@ -73,6 +76,8 @@ class Preserved:
         for parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+        for plain in self.plain:
+            plain.restore()
         writes.restore()
 
 
@@ -170,15 +175,17 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, left_out: frozenset[str] = frozenset()) -> None:
         """Remember them, but for those whose names are left out."""
-        self._held = vars(module)
+        self._module, self._held = module, vars(module)
         self._left_out = left_out
         self._attributes = {name: value for name, value in self._held.items() if name not in left_out}
-        self._cells = containers_in(self._attributes.values())
+        self._in_slots = attributes_of(module) if slots_of(type(module)) else {}
+        self._cells = containers_in([*self._attributes.values(), *self._in_slots.values()])
 
     def restore(self) -> None:
         """Put them back."""
         others = {name: value for name, value in self._held.items() if name in self._left_out}
         restore_dict(self._held, others | self._attributes)
+        restore_slots(self._module, self._in_slots)
         restore_cells(self._cells, [self._held])
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.contents import INTERNAL, Cell, Search, kind_of, restore_cells
+from shardwright.contents import INTERNAL, Cell, Search, attributes_of, kind_of, restore_cells
 from shardwright.opaque import Kind, are_unchanged, holds_the_very_same
 from shardwright.partition.tree import ModelTree
 from shardwright.partition.variables import Variable, is_own, variables_of
@@ -131,7 +131,7 @@ class SharedState:
         self._set_objects: set[int] = set()
         self._variables_meanwhile: set[str] = set()
         for entry in tree.modules:
-            for name, value in entry.module.__dict__.items():
+            for name, value in attributes_of(entry.module).items():
                 if name not in INTERNAL:
                     self._add(value, (id(entry.module), name), None)
             kind = type(entry.module)
@@ -202,6 +202,10 @@ class SharedState:
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors found in containers and objects."""
         return (tensor for tensor, _ in self._tensors.values())
+
+    def held_tensors(self) -> Iterator[tuple[torch.Tensor, AttributeKey]]:
+        """Those tensors, with each attribute through which modules reach them."""
+        return ((tensor, key) for tensor, cells in self._tensors.values() for cell in cells for key in cell.attributes)
 
     def written(self, tensor: torch.Tensor) -> None:
         """An operation writes to this tensor."""

@@ -25,7 +25,6 @@ from shardwright.partition.preserve import Preserved, Writes, copied_arguments, 
 from shardwright.partition.recomputed import Recomputed
 from shardwright.partition.record import ModuleRecord, Trace
 from shardwright.partition.regions import Regions, stays_here
-from shardwright.partition.shared_state import SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry, device_of, why_without_values
 from shardwright.partition.unversioned import UnversionedWrites
 from shardwright.progress import Progress
@@ -177,13 +176,13 @@ class _Run:
 
     def _watched(self, measure_memory: bool, *, gradients: bool, training: bool = False) -> _Recording:
         self._preserved = None  # what an attempt before noted is of no use
-        with self._prepared(gradients) as (args, kwargs, writes, shared):
+        with self._prepared(gradients) as (args, kwargs, writes, preserved):
             for entry in self._tree.modules if training else ():
                 entry.module.training = True
             stack = Stack()
             foreign = ForeignTensors(self._tree, writes, (args, kwargs))
-            audit = Audit(self._tree, stack, shared)
-            recording = _Recording(self._tree, stack, audit, foreign, writes, measure_memory, shared)
+            audit = Audit(self._tree, stack, preserved.shared)
+            recording = _Recording(self._tree, stack, audit, foreign, writes, measure_memory, preserved)
             with (
                 intercepted(self._tree, stack, recording, self._runner),
                 recording.audit.watching_attributes(),
@@ -224,7 +223,7 @@ class _Run:
                 return pieces.measurement(stack)
 
     @contextlib.contextmanager
-    def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, SharedState]]:
+    def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, Preserved]]:
         own = {id(entry.tensor) for entry in self._tree.parameters}
         # Under inference mode the copies of buffers would be tensors that nothing else may write to.
         with (
@@ -241,7 +240,7 @@ class _Run:
             args, kwargs = copied_arguments(
                 self._args, self._kwargs, self._device, keep=lambda tensor: id(tensor) in own
             )
-            yield args, kwargs, writes, preserved.shared
+            yield args, kwargs, writes, preserved
 
 
 class _Recording:
@@ -255,13 +254,13 @@ class _Recording:
         foreign: ForeignTensors,
         writes: Writes,
         measure_memory: bool,
-        shared: SharedState,
+        preserved: Preserved,
     ) -> None:
         self.audit = audit
-        self._shared = shared
+        self._shared = preserved.shared
         self._foreign = foreign
         self.recomputed = Recomputed(tree, stack)
-        self._unversioned = UnversionedWrites(tree, stack)
+        self._unversioned = UnversionedWrites(tree, stack, preserved.plain)
         self.regions = Regions(saves_tensors=measure_memory)
         self._tree = tree
         self._stack = stack
@@ -346,10 +345,10 @@ class _Recording:
         for users in self._foreign.changed():
             self.audit.keep((), users)
         self.audit.written_parameters(self._writes.written())
-        for entry, users, is_needed in self._unversioned.found():
-            self.audit.keep(entry.names, users)
+        for names, users, is_needed in self._unversioned.found():
+            self.audit.keep(names, users)
             if is_needed:
-                self.audit.one_at_a_time(f"{entry.name} is written to past its version")
+                self.audit.one_at_a_time(f"{names[0]} is written to past its version")
         join_hooks(self._tree, self.audit, self._shared)
         joins = self.audit.joins()
         self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))

@@ -1,38 +1,54 @@
-"""Buffers that a forward writes to and torch counts no version for: through `.data`, or by batch normalisation.
+"""What a forward writes to and torch counts no version for: through `.data`, or by batch normalisation.
 
-A backward that needs such a buffer finds, without an error, what later microbatches have left in it.
+A backward that needs such a buffer, or plain tensor, finds, without an error, what later microbatches have left in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.partition.observe import Stack
+from shardwright.partition.plain import PlainTensor
 from shardwright.partition.tree import ModelTree, TensorEntry
 
 #: Operations of which no backward needs what they are given.
 _SAVES_NOTHING = frozenset({"clone", "copy_", "_to_copy", "_local_scalar_dense", "add", "sub", "add_", "sub_"})
 
 
-class UnversionedWrites:
-    """Notes by their memory what is done with buffers, in one forward of a model."""
+class _Watched(NamedTuple):
+    tensor: torch.Tensor
+    version: int
+    names: tuple[str, ...]
+    holders: tuple[str, ...]
+    before: TensorEntry | PlainTensor
 
-    def __init__(self, tree: ModelTree, stack: Stack) -> None:
-        """Know the buffers, which are those of the trace already."""
+    def has_changed(self) -> bool:
+        if isinstance(self.before, TensorEntry):
+            return not _has_values_of(self.tensor.to(self.before.tensor.device), self.before.tensor)
+        values = self.before.values
+        return self.before.is_exchanged or (values is not None and not _has_values_of(self.tensor, values))
+
+
+class UnversionedWrites:
+    """Notes by their memory what is done with buffers and plain tensors, in one forward of a model."""
+
+    def __init__(self, tree: ModelTree, stack: Stack, plain: Iterable[PlainTensor]) -> None:
+        """Know the buffers, which are those of the trace already, and the plain tensors."""
         self._stack = stack
-        self._entries = tree.buffers
-        self._buffers: dict[int, torch.Tensor] = {}
+        self._watched: list[_Watched] = []
         for entry in tree.modules:
             for name, index in entry.buffers.items():
-                buffer = entry.module._buffers[name]
+                buffer, of = entry.module._buffers[name], tree.buffers[index]
                 if buffer is not None and buffer.layout is torch.strided and not buffer.is_meta:
-                    self._buffers[index] = buffer
-        self._versions = {index: buffer._version for index, buffer in self._buffers.items()}
-        self._by_id = {id(buffer): index for index, buffer in self._buffers.items()}
-        self._by_memory = {buffer.untyped_storage()._cdata: index for index, buffer in self._buffers.items()}
+                    self._watched.append(_Watched(buffer, buffer._version, of.names, of.holders, of))
+        for one in plain:
+            names, holders = tuple(sorted(one.names)), tuple(sorted(one.holders))
+            self._watched.append(_Watched(one.tensor, one.tensor._version, names, holders, one))
+        self._by_id = {id(one.tensor): index for index, one in enumerate(self._watched)}
+        self._by_memory = {one.tensor.untyped_storage()._cdata: index for index, one in enumerate(self._watched)}
         self._destinations: set[int] = set()
         self._written: dict[int, set[str]] = {}
         #: Whose values a backward may need, and who has used them.
@@ -48,7 +64,7 @@ class UnversionedWrites:
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
         """An operation is given these tensors."""
-        for tensor in tensors if self._buffers else ():
+        for tensor in tensors if self._watched else ():
             index = self._index_of(tensor)
             if index is not None and id(tensor) not in self._destinations:
                 self._users.setdefault(index, set()).add(self._stack.top.path)
@@ -65,15 +81,12 @@ class UnversionedWrites:
                 return None
         return index
 
-    def found(self) -> Iterator[tuple[TensorEntry, set[str], bool]]:
-        """Those buffers, once the forward is over: who writes to them and uses them, and whether a backward may."""
-        for index, buffer in self._buffers.items():
-            if buffer._version != self._versions[index]:
-                continue
-            entry = self._entries[index]
-            if index in self._written or not _has_values_of(buffer.to(entry.tensor.device), entry.tensor):
+    def found(self) -> Iterator[tuple[tuple[str, ...], set[str], bool]]:
+        """Their names, once the forward is over: who writes to them and uses them, and whether a backward may."""
+        for index, one in enumerate(self._watched):
+            if one.tensor._version == one.version and (index in self._written or one.has_changed()):
                 users = self._written.get(index, set()) | self._users.get(index, set())
-                yield entry, users or set(entry.holders), index in self._needed
+                yield one.names, users or set(one.holders), index in self._needed
 
 
 def _saves_nothing(func: Any) -> bool:

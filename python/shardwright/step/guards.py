@@ -75,6 +75,13 @@ def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
     original_of(add_module)(module, name, child)
 
 
+def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
+    """``Module.register_buffer``, refused as a change is."""
+    module_locations.refuse_change(module, name, None)
+    module_locations.is_set(module, name, None)
+    original_of(register_buffer)(module, name, *args, **kwargs)
+
+
 def _child_changes(module: nn.Module, name: str) -> None:
     module_locations.refuse_change(module, name, None)
     module_locations.is_set(module, name, None)
