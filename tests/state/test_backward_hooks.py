@@ -74,6 +74,28 @@ def _of_its_sibling(module: Hooked) -> Callable[..., None]:
     return hook
 
 
+def _of_its_own(module: Hooked) -> Callable[..., None]:
+    child: Any = module.child
+    child.level = 1.0
+    module._scale = lambda: child.level
+
+    def hook(own: Any, *args: Any) -> None:
+        own.level = changed(own.level, args[-1])
+
+    return hook
+
+
+def _in_a_dict_of_its_own(module: Hooked) -> Callable[..., None]:
+    child: Any = module.child
+    child.levels = {"level": 1.0}
+    module._scale = lambda: child.levels["level"]
+
+    def hook(own: Any, *args: Any) -> None:
+        own.levels["level"] = changed(own.levels["level"], args[-1])
+
+    return hook
+
+
 def _enclosed_list(module: Hooked) -> Callable[..., None]:
     levels: list[float] = []
     module._scale = lambda: 1.0 + sum(levels)
@@ -104,6 +126,8 @@ def _global_dict(module: Hooked) -> Callable[..., None]:
 KINDS: dict[str, Callable[[Hooked], Callable[..., None]]] = {
     "an attribute": lambda module: module.note,
     "an attribute of its sibling": _of_its_sibling,
+    "an attribute of its own module": _of_its_own,
+    "a dict of its own module": _in_a_dict_of_its_own,
     "a dict": lambda module: module.note_in_a_dict,
     "an object": lambda module: module.note_in_an_object,
     "an enclosed list": _enclosed_list,
