@@ -115,6 +115,7 @@ def _enclosed_number(module: Hooked) -> Callable[..., None]:
 
 def _global_dict(module: Hooked) -> Callable[..., None]:
     number = id(module)
+    LEVELS.pop(number, None)  # of a module that is gone
 
     def hook(*args: Any) -> None:
         LEVELS[number] = changed(LEVELS.get(number, 1.0), args[-1])

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
 from shardwright.contents import INTERNAL
-from shardwright.partition.reach import Reach
+from shardwright.partition.reach import Reach, looks_at_first, may_act
 from shardwright.partition.shared_state import AttributeKey, SharedState
-from shardwright.partition.tree import ModelTree, join_path
+from shardwright.partition.tree import ModelTree, ModuleEntry, join_path
 
 if TYPE_CHECKING:
     from shardwright.partition.audit import Audit
@@ -31,16 +31,16 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
         audit: Knows who used what in a forward.
         shared: Objects and variables that modules use.
     """
-    hooked = [(entry.path, entry.module, hooks) for entry in tree.modules if (hooks := _backward_hooks(entry.module))]
+    hooked = [_Hooked(entry, hooks) for entry in tree.modules if (hooks := _backward_hooks(entry.module))]
     if not hooked:
         return
     used = _used_by_functions(tree, audit)
-    for place, users in shared.places():
-        used.setdefault(place, set()).update(users)
+    for place, paths in shared.places():
+        used.setdefault(place, set()).update(paths)
 
-    def changes(path: str, users: set[str], held: Iterable[AttributeKey], what: str) -> None:
-        names = sorted(join_path(tree.path_of[module], name) for module, name in held)
-        what = names[0] if names else what
+    def changed(path: str, users: set[str], change: _Change, *, is_held: bool) -> None:
+        names = sorted(join_path(tree.path_of[module], name) for module, name in change.held) if is_held else []
+        what = names[0] if names else change.what
         for user in sorted(users):
             audit.join(user, path, f"uses {what}, which a backward hook of the other may change")
         if names:
@@ -48,28 +48,91 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
         else:  # which no backward is seen to change
             audit.one_at_a_time(f"a backward hook of {path or 'the model'} may change {what}")
 
-    for path, module, hooks in hooked:
-        reach = Reach(hooks, given=[module])
-        for value, name in reach.attributes():
-            holder = tree.path_of.get(id(value))
-            held = shared.holders(id(value)) if holder is None else {(id(value), name)}
-            users = audit.readers_of((id(value), name))
-            if holder is not None and (name in vars(value) or name in value._buffers):
-                users |= {holder}
-            elif users:
-                users |= {tree.path_of[module] for module, _ in held}
-            if users - {path}:
-                changes(path, users, held, f"attribute {name} of a {type(value).__name__}")
-        for place, what in reach.places():
+    for one in hooked:
+        one.find_changes(tree, shared)
+    by_code = _used_by_code(tree, {change.place for one in hooked for change in one.changes})
+    for one in hooked:
+        for change in one.changes:
+            reading = set(by_code.get(change.place, ()))
+            if change.attribute is not None:
+                value, name = change.attribute
+                users = reading = reading | audit.readers_of((id(value), name))
+                is_there = isinstance(value, nn.Module) and (name in vars(value) or name in value._buffers)
+                if is_there or users:
+                    users = users | {tree.path_of[module] for module, _ in change.held}
+                if users - {one.path}:
+                    changed(one.path, users, change, is_held=True)
+            else:
+                others = used.get(change.place, set())
+                users = {user for attribute in change.held for user in audit.readers_of(attribute)}
+                reading |= users | others
+                if reading:
+                    changed(one.path, reading, change, is_held=not others)
+            one.acts |= bool(reading)
+    for one, other in _from_hook_to_hook(hooked):
+        for change in one.changes:
+            if change.is_made and other.reach.uses(change.place):
+                # What a list or an object holds is not watched where no forward uses it.
+                is_held = change.attribute is not None and isinstance(change.attribute[0], nn.Module)
+                changed(one.path, {other.path}, change, is_held=is_held)
+
+
+class _Change(NamedTuple):
+    """What a backward hook may change: the attributes that lead to it, what it is in words, and if it is one itself."""
+
+    place: Hashable
+    held: set[AttributeKey]
+    what: str
+    attribute: tuple[Any, str] | None = None
+    #: Whether the code of the hook does change something of this kind.
+    is_made: bool = True
+
+
+class _Hooked:
+    """A module and its backward hooks: what they may change, and whether that or they change what is computed."""
+
+    def __init__(self, entry: ModuleEntry, hooks: list[Any]) -> None:
+        self.path = entry.path
+        self.reach = Reach(hooks, given=[entry.module] if any(map(looks_at_first, hooks)) else ())
+        self.acts = any(may_act(hook, self.reach) for hook in hooks)
+        self.changes: list[_Change] = []
+
+    def find_changes(self, tree: ModelTree, shared: SharedState) -> None:
+        for value, name in self.reach.attributes():
+            key = (id(value), name)
+            held = {key} if id(value) in tree.path_of else shared.holders(id(value))
+            self.changes.append(_Change(key, held, f"attribute {name} of a {type(value).__name__}", (value, name)))
+        for place, what in self.reach.places():
+            is_made = self.reach.mutates or place not in self.reach.objects
             held = shared.holders(place) if isinstance(place, int) else set()
-            users = {user for attribute in held for user in audit.readers_of(attribute)}
-            others = used.get(place, set())
-            if users | others:
-                changes(path, users | others, () if others else held, what)
+            self.changes.append(_Change(place, held, what, is_made=is_made))
+
+
+def _from_hook_to_hook(hooked: list[_Hooked]) -> Iterator[tuple[_Hooked, _Hooked]]:
+    """Pairs whose first changes what the second uses, where the second has an effect on what is computed."""
+    acting = [one for one in hooked if one.acts]
+    for other in acting:  # grows
+        for one in hooked:
+            if one is not other and any(change.is_made and other.reach.uses(change.place) for change in one.changes):
+                if not one.acts:
+                    one.acts = True
+                    acting.append(one)
+                yield one, other
 
 
 def _backward_hooks(module: nn.Module) -> list[Any]:
     return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def _used_by_code(tree: ModelTree, places: set[Hashable]) -> dict[Hashable, set[str]]:
+    """By place, the modules whose forward may use it: in a branch that was not traced, it may be."""
+    used: dict[Hashable, set[str]] = {}
+    for entry in tree.modules if places else ():
+        reach = Reach([type(entry.module).forward], given=[entry.module])
+        for place in places:
+            if reach.uses(place):
+                used.setdefault(place, set()).add(entry.path)
+    return used
 
 
 def _used_by_functions(tree: ModelTree, audit: Audit) -> dict[Hashable, set[str]]:
