@@ -169,8 +169,11 @@ class Audit:
         self._flows.append(CrossingFlow(scope="", what=what, meets_backward=True))
 
     def readers_of(self, attribute: tuple[int, str]) -> set[str]:
-        """Who has used an attribute of a module or another object."""
-        return self._readers.get(attribute, set()) | self._users.get(attribute, set())
+        """Who has used an attribute of a module, which may be a buffer, or of another object."""
+        path = self._tree.path_of.get(attribute[0])
+        index = None if path is None else self._tree.by_path[path].buffers.get(attribute[1])
+        key = attribute if index is None else index
+        return self._readers.get(attribute, set()) | self._users.get(key, set())
 
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""

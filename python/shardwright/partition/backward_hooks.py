@@ -12,6 +12,7 @@ import types
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
@@ -31,10 +32,11 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
         audit: Knows who used what in a forward.
         shared: Objects and variables that modules use.
     """
-    hooked = [_Hooked(entry, hooks) for entry in tree.modules if (hooks := _backward_hooks(entry.module))]
+    buffers = _Buffers(tree)
+    hooked = [_Hooked(entry, hooks, buffers) for entry in tree.modules if (hooks := _backward_hooks(entry.module))]
     if not hooked:
         return
-    used = _used_by_functions(tree, audit)
+    used = _used_by_functions(tree, audit, buffers)
     for place, paths in shared.places():
         used.setdefault(place, set()).update(paths)
 
@@ -45,12 +47,12 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
             audit.join(user, path, f"uses {what}, which a backward hook of the other may change")
         if names:
             audit.keep(names, {*users, path})
-        else:  # which no backward is seen to change
+        if not names or change.is_unseen:
             audit.one_at_a_time(f"a backward hook of {path or 'the model'} may change {what}")
 
     for one in hooked:
-        one.find_changes(tree, shared)
-    by_code = _used_by_code(tree, {change.place for one in hooked for change in one.changes})
+        one.find_changes(tree, shared, buffers)
+    by_code = _used_by_code(tree, buffers, {change.place for one in hooked for change in one.changes})
     for one in hooked:
         for change in one.changes:
             reading = set(by_code.get(change.place, ()))
@@ -62,7 +64,7 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
                     users = users | {tree.path_of[module] for module, _ in change.held}
                 if users - {one.path}:
                     changed(one.path, users, change, is_held=True)
-            else:
+            elif change.is_made or not change.is_tensor:
                 others = used.get(change.place, set())
                 users = {user for attribute in change.held for user in audit.readers_of(attribute)}
                 reading |= users | others
@@ -86,26 +88,47 @@ class _Change(NamedTuple):
     attribute: tuple[Any, str] | None = None
     #: Whether the code of the hook does change something of this kind.
     is_made: bool = True
+    is_tensor: bool = False
+    #: Whether torch does not notice it.
+    is_unseen: bool = False
+
+
+class _Buffers:
+    """The buffers of the trace, which are others than the model's own."""
+
+    def __init__(self, tree: ModelTree) -> None:
+        #: By the id of one of the model's own, the one that is in its place, and the attributes that hold that.
+        self.instead: dict[int, torch.Tensor] = {}
+        self.held: dict[int, set[AttributeKey]] = {}
+        for entry in tree.modules:
+            for name, index in entry.buffers.items():
+                buffer = entry.module._buffers[name]
+                if buffer is not None:
+                    self.instead[id(tree.buffers[index].tensor)] = buffer
+                    self.held.setdefault(id(buffer), set()).add((id(entry.module), name))
 
 
 class _Hooked:
     """A module and its backward hooks: what they may change, and whether that or they change what is computed."""
 
-    def __init__(self, entry: ModuleEntry, hooks: list[Any]) -> None:
+    def __init__(self, entry: ModuleEntry, hooks: list[Any], buffers: _Buffers) -> None:
         self.path = entry.path
-        self.reach = Reach(hooks, given=[entry.module] if any(map(looks_at_first, hooks)) else ())
+        given = [entry.module] if any(map(looks_at_first, hooks)) else []
+        self.reach = Reach(hooks, given, buffers.instead)
         self.acts = any(may_act(hook, self.reach) for hook in hooks)
         self.changes: list[_Change] = []
 
-    def find_changes(self, tree: ModelTree, shared: SharedState) -> None:
+    def find_changes(self, tree: ModelTree, shared: SharedState, buffers: _Buffers) -> None:
         for value, name in self.reach.attributes():
             key = (id(value), name)
             held = {key} if id(value) in tree.path_of else shared.holders(id(value))
             self.changes.append(_Change(key, held, f"attribute {name} of a {type(value).__name__}", (value, name)))
         for place, what in self.reach.places():
             is_made = self.reach.mutates or place not in self.reach.objects
-            held = shared.holders(place) if isinstance(place, int) else set()
-            self.changes.append(_Change(place, held, what, is_made=is_made))
+            is_tensor = isinstance(place, int) and isinstance(self.reach.objects.get(place), torch.Tensor)
+            held = (buffers.held.get(place) or shared.holders(place)) if isinstance(place, int) else set()
+            is_unseen = is_tensor and self.reach.passes_versions
+            self.changes.append(_Change(place, held, what, is_made=is_made, is_tensor=is_tensor, is_unseen=is_unseen))
 
 
 def _from_hook_to_hook(hooked: list[_Hooked]) -> Iterator[tuple[_Hooked, _Hooked]]:
@@ -124,18 +147,18 @@ def _backward_hooks(module: nn.Module) -> list[Any]:
     return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
 
 
-def _used_by_code(tree: ModelTree, places: set[Hashable]) -> dict[Hashable, set[str]]:
+def _used_by_code(tree: ModelTree, buffers: _Buffers, places: set[Hashable]) -> dict[Hashable, set[str]]:
     """By place, the modules whose forward may use it: in a branch that was not traced, it may be."""
     used: dict[Hashable, set[str]] = {}
     for entry in tree.modules if places else ():
-        reach = Reach([type(entry.module).forward], given=[entry.module])
+        reach = Reach([type(entry.module).forward], [entry.module], buffers.instead)
         for place in places:
             if reach.uses(place):
                 used.setdefault(place, set()).add(entry.path)
     return used
 
 
-def _used_by_functions(tree: ModelTree, audit: Audit) -> dict[Hashable, set[str]]:
+def _used_by_functions(tree: ModelTree, audit: Audit, buffers: _Buffers) -> dict[Hashable, set[str]]:
     """By place, who uses it in a function that a module holds or that is a hook of its forward."""
     used: dict[Hashable, set[str]] = {}
     for entry in tree.modules:
@@ -146,7 +169,7 @@ def _used_by_functions(tree: ModelTree, audit: Audit) -> dict[Hashable, set[str]
                 found.append((audit.readers_of((id(module), name)), [value]))
         for users, functions in found:
             if users and functions:
-                reach = Reach(functions)
+                reach = Reach(functions, instead=buffers.instead)
                 for place in [*(place for place, _ in reach.places()), *reach.variables]:
                     used.setdefault(place, set()).update(users)
     return used

@@ -6,7 +6,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from shardwright.partition.variables import MISSING, codes_of, content_of, is_ow
 _MOST_OBJECTS = 2000
 _LOADS_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__dict__", "vars"})
-_GETTERS = frozenset({"getattr", "hasattr", "__getattribute__"})
+_GETTERS = frozenset({"getattr", "hasattr", "__getattribute__", "attrgetter", "get_buffer", "get_submodule"})
 _CLASS = frozenset({"type", "__class__"})
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WALKS = frozenset({"modules", "children", "named_modules", "named_children"})
@@ -38,6 +38,8 @@ _MUTATE = frozenset(
     | {"pop", "popleft", "popitem", "remove", "reverse", "rotate", "sort", "subtract", "write"}
     | {"__setitem__", "__delitem__", "setitem", "delitem", "difference_update", "intersection_update"}
 )
+#: Ways to what is in a tensor for which torch counts no version.
+_PAST_VERSIONS = frozenset({"data", "numpy", "__array__", "storage", "untyped_storage", "set_", "from_dlpack"})
 
 
 class _Code(NamedTuple):
@@ -70,13 +72,14 @@ def _read(code: types.CodeType) -> _Code:
         mutates=any(each.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") for each in instructions)
         or not _MUTATE.isdisjoint(code.co_names)
         or _writes_in_place(loaded)
-        or "out" in texts,
+        or "out" in texts
+        or "data" in stored,
     )
 
 
 def _texts_in(constant: Any) -> list[str]:
     parts = constant if isinstance(constant, tuple) else (constant,)  # a tuple has names of keyword arguments
-    return [part for part in parts if isinstance(part, str)]
+    return [name for part in parts if isinstance(part, str) for name in part.split(".")]
 
 
 def _writes_in_place(names: Iterable[str]) -> bool:
@@ -107,8 +110,17 @@ def _returns(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
 class Reach:
     """What functions can get hold of: what they enclose or are given, and what lies behind the names in their code."""
 
-    def __init__(self, functions: Iterable[Any], given: Iterable[Any] = ()) -> None:
-        """Look through functions that are called with, among others, these arguments."""
+    def __init__(
+        self, functions: Iterable[Any], given: Iterable[Any] = (), instead: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        """Look through functions.
+
+        Args:
+            functions: The functions, or what is called like one.
+            given: What they are called with, as far as that is known.
+            instead: By the id of a tensor, the one that stands in its place.
+        """
+        self._instead = instead or {}
         self.names: set[str] = set()
         #: Whether the code may change what is in a container or tensor.
         self.mutates = False
@@ -133,6 +145,11 @@ class Reach:
             kind = kind_of(type(value))
             if isinstance(value, nn.Module) or (kind is not None and kind.has_names):
                 yield from ((value, name) for name in sorted(self.stored - INTERNAL))
+
+    @property
+    def passes_versions(self) -> bool:
+        """Whether torch may not notice that the code writes to a tensor."""
+        return self.mutates and not _PAST_VERSIONS.isdisjoint(self.names)
 
     def uses(self, place: Hashable) -> bool:
         """Whether the code may use what `attributes` and `places` of other code tell that it may change."""
@@ -176,6 +193,7 @@ class Reach:
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._add(part)
         elif isinstance(value, (nn.Module, torch.Tensor)) or kind_of(type(value)) is not None:
+            value = self._instead.get(id(value), value)
             if id(value) in self.objects or isinstance(value, nn.Parameter):
                 return
             self.objects[id(value)] = value
