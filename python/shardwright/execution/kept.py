@@ -307,6 +307,9 @@ class Watch:
         for module, name, cell in self._cells:
             if not are_same(cell.parts_now, cell.parts):
                 yield self.name_of(module, name), cell.value
+        for module, name, before in [*self._set, *self._places]:
+            if not is_same(value_of(module, name), before):
+                yield self.name_of(module, name), None
 
     def written_meanwhile(self, name: str) -> str | None:
         """What a task has put into a list, dict or object, or taken out, before it calls the module at path `name`.

@@ -175,6 +175,11 @@ class Audit:
         key = attribute if index is None else index
         return self._readers.get(attribute, set()) | self._users.get(key, set())
 
+    def reads(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Path and name of attributes that other modules than their own have read, with those modules."""
+        paths = [(self._tree.path_of.get(module), name, users) for (module, name), users in self._readers.items()]
+        return {(p, name): tuple(sorted(users - {p})) for p, name, users in paths if p is not None and users != {p}}
+
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""
         if first != second:
@@ -224,11 +229,7 @@ class Audit:
         def child_changes(module: nn.Module, name: str) -> None:
             self._attribute_written(module, name, is_child=True)
 
-        functions = {
-            "__getattribute__": __getattribute__,
-            "__setattr__": __setattr__,
-            "__delattr__": __delattr__,
-        }
+        functions = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__delattr__": __delattr__}
         with replaced(nn.Module, functions), self._shared.watching(self._object_used), contextlib.ExitStack() as stack:
             for owner, name in ((nn.Module, "add_module"), *CONTAINER_METHODS):
                 stack.enter_context(replaced(owner, {name: telling(child_changes)}))

@@ -15,7 +15,7 @@ from shardwright.execution.placed import KeptState
 from shardwright.partition.tree import ModelTree, TensorEntry, tensor_bytes
 from shardwright.tensor_parallel.module import named_shardings
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class Decision:
             pp_ranks that did in the trace; `modules` says where their buffers are first of all.
         attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
         temporaries: Those of them that each forward sets before anything reads them.
+        reads: Full names of the attributes that modules on other pp_ranks have read in the trace, with those pp_ranks.
         joins: Why modules were kept together.
         kept: What modules keep from one microbatch to the next, which come to it in their order.
         one_at_a_time: Why microbatches must run one after another, instead of overlapping; empty if they need not.
@@ -83,6 +84,7 @@ class Decision:
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     temporaries: tuple[str, ...] = ()
+    reads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     joins: tuple[JoinReason, ...] = ()
     kept: tuple[KeptState, ...] = ()
     one_at_a_time: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ class Decision:
         follows: Mapping[str, Iterable[int]] | None = None,
         attributes: Mapping[str, Iterable[int]] | None = None,
         temporaries: Iterable[str] = (),
+        reads: Mapping[str, Iterable[int]] | None = None,
         joins: tuple[JoinReason, ...] = (),
         kept: tuple[KeptState, ...] = (),
         one_at_a_time: Iterable[str] = (),
@@ -133,6 +136,7 @@ class Decision:
             follows=running,
             attributes={name: tuple(sorted(found)) for name, found in (attributes or {}).items()},
             temporaries=tuple(sorted(temporaries)),
+            reads={name: tuple(sorted(found)) for name, found in (reads or {}).items()},
             joins=joins,
             kept=kept,
             one_at_a_time=tuple(one_at_a_time),
@@ -198,6 +202,7 @@ class Decision:
                 follows={path: tuple(ranks) for path, ranks in data["follows"].items()},
                 attributes={name: tuple(ranks) for name, ranks in data["attributes"].items()},
                 temporaries=tuple(data["temporaries"]),
+                reads={name: tuple(ranks) for name, ranks in data["reads"].items()},
                 joins=tuple(
                     JoinReason(modules=(join["modules"][0], join["modules"][1]), reason=join["reason"])
                     for join in data["joins"]
