@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -54,6 +54,12 @@ class Children:
         """Put them back, in their order."""
         vars(self._module)["_modules"] = self._held
         restore_dict(self._held, self._before)
+
+
+def exchanged(now: Mapping[str, nn.Module | None], before: Mapping[str, nn.Module | None]) -> list[str]:
+    """The names of children that are others than before, are new, or are gone."""
+    names = {**before, **now}
+    return [name for name in names if now.get(name, MISSING) is not before.get(name, MISSING)]
 
 
 #: The methods of torch's containers that change children without ``nn.Module.__setattr__``.
