@@ -36,7 +36,7 @@ class Hooked(nn.Module):
         self.before, self.child, self.after = (nn.Linear(width, width) for _ in range(3))
         self.last = nn.Linear(width, width)
         self.level, self.levels, self.box = 1.0, {"level": 1.0}, Box()
-        self._scale: Callable[[], float] = lambda: 1.0
+        self._scale: Callable[[], float | torch.Tensor] = lambda: 1.0
         getattr(self.child, f"register_full_backward{register}hook")(KINDS[kind](self))
 
     def __deepcopy__(self, memo: Any) -> Hooked:
@@ -74,6 +74,65 @@ def _of_its_sibling(module: Hooked) -> Callable[..., None]:
     return hook
 
 
+def _of_its_own(module: Hooked) -> Callable[..., None]:
+    child: Any = module.child
+    child.level = 1.0
+    module._scale = lambda: child.level
+
+    def hook(own: Any, *args: Any) -> None:
+        own.level = changed(own.level, args[-1])
+
+    return hook
+
+
+def _in_a_dict_of_its_own(module: Hooked) -> Callable[..., None]:
+    child: Any = module.child
+    child.levels = {"level": 1.0}
+    module._scale = lambda: child.levels["level"]
+
+    def hook(own: Any, *args: Any) -> None:
+        own.levels["level"] = changed(own.levels["level"], args[-1])
+
+    return hook
+
+
+def _in_a_buffer(write: Callable[[torch.Tensor, torch.Tensor], Any]) -> Callable[[Hooked], Callable[..., None]]:
+    def kind(module: Hooked) -> Callable[..., None]:
+        module.register_buffer("scale", torch.ones(module.made_of[0], dtype=torch.float64))
+        module._scale = lambda: module.get_buffer("scale").clone()
+        return lambda *args: write(module.get_buffer("scale"), args[-1][0])
+
+    return kind
+
+
+def _in_an_enclosed_buffer(module: Hooked) -> Callable[..., None]:
+    scale = torch.ones(module.made_of[0], dtype=torch.float64)
+    module.register_buffer("scale", scale)
+    module._scale = lambda: module.get_buffer("scale").clone()
+
+    def hook(*args: Any) -> None:
+        scale.data[:] = average(args[-1][0])
+
+    return hook
+
+
+def average(gradient: torch.Tensor) -> torch.Tensor:
+    return 1 + 50 * gradient.mean(0).abs()
+
+
+def _write(scale: torch.Tensor, gradient: torch.Tensor) -> None:
+    with torch.no_grad():
+        scale.mul_(0.5).add_(average(gradient))
+
+
+def _write_past_its_version(scale: torch.Tensor, gradient: torch.Tensor) -> None:
+    scale.data.copy_(average(gradient))
+
+
+def _exchange(scale: torch.Tensor, gradient: torch.Tensor) -> None:
+    scale.data = average(gradient)
+
+
 def _enclosed_list(module: Hooked) -> Callable[..., None]:
     levels: list[float] = []
     module._scale = lambda: 1.0 + sum(levels)
@@ -93,6 +152,7 @@ def _enclosed_number(module: Hooked) -> Callable[..., None]:
 
 def _global_dict(module: Hooked) -> Callable[..., None]:
     number = id(module)
+    LEVELS.pop(number, None)  # of a module that is gone
 
     def hook(*args: Any) -> None:
         LEVELS[number] = changed(LEVELS.get(number, 1.0), args[-1])
@@ -104,6 +164,12 @@ def _global_dict(module: Hooked) -> Callable[..., None]:
 KINDS: dict[str, Callable[[Hooked], Callable[..., None]]] = {
     "an attribute": lambda module: module.note,
     "an attribute of its sibling": _of_its_sibling,
+    "an attribute of its own module": _of_its_own,
+    "a dict of its own module": _in_a_dict_of_its_own,
+    "a buffer": _in_a_buffer(_write),
+    "a buffer, past its version": _in_a_buffer(_write_past_its_version),
+    "a buffer, whose values are exchanged": _in_a_buffer(_exchange),
+    "an enclosed buffer, past its version": _in_an_enclosed_buffer,
     "a dict": lambda module: module.note_in_a_dict,
     "an object": lambda module: module.note_in_an_object,
     "an enclosed list": _enclosed_list,

@@ -39,6 +39,10 @@ class Exchanges(nn.Module):
         x = KINDS[self.kind](self, x) if changes else self.used(self.child(x))
         return self.after(x.tanh())
 
+    def exchange(self) -> None:
+        """Past ``__setattr__``."""
+        self._modules["own"], self._modules["before"] = self._modules["before"], self._modules["own"]
+
     def used(self, x: torch.Tensor) -> torch.Tensor:
         x = x if self.own is None else self.own(x)
         x = self.extra(x) if hasattr(self, "extra") else x
@@ -50,6 +54,13 @@ def _attributes(module: Exchanges, x: torch.Tensor) -> torch.Tensor:
     module.own, module.child = module.child, module.own
     x = module.used(module.child(x).tanh())
     module.own, module.child = module.child, module.own
+    return x
+
+
+def _past_setattr(module: Exchanges, x: torch.Tensor) -> torch.Tensor:
+    module.exchange()
+    x = module.used(module.child(x).tanh())
+    module.exchange()
     return x
 
 
@@ -122,6 +133,7 @@ def _method(module: Exchanges, x: torch.Tensor) -> torch.Tensor:
 
 KINDS: dict[str, Callable[[Exchanges, torch.Tensor], torch.Tensor]] = {
     "two attributes": _attributes,
+    "two attributes, past __setattr__": _past_setattr,
     "None": _none,
     "another module": _replaced,
     "one more": _added,

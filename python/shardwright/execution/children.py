@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -73,6 +73,12 @@ class Members:
             restore_dict(held, before)
         if self._module._non_persistent_buffers_set != self._not_saved:
             self._module._non_persistent_buffers_set = set(self._not_saved)
+
+
+def exchanged(now: Mapping[str, nn.Module | None], before: Mapping[str, nn.Module | None]) -> list[str]:
+    """The names of children that are others than before, are new, or are gone."""
+    names = {**before, **now}
+    return [name for name in names if now.get(name, MISSING) is not before.get(name, MISSING)]
 
 
 #: The methods of torch's containers that change children without ``nn.Module.__setattr__``.

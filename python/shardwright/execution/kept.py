@@ -126,18 +126,20 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return _has_memory(tensor) and tensor.numel() * tensor.element_size() <= MAX_BYTES
 
 
+#: Whose code uses one of these may set attributes, or exchange children, without ``nn.Module.__setattr__``.
 _PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
+_CHILDREN = frozenset({"_modules"})
 
 
-def _goes_past_setattr(kind: type) -> bool:
-    """Whether code of a module's class, less torch's own, may set attributes without ``nn.Module.__setattr__``."""
+def _mentions(kind: type, names: frozenset[str]) -> bool:
+    """Whether code of a module's class, less torch's own, uses one of these names."""
     codes = []
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] != "torch":
             functions = [getattr(value, "__func__", value) for value in vars(base).values()]
             codes += [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
     for code in codes:  # grows
-        if not _PAST_SETATTR.isdisjoint(code.co_names):
+        if not names.isdisjoint(code.co_names):
             return True
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return False
@@ -205,7 +207,7 @@ class Watch:
             if isinstance(weight, nn.Parameter) and not self._is_settled(path, name)
         ]
         known: set[int] = set()
-        kinds: dict[type, bool] = {}
+        kinds: dict[type, tuple[bool, bool]] = {}
         for module, path in self._modules.items():
             values = [(name, value) for name, value in attributes_of(module).items() if name not in INTERNAL]
             for name, value in [*module._buffers.items(), *values]:
@@ -215,8 +217,11 @@ class Watch:
             values = [(name, value) for name, value in attributes_of(module).items() if name not in INTERNAL]
             kind = type(module)
             if kind not in kinds:
-                kinds[kind] = _goes_past_setattr(kind)
-            if kinds[kind]:
+                kinds[kind] = _mentions(kind, _PAST_SETATTR), _mentions(kind, _CHILDREN)
+            past, exchanges = kinds[kind]
+            if exchanges and not any(self._is_settled(path, name) for name in module._modules):
+                self._add(module, "_modules", module._modules, earlier)
+            if past:
                 self._places += [(module, name, value) for name, value in values if not self._is_settled(path, name)]
             for name, value in [*module._buffers.items(), *values]:
                 if self._is_settled(path, name):
@@ -306,6 +311,9 @@ class Watch:
         for module, name, cell in self._cells:
             if not are_same(cell.parts_now, cell.parts):
                 yield self.name_of(module, name), cell.value
+        for module, name, before in [*self._set, *self._places]:
+            if not is_same(value_of(module, name), before):
+                yield self.name_of(module, name), None
 
     def written_meanwhile(self, name: str) -> str | None:
         """What a task has put into a list, dict or object, or taken out, before it calls the module at path `name`.

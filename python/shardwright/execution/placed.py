@@ -54,6 +54,10 @@ class Decided(Protocol):
     def temporaries(self) -> Sequence[str]:
         """Those of them that each forward sets before anything reads them."""
 
+    @property
+    def reads(self) -> Mapping[str, Sequence[int]]:
+        """The attributes that modules on other pp_ranks read, with those pp_ranks."""
+
 
 class Placed(Protocol):
     """The placement of the modules of a model."""

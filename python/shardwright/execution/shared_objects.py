@@ -14,10 +14,11 @@ from shardwright.errors import FrameError
 class RemoteHolders:
     """The remote modules of a model, which still hold the objects that the script gave them."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], ranks: Mapping[str, int]) -> None:
-        """Know them, by path, and the global ranks that run them."""
+    def __init__(self, modules: Mapping[str, nn.Module], ranks: Mapping[str, int], reads: Mapping[str, int]) -> None:
+        """Know them, by path, and the global ranks that run them; and those that read attributes of modules here."""
         self._modules = modules
         self._ranks = ranks
+        self._reads = {repr(name): rank for name, rank in reads.items()}
         #: What has been looked for in this step in vain.
         self._private: set[int] = set()
 
@@ -26,11 +27,20 @@ class RemoteHolders:
         self._private.clear()
 
     def refuse(self, changed: Iterable[tuple[str, Any]]) -> None:
-        """Raise :class:`FrameError` if one of these values, changed here, is one that another rank has a copy of.
+        """Raise :class:`FrameError` if another rank has a copy of one of these values, changed here, or reads it.
 
         Args:
-            changed: Each with the full name, quoted, of the attribute through which a module here holds it.
+            changed: Each with the full name, quoted, of the attribute through which a module here holds it; None where
+                the attribute has another value.
         """
+        changed = list(changed)
+        for name, _ in changed if self._reads else ():
+            if name in self._reads:
+                raise FrameError(
+                    f"attribute {name} was changed, though no trace saw that: a module on rank {self._reads[name]} "
+                    "reads it, whose copy has not changed. Let the first step take the branch that changes it, return "
+                    "the value, or place both modules on one rank (smp.set_partition)"
+                )
         wanted = {id(value): name for name, value in changed if id(value) not in self._private}
         if not wanted:
             return

@@ -106,6 +106,7 @@ class StatefulModules:
         self._remote_holders = RemoteHolders(
             {path: module for path, module in modules.items() if path not in here},
             {path: runtime.place.pp_ranks[min(_ranks_of(decision, path))] for path in modules},
+            {name: runtime.place.pp_ranks[min(ranks)] for name, ranks in decision.reads.items()},
         )
         self._snapshot: Snapshot | None = None
         #: What has become of the statistics of batch normalisations in this step.

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
-from shardwright.execution.children import CONTAINER_METHODS, notifying
+from shardwright.execution.children import CONTAINER_METHODS, exchanged, notifying
 from shardwright.execution.placed import KeptState
 from shardwright.huggingface.collector import collects
 from shardwright.partition.decision import JoinReason
@@ -27,6 +27,7 @@ from shardwright.partition.observe import Execution, Stack
 from shardwright.partition.shared_state import SharedState
 from shardwright.partition.structure import shared_buffer_joins
 from shardwright.partition.tree import ModelTree, TensorEntry, address, hooks_on, join_path
+from shardwright.partition.unversioned import silently_written
 from shardwright.patches import original_of, replaced
 
 
@@ -55,6 +56,7 @@ class Audit:
                     self._known[id(buffer)] = tree.buffers[index]
                     self._buffers[id(buffer)] = index
                     self._alive.append(buffer)
+        self._children = {entry.path: dict(entry.module._modules) for entry in tree.modules}
         self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
         #: Who changes what torch itself keeps in modules, by path and name: hooks, and whether they train.
         self._own: dict[tuple[str, str], set[str]] = {}
@@ -107,6 +109,11 @@ class Audit:
 
     def _look(self, execution: Execution) -> None:
         """At both ends of a call, which may leave the rank: other microbatches would find what is put back later."""
+        for one in self._stack.executions:
+            module, before = self._tree.by_path[one.path].module, self._children[one.path]
+            for name in exchanged(module._modules, before) if module._modules != before else ():
+                self._read_first.add((id(module), name))
+                self._writes.setdefault((id(module), name), {one.path})
         self._shared.look((execution.path,))
         self._shared.look(running.path for running in self._stack.executions if running is not execution)
 
@@ -168,8 +175,16 @@ class Audit:
         self._flows.append(CrossingFlow(scope="", what=what, meets_backward=True))
 
     def readers_of(self, attribute: tuple[int, str]) -> set[str]:
-        """Who has used an attribute of a module or another object."""
-        return self._readers.get(attribute, set()) | self._users.get(attribute, set())
+        """Who has used an attribute of a module, which may be a buffer, or of another object."""
+        path = self._tree.path_of.get(attribute[0])
+        index = None if path is None else self._tree.by_path[path].buffers.get(attribute[1])
+        key = attribute if index is None else index
+        return self._readers.get(attribute, set()) | self._users.get(key, set())
+
+    def reads(self) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Path and name of attributes that other modules than their own have read, with those modules."""
+        paths = [(self._tree.path_of.get(module), name, users) for (module, name), users in self._readers.items()]
+        return {(p, name): tuple(sorted(users - {p})) for p, name, users in paths if p is not None and users != {p}}
 
     def join(self, first: str, second: str, reason: str) -> None:
         """Keep two modules on one rank; the first reason counts."""
@@ -276,14 +291,6 @@ class Audit:
             callers = [execution.path for execution in stack if execution.path != path]
             self.join(callers[-1], path, f"calls it, and it keeps {join_path(path, name)} from one call to another")
 
-    def _find_silent_writes(self) -> None:
-        """Batch normalisation writes to its buffers without a word of it in the operation's schema."""
-        for buffer in self._alive:
-            index = self._buffers[id(buffer)]
-            original = self._tree.buffers[index].tensor
-            if not buffer.is_meta and not torch.equal(buffer.to(original.device), original):
-                self._written_buffers.add(index)
-
     def _find_unseen_sets(self) -> None:
         """Attributes that were set past ``__setattr__``: whoever reads them may have set them, and at any time."""
         for entry in self._tree.modules:
@@ -318,7 +325,7 @@ class Audit:
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""
         readers = self._readers
-        self._find_silent_writes()
+        self._written_buffers |= silently_written(self._tree, ((self._buffers[id(b)], b) for b in self._alive))
         self._find_unseen_sets()
         carried = self._writes.keys() & self._read_first
         for change in self._shared.changes():

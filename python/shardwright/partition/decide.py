@@ -258,11 +258,18 @@ def _decision(
     report = {
         key: value for key, value in result.items() if key not in ("modules", "parameter_ranks", "format_version")
     }
+
+    def ranks_of(paths: Iterable[str]) -> set[int]:
+        return {rank for path in paths for rank in running.get(path, {ranks[path]})}
+
     attributes = {
-        join_path(path, name): tuple(
-            sorted({rank for writer in writers for rank in running.get(writer, (ranks[writer],))})
-        )
+        join_path(path, name): tuple(sorted(ranks_of(writers)))
         for (path, name), writers in (trace.attributes if trace is not None else {}).items()
+    }
+    reads = {
+        join_path(path, name): tuple(sorted(elsewhere))
+        for (path, name), readers in (trace.reads if trace is not None else {}).items()
+        if (elsewhere := ranks_of(readers) - ranks_of([path]))
     }
     return Decision.of(
         tree,
@@ -273,6 +280,7 @@ def _decision(
         temporaries=tuple(sorted(join_path(*attribute) for attribute in trace.temporaries))
         if trace is not None
         else (),
+        reads=reads,
         joins=joins,
         kept=trace.kept if trace is not None else without_trace(tree),
         one_at_a_time=_interrupted(trace, ranks, follows),

@@ -65,6 +65,7 @@ class Decision:
             pp_ranks that did in the trace; `modules` says where their buffers are first of all.
         attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
         temporaries: Those of them that each forward sets before anything reads them.
+        reads: Full names of the attributes that modules on other pp_ranks have read in the trace, with those pp_ranks.
         joins: Why modules were kept together.
         kept: What modules keep from one microbatch to the next, which come to it in their order.
         one_at_a_time: Why microbatches must run one after another, instead of overlapping; empty if they need not.
@@ -79,6 +80,7 @@ class Decision:
     follows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     attributes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     temporaries: tuple[str, ...] = ()
+    reads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     joins: tuple[JoinReason, ...] = ()
     kept: tuple[KeptState, ...] = ()
     one_at_a_time: tuple[str, ...] = ()

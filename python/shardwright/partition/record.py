@@ -50,6 +50,7 @@ class Trace:
         attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
             that set it.
         temporaries: Those of them that were set before anything read them.
+        reads: Path and name of each attribute of a module that others have read, with the paths of those.
         flows: State that one execution of a module leaves for another, past arguments and results.
         kept: What modules keep from one microbatch to the next.
         measurement: How long everything took, in order, where that was measured; `ModuleRecord.own_seconds` are its
@@ -64,6 +65,7 @@ class Trace:
     written_buffers: frozenset[str]
     attributes: Mapping[tuple[str, str], tuple[str, ...]]
     temporaries: frozenset[tuple[str, str]]
+    reads: Mapping[tuple[str, str], tuple[str, ...]]
     flows: tuple[CrossingFlow, ...]
     kept: tuple[KeptState, ...]
     measurement: Measurement | None
@@ -78,10 +80,7 @@ class Trace:
 
     def together_with(self, other: Trace) -> Trace:
         """This trace, with what another forward of the same model changed and kept; costs are this one's."""
-        writers = {
-            key: tuple(sorted({*self.attributes.get(key, ()), *other.attributes.get(key, ())}))
-            for key in self.attributes.keys() | other.attributes.keys()
-        }
+        writers = _united(self.attributes, other.attributes)
         # A name that one of them read before it set it is no temporary in either.
         set_first = (self.temporaries | (other.attributes.keys() - self.attributes.keys())) & (
             other.temporaries | (self.attributes.keys() - other.attributes.keys())
@@ -96,7 +95,14 @@ class Trace:
             joins=tuple(sorted(joins, key=lambda join: join.modules)),
             written_buffers=self.written_buffers | other.written_buffers,
             attributes=writers,
+            reads=_united(self.reads, other.reads),
             temporaries=frozenset(set_first),
             flows=tuple(dict.fromkeys((*self.flows, *other.flows))),
             kept=kept,
         )
+
+
+def _united(
+    one: Mapping[tuple[str, str], tuple[str, ...]], other: Mapping[tuple[str, str], tuple[str, ...]]
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    return {key: tuple(sorted({*one.get(key, ()), *other.get(key, ())})) for key in one.keys() | other.keys()}

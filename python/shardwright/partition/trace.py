@@ -383,6 +383,7 @@ class _Recording:
             written_buffers=self.audit.written_buffers(),
             attributes=self.audit.attributes(),
             temporaries=self.audit.temporaries(),
+            reads=self.audit.reads(),
             flows=self.audit.flows(),
             kept=self.audit.kept(),
             measurement=measurement,

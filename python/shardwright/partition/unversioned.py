@@ -99,3 +99,12 @@ def _has_values_of(one: torch.Tensor, other: torch.Tensor) -> bool:
     if torch.equal(one, other):
         return True
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def silently_written(tree: ModelTree, buffers: Iterable[tuple[int, torch.Tensor]]) -> set[int]:
+    """Those buffers of a trace, by number, that have not the values of the model's own.
+
+    Batch normalisation writes to its buffers without a word of it in the operation's schema.
+    """
+    own = [(index, buffer, tree.buffers[index].tensor) for index, buffer in buffers if not buffer.is_meta]
+    return {index for index, buffer, tensor in own if not torch.equal(buffer.to(tensor.device), tensor)}
