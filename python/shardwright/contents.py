@@ -223,7 +223,7 @@ def _attributes_kind(kind: type) -> Kind | None:
 
 
 def _local_kind() -> Kind:
-    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, before: restore_dict(v.__dict__, before), has_names=True)
+    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, old: restore_dict(v.__dict__, old), has_names=True)
 
 
 def _both(first: Kind, second: Kind) -> Kind:
