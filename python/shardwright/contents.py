@@ -111,10 +111,7 @@ def _write_array(value: array.array[Any], before: bytes) -> None:
 
 
 def _read_file(value: Any) -> Any:
-    try:
-        return value.__getstate__()[:-1]  # the last are attributes
-    except ValueError:  # closed
-        return ()
+    return () if value.closed else value.__getstate__()[:-1]  # the last are attributes
 
 
 def _write_file(value: Any, before: tuple[Any, ...]) -> None:
