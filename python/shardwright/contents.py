@@ -111,10 +111,7 @@ def _write_array(value: array.array[Any], before: bytes) -> None:
 
 
 def _read_file(value: Any) -> Any:
-    try:
-        return value.__getstate__()[:-1]  # the last are attributes
-    except ValueError:  # closed
-        return ()
+    return () if value.closed else value.__getstate__()[:-1]  # the last are attributes
 
 
 def _write_file(value: Any, before: tuple[Any, ...]) -> None:
@@ -223,7 +220,7 @@ def _attributes_kind(kind: type) -> Kind | None:
 
 
 def _local_kind() -> Kind:
-    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, before: restore_dict(v.__dict__, before), has_names=True)
+    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, old: restore_dict(v.__dict__, old), has_names=True)
 
 
 def _both(first: Kind, second: Kind) -> Kind:
