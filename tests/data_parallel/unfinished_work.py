@@ -12,7 +12,7 @@ atexit.register(ctypes.PyDLL(None).usleep, 3_000_000)
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from shardwright.start import _keep_for_ever  # noqa: E402
+from shardwright.start import _never_destroy  # noqa: E402
 
 DIES_AFTER_SECONDS = 1.5
 
@@ -26,7 +26,7 @@ def main() -> None:
     work = dist.all_reduce(torch.zeros(1000), async_op=True)
     group = dist.group.WORLD
     assert group is not None, "it was just made"
-    _keep_for_ever([group], [work])  # without the work it aborts in torch 2.11
+    _never_destroy([group], [work])  # without the work it aborts in torch 2.11
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def _step(server: Any, name: str) -> None:
     server.begin_step(step=1, function=name, num_microbatches=1, pipeline="simple", active_microbatches=1)
     while True:
         event = server.supervise()
-        assert event.kind in ("stall_report", "start_worker"), event.kind
+        assert event.kind in (_core.EventKind.STALL_REPORT, _core.EventKind.START_WORKER), event.kind
 
 
 def nothing_moves() -> None:

@@ -35,7 +35,9 @@ pub struct Launch {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LaunchError {
     /// A variable is not set.
-    #[error("the environment variable {variable} is missing, while others of its launcher are set")]
+    #[error(
+        "the environment variable {variable} is not set, although other variables of its launcher are"
+    )]
     Missing {
         /// The variable.
         variable: &'static str,

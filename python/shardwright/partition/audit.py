@@ -307,20 +307,14 @@ class Audit:
 
     def attributes(self) -> dict[tuple[str, str], tuple[str, ...]]:
         """Which modules set an attribute in the forward: path and name to the paths of those that do."""
-        own = {attribute: tuple(sorted(users)) for attribute, users in self._own.items()}
-        return own | {
-            (self._tree.path_of[module], name): tuple(sorted(writers))
-            for (module, name), writers in self._writes.items()
-            if module in self._tree.path_of and writers
-        }
+        paths = self._tree.path_of
+        seen = {(paths[m], name): tuple(sorted(w)) for (m, name), w in self._writes.items() if m in paths and w}
+        return {attribute: tuple(sorted(users)) for attribute, users in self._own.items()} | seen
 
     def temporaries(self) -> frozenset[tuple[str, str]]:
         """Path and name of the attributes that the forward set before anything read them."""
-        return frozenset(
-            (self._tree.path_of[module], name)
-            for module, name in self._writes.keys() - self._read_first
-            if module in self._tree.path_of
-        )
+        paths, keys = self._tree.path_of, self._writes.keys() - self._read_first
+        return frozenset((paths[module], name) for module, name in keys if module in paths)
 
     def joins(self) -> tuple[JoinReason, ...]:
         """What was seen, as pairs of modules with the first reason for each."""

@@ -16,7 +16,7 @@ from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
 from shardwright.tensor_parallel.packing import Shape, num_bytes, pack, resized, sum_in_order, unpack
 from shardwright.tensor_parallel.pending import Pending
-from shardwright.tensor_parallel.telling import Telling
+from shardwright.tensor_parallel.shape_exchange import ShapeExchange
 
 
 @dataclass
@@ -85,7 +85,7 @@ class TensorGroup:
         if back_end is None and process_group is not None:
             self._back_end = ByProcessGroup(process_group)
         self._host = host
-        self._telling = Telling(self._exchange_blocks, self.size, self.rank, remembers=host is not None)
+        self._shapes = ShapeExchange(self._exchange_blocks, self.size, self.rank, remembers=host is not None)
 
     def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
         """The same ranks and back end with other settings, where they are given, and counts of its own."""
@@ -113,7 +113,7 @@ class TensorGroup:
 
     def abandon_step(self) -> None:
         """The step has failed on all ranks of the group."""
-        self._telling.forget()
+        self._shapes.forget()
         for each in self._back_ends:
             each.abandon_step()
 
@@ -136,7 +136,7 @@ class TensorGroup:
             if self._enter is not None:
                 self._enter(place)
             rule = Rule(place)
-            self._telling.ask(rule, Signature.of(rule, [torch.empty(0)]))
+            self._shapes.exchange(rule, Signature.of(rule, [torch.empty(0)]))
 
     def end_step(self) -> None:
         """Read what ranks told in the step and nobody waited for.
@@ -144,7 +144,7 @@ class TensorGroup:
         Raises:
             ConfigError: A rank went on as before in a call where another one did not; both raise it.
         """
-        self._telling.catch_up()
+        self._shapes.catch_up()
 
     def agree(
         self,
@@ -156,7 +156,7 @@ class TensorGroup:
     ) -> Agreement:
         """Tell all ranks the shapes and dtypes of this rank's tensors, and hear theirs: one small all-gather.
 
-        Where nothing may differ between ranks, a call of what the last one brought waits for nobody (``telling.py``).
+        Where nothing may differ between ranks, a call of what the last one brought waits for nobody (``shape_exchange.py``).
 
         Args:
             rule: What the following collective asks of them.
@@ -178,7 +178,7 @@ class TensorGroup:
             return agreement
         if self._enter is not None:
             self._enter(rule.operation)
-        return self._telling.agree(rule, own)
+        return self._shapes.agree(rule, own)
 
     def all_gather(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]

@@ -17,13 +17,13 @@ _FIRST = MESSAGE_BYTES - _LENGTH_BYTES
 #: Begins the text of a rank that goes on with what it brought before.
 _AS_BEFORE = b"="
 #: So many answers may be left unread; older ones have come long ago.
-_MOST_UNHEARD = 64
+_MAX_UNREAD = 64
 
 #: Begins to give all ranks a block of bytes of one size, and to get theirs; says as what it is counted.
 Exchange = Callable[[str, bytes], Pending[list[bytes]]]
 
 
-class Telling:
+class ShapeExchange:
     """The agreements of a group.
 
     Where shapes have to be the same on all ranks, a call of a module that brings what its last one did waits for
@@ -46,25 +46,25 @@ class Telling:
         self._size, self._rank = size, rank
         self._remembers = remembers
         self._last: dict[str, Agreement] = {}
-        self._unheard: deque[tuple[Rule, Pending[list[bytes]]]] = deque()
+        self._unread: deque[tuple[Rule, Pending[list[bytes]]]] = deque()
 
     def agree(self, rule: Rule, own: Signature) -> Agreement:
-        """What all ranks bring: heard now, or known from the last call.
+        """What all ranks bring: exchanged now, or known from the last call.
 
         Raises:
             ConfigError: It does not fit together; all ranks raise it.
         """
         last = self._last.get(rule.operation)
         if last is None or last.signatures[self._rank] != own:
-            return self.ask(rule, own)
-        self._unheard.append((rule, self._exchange("as_before", _message(_as_before(rule)))))
-        if len(self._unheard) > _MOST_UNHEARD:
-            self._hear_oldest()
+            return self.exchange(rule, own)
+        self._unread.append((rule, self._exchange("as_before", _message(_as_before(rule)))))
+        if len(self._unread) > _MAX_UNREAD:
+            self._read_oldest()
         check(rule, last, self._size)
         return last
 
-    def ask(self, rule: Rule, own: Signature) -> Agreement:
-        """Hear what all ranks bring, and before that what they said to earlier calls.
+    def exchange(self, rule: Rule, own: Signature) -> Agreement:
+        """Exchange signatures with all ranks, after reading what they sent for earlier calls.
 
         Raises:
             ConfigError: As for :meth:`agree`.
@@ -87,16 +87,16 @@ class Telling:
         Raises:
             ConfigError: A rank did not go on as before where this one did; it raises the same.
         """
-        while self._unheard:
-            self._hear_oldest()
+        while self._unread:
+            self._read_oldest()
 
     def forget(self) -> None:
         """Ask anew for everything: a step has failed, in which ranks may have been told different things."""
         self._last.clear()
-        self._unheard.clear()
+        self._unread.clear()
 
-    def _hear_oldest(self) -> None:
-        rule, pending = self._unheard.popleft()
+    def _read_oldest(self) -> None:
+        rule, pending = self._unread.popleft()
         _, texts = _read(pending.result())
         if any(text != _as_before(rule) for text in texts):
             self._agreement(rule, texts, self._last[rule.operation].signatures[self._rank])
