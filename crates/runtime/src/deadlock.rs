@@ -17,7 +17,7 @@ const PHASES: u32 = 4;
 /// The ranks that take part in a collective, and which one of theirs it is.
 pub type Collective = (Vec<Rank>, u64);
 
-/// Names a wait: another one has another wait_id.
+/// Identifies a wait.
 pub type WaitId = (String, u64);
 
 /// What a rank waits for and cannot get by itself.
@@ -29,7 +29,7 @@ pub struct WaitState {
     pub collective: Option<Collective>,
     /// How many collectives this rank has begun, by group.
     pub begun: Vec<Collective>,
-    /// Since when it has last_checked in vain: all that had arrived by then was no help.
+    /// When the last check began that did not end the wait, in seconds.
     pub last_checked: f64,
     /// For how many seconds nothing has happened, as far as it knows.
     pub seconds: f64,

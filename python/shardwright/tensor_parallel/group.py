@@ -156,7 +156,7 @@ class TensorGroup:
     ) -> Agreement:
         """Tell all ranks the shapes and dtypes of this rank's tensors, and hear theirs: one small all-gather.
 
-        Where nothing may differ between ranks, a call of what the last one brought waits for nobody (``shape_exchange.py``).
+        Where nothing may differ between ranks, a call like the last one waits for nobody (``shape_exchange.py``).
 
         Args:
             rule: What the following collective asks of them.
