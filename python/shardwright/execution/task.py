@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.errors import StateWriteError
 from shardwright.job.threads import thread
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from shardwright.execution.results import Response
     from shardwright.job.runtime import Runtime
 
+#: Names a phase in messages and errors; a type checker finds a misspelt one.
+Phase = Literal["forward", "backward"]
+
 
 @dataclass(slots=True)
 class RunningTask:
@@ -28,7 +31,7 @@ class RunningTask:
         worker: The worker's id in the execution server.
         module: The module that runs, None for the step function.
         microbatch: Its microbatch.
-        phase: ``"forward"`` or ``"backward"``.
+        phase: What it runs.
         state: What the script had set when the step began.
         place: Of a backward: where in the microbatch its module was called, the same in every run.
         ordered: Whether it called a module that changes what it keeps: nobody may go on before that is over.
@@ -45,7 +48,7 @@ class RunningTask:
     worker: int
     module: str | None
     microbatch: int
-    phase: str
+    phase: Phase
     state: StepState
     place: int = 0
     ordered: bool = False

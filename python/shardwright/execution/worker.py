@@ -13,7 +13,7 @@ from shardwright.execution.context import StepState
 from shardwright.execution.late import as_state_write
 from shardwright.execution.placed import placed_model
 from shardwright.execution.serve import run_forward, run_request_backward, run_weight_gradients
-from shardwright.execution.task import RunningTask, set_running_task
+from shardwright.execution.task import Phase, RunningTask, set_running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames.guards import close_checkpoints
 
@@ -96,7 +96,7 @@ class WorkerPool:
         state = self._state
         if state is None:
             return  # the main thread has given the step up
-        phase = "backward" if task.kind in _BACKWARD else "forward"
+        phase: Phase = "backward" if task.kind in _BACKWARD else "forward"
         running = RunningTask(self._runtime, worker, None, task.microbatch, phase, state)
         set_running_task(running)
         self.running[threading.get_ident()] = running
