@@ -1,4 +1,4 @@
-"""A rank whose own server fails after its vote takes back a step that others may have taken over: no further one runs."""
+"""A rank whose own server fails after its vote takes back a step that others may keep: no further one runs."""
 
 from __future__ import annotations
 
