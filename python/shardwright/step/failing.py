@@ -32,7 +32,8 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
     """
     here = f"rank {runtime.place.rank} on host {socket.gethostname()!r}"
     updates = runtime[Updates]
-    if runtime.step.voted and not isinstance(error, (RemoteError, StepAborted, PartialUpdateError)):
+    elsewhere = isinstance(error, RemoteError) and error.rank != runtime.place.rank  # which refuses, if it had voted
+    if runtime.step.voted and not elsewhere and not isinstance(error, (StepAborted, PartialUpdateError)):
         updates.refuse(
             f"step {runtime.step.number} failed on {here} when other ranks knew already that it would succeed"
         )

@@ -19,6 +19,7 @@ mod rig;
 mod rules;
 mod script;
 mod sending;
+mod simulated_vote;
 mod simulated_worker;
 mod simulation;
 mod stays;

@@ -7,8 +7,9 @@ use shardwright_wire::{Phase, Value, Work};
 
 use super::rig::{body, forward, new_request};
 use super::script::{Operation, answer, script};
+use super::simulated_vote::raised;
 use super::simulation::Simulation;
-use crate::{Grant, LocalError, Task, Waiting};
+use crate::{Grant, Task, Waiting};
 
 impl Simulation {
     /// A worker goes on: from its grant, or with the next operation of its task.
@@ -55,20 +56,10 @@ impl Simulation {
             self.settle(rank);
             return;
         }
-        if self.fail_after == Some(0) && worker.task.is_some() && !worker.aborting {
-            self.fail_after = None;
-            self.failed_by = Some(rank);
-            simulated.machine.fail(
-                None,
-                LocalError {
-                    kind: "ValueError".to_owned(),
-                    ..LocalError::default()
-                },
-                now,
-            );
-            worker.aborting = true;
-        } else if let Some(left) = self.fail_after.as_mut() {
-            *left = left.saturating_sub(1);
+        if worker.task.is_some() && !worker.aborting && self.fails_now(rank) {
+            let simulated = &mut self.ranks[rank];
+            simulated.machine.fail(None, raised(), now);
+            simulated.workers[index].aborting = true;
         }
         self.proceed(rank, index);
         self.settle(rank);

@@ -1,6 +1,6 @@
 //! Several machines over a network that delivers in random order, without threads.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use shardwright_comm::Loss;
@@ -23,12 +23,27 @@ pub(super) struct Worker {
     pub(super) aborting: bool,
 }
 
+/// What a rank's main thread is at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Main {
+    /// Its own code, outside the step.
+    Away,
+    /// The step's tasks.
+    Supervises,
+    /// What may still fail when the tasks are over here: reductions, and hooks.
+    Prepares,
+    /// The votes of all ranks, without which it does not succeed.
+    AwaitsVotes,
+}
+
 pub(super) struct RankSimulation {
     pub(super) machine: Machine,
     pub(super) workers: Vec<Worker>,
-    supervising: bool,
-    entered: Duration,
-    ended: Option<Result<(), FailureKind>>,
+    pub(super) main: Main,
+    pub(super) entered: Duration,
+    pub(super) ended: Option<Result<(), FailureKind>>,
+    /// Who has voted for which step, as far as this rank knows.
+    pub(super) votes: BTreeSet<(usize, StepEpoch)>,
     pub(super) tasks_run: u32,
     pub(super) weight_gradients_left: u32,
     pub(super) weight_gradients_run: u32,
@@ -38,6 +53,8 @@ pub(super) struct Simulation {
     pub(super) ranks: Vec<RankSimulation>,
     /// First in, first out for each pair of ranks, and no order between pairs.
     pub(super) network: BTreeMap<(u32, u32), VecDeque<Message>>,
+    /// Votes under way: from whom, to whom, for which step. They go beside the machines, in no order with their messages.
+    pub(super) ballots: Vec<(usize, usize, StepEpoch)>,
     dice: Dice,
     pub(super) now: Duration,
     pub(super) fail_after: Option<u32>,
@@ -47,8 +64,8 @@ pub(super) struct Simulation {
     pub(super) victim: usize,
     /// Whether tasks leave weight gradients for later.
     pub(super) splits_backward: bool,
-    dead: Option<usize>,
-    untold: Vec<usize>,
+    pub(super) dead: Option<usize>,
+    pub(super) untold: Vec<usize>,
 }
 
 impl Simulation {
@@ -57,9 +74,10 @@ impl Simulation {
         let ranks = pipeline.iter().map(|rank| RankSimulation {
             machine: Machine::new(config(*rank, &pipeline, world)),
             workers: Vec::new(),
-            supervising: false,
+            main: Main::Away,
             entered: Duration::ZERO,
             ended: None,
+            votes: BTreeSet::new(),
             tasks_run: 0,
             weight_gradients_left: 0,
             weight_gradients_run: 0,
@@ -67,6 +85,7 @@ impl Simulation {
         Self {
             ranks: ranks.collect(),
             network: BTreeMap::new(),
+            ballots: Vec::new(),
             dice: Dice(seed),
             now: Duration::ZERO,
             fail_after: None,
@@ -110,9 +129,14 @@ impl Simulation {
                     .filter(|((_, to), queue)| !queue.is_empty() && self.dead != Some(*to as usize))
                     .map(|(pair, _)| Choice::Deliver(*pair)),
             );
+            choices.extend(
+                (0..self.ballots.len())
+                    .filter(|index| self.dead != Some(self.ballots[*index].1))
+                    .map(Choice::Count),
+            );
             choices.extend(self.untold.iter().map(|rank| Choice::Tell(*rank)));
             for (index, rank) in self.living() {
-                if rank.supervising {
+                if rank.main != Main::Away {
                     choices.push(Choice::Main(index));
                 }
                 choices.extend((0..rank.workers.len()).map(|worker| Choice::Worker(index, worker)));
@@ -131,8 +155,17 @@ impl Simulation {
                         .deliver(Rank(from), message, self.now);
                     self.settle(to as usize);
                 }
+                Choice::Count(ballot) => {
+                    let (from, to, step) = self.ballots.swap_remove(ballot);
+                    self.ranks[to].votes.insert((from, step));
+                }
                 Choice::Tell(rank) => self.tell(rank),
-                Choice::Main(rank) => self.supervise(rank),
+                Choice::Main(rank) => match self.ranks[rank].main {
+                    Main::Away => unreachable!("it is in the step"),
+                    Main::Supervises => self.supervise(rank),
+                    Main::Prepares => self.vote(rank),
+                    Main::AwaitsVotes => self.await_votes(rank),
+                },
                 Choice::Worker(rank, worker) => self.work(rank, worker),
             }
             self.check();
@@ -167,7 +200,11 @@ impl Simulation {
         let in_flight = self
             .network
             .get(&(victim, rank as u32))
-            .is_some_and(|queue| !queue.is_empty());
+            .is_some_and(|queue| !queue.is_empty())
+            || self
+                .ballots
+                .iter()
+                .any(|(from, to, _)| (*from, *to) == (self.victim, rank));
         if !in_flight {
             self.untold.retain(|other| *other != rank);
             let (_, loss) = self.dies_after.clone().expect("a rank has died");
@@ -191,7 +228,7 @@ impl Simulation {
         let simulated = &mut self.ranks[rank];
         match simulated.machine.begin_step(plan, now) {
             Ok(()) => {
-                simulated.supervising = true;
+                simulated.main = Main::Supervises;
                 simulated.entered = now;
             }
             Err(crate::ServerError::Failed(failure)) => simulated.ended = Some(Err(failure.kind)),
@@ -233,31 +270,17 @@ impl Simulation {
             }
             Some(MainEvent::RootDone) => {
                 simulated.machine.end_step(body(Value::Bool(true))).unwrap();
-                simulated.machine.leave_step(now).unwrap();
-                simulated.ended = Some(Ok(()));
-                simulated.supervising = false;
+                simulated.main = Main::Prepares;
             }
             Some(MainEvent::StepEnd(result)) => {
                 assert_eq!(result.value, Value::Bool(true));
-                simulated.machine.leave_step(now).unwrap();
-                simulated.ended = Some(Ok(()));
-                simulated.supervising = false;
+                simulated.main = Main::Prepares;
             }
             Some(MainEvent::Failed(failure)) => {
                 // EX-6: no stack is left.
                 assert!(simulated.workers.iter().all(|worker| worker.task.is_none()));
-                simulated.ended = Some(Err(failure.kind));
-                simulated.supervising = false;
+                simulated.end(Err(failure.kind));
             }
-        }
-        if self.ranks[rank].ended == Some(Ok(())) {
-            let ended = &self.ranks[rank];
-            assert_eq!(ended.machine.stats().live_requests, 0, "EX-7");
-            assert_eq!(
-                ended.machine.newest_usage().total(),
-                now.saturating_sub(ended.entered),
-                "all of a step's time is charged, once"
-            );
         }
         self.settle(rank);
     }
@@ -288,6 +311,7 @@ impl Simulation {
 enum Choice {
     Enter(usize),
     Deliver((u32, u32)),
+    Count(usize),
     Tell(usize),
     Main(usize),
     Worker(usize, usize),
