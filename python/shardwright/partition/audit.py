@@ -167,7 +167,7 @@ class Audit:
         self._kept.append((set(names), set(users)))
 
     def kept(self) -> tuple[KeptState, ...]:
-        """What goes from one microbatch to the next, once `joins` has looked."""
+        """Return what goes from one microbatch to the next, once `joins` has looked."""
         return merged(self._kept, self._executions)
 
     def one_at_a_time(self, what: str) -> None:
@@ -182,7 +182,7 @@ class Audit:
         return self._readers.get(attribute, set()) | self._users.get(key, set())
 
     def reads(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Path and name of attributes that other modules than their own have read, with those modules."""
+        """Return path and name of attributes that other modules than their own have read, with those modules."""
         paths = [(self._tree.path_of.get(module), name, users) for (module, name), users in self._readers.items()]
         return {(p, name): tuple(sorted(users - {p})) for p, name, users in paths if p is not None and users != {p}}
 
@@ -302,22 +302,22 @@ class Audit:
                     self._read_first.add(key)
 
     def written_buffers(self) -> frozenset[str]:
-        """Names of the buffers that were written to or set."""
+        """Return names of the buffers that were written to or set."""
         return frozenset(self._tree.buffers[index].name for index in self._written_buffers)
 
     def attributes(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Which modules set an attribute in the forward: path and name to the paths of those that do."""
+        """Return which modules set an attribute in the forward: path and name to the paths of those that do."""
         paths = self._tree.path_of
         seen = {(paths[m], name): tuple(sorted(w)) for (m, name), w in self._writes.items() if m in paths and w}
         return {attribute: tuple(sorted(users)) for attribute, users in self._own.items()} | seen
 
     def temporaries(self) -> frozenset[tuple[str, str]]:
-        """Path and name of the attributes that the forward set before anything read them."""
+        """Return path and name of the attributes that the forward set before anything read them."""
         paths, keys = self._tree.path_of, self._writes.keys() - self._read_first
         return frozenset((paths[module], name) for module, name in keys if module in paths)
 
     def joins(self) -> tuple[JoinReason, ...]:
-        """What was seen, as pairs of modules with the first reason for each."""
+        """Return what was seen, as pairs of modules with the first reason for each."""
         readers = self._readers
         self._written_buffers |= silently_written(self._tree, ((self._buffers[id(b)], b) for b in self._alive))
         self._find_unseen_sets()

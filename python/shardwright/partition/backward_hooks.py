@@ -132,7 +132,7 @@ class _Hooked:
 
 
 def _from_hook_to_hook(hooked: list[_Hooked]) -> Iterator[tuple[_Hooked, _Hooked]]:
-    """Pairs whose first changes what the second uses, where the second has an effect on what is computed."""
+    """Yield pairs whose first changes what the second uses, where the second has an effect on what is computed."""
     acting = [one for one in hooked if one.acts]
     for other in acting:  # grows
         for one in hooked:

@@ -113,7 +113,7 @@ def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -
 
 
 def _why_together(joins: Iterable[JoinReason], placed: Iterable[ManualPlacement]) -> str:
-    """What was seen of modules that were placed apart by hand and must be on one rank."""
+    """Return what was seen of modules that were placed apart by hand and must be on one rank."""
     places = {place.path: place.pp_rank for place in placed}
 
     def place_of(path: str) -> int | None:
@@ -141,7 +141,7 @@ def partition_request(
     cfg: Any,
     num_devices: int,
 ) -> dict[str, Any]:
-    """What the core's partitioner is asked, as plain data: modules and parameters by number."""
+    """Return what the core's partitioner is asked, as plain data: modules and parameters by number."""
     number = {entry.path: index for index, entry in enumerate(tree.modules)}
     modules = []
     for entry in tree.modules:
@@ -183,7 +183,7 @@ def partition_request(
 
 
 def _measured(trace: Trace | None, cfg: Any, number: Mapping[str, int]) -> dict[str, Any]:
-    """What a refinement goes by, if there is one."""
+    """Return what a refinement goes by, if there is one."""
     if trace is None or trace.measurement is None or not cfg.refine_partition:
         return {}
     # Lists, programs and `auto` are near what the default does.
@@ -200,7 +200,7 @@ def _taken_apart(call: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any
 
 
 def _followers(tree: ModelTree) -> set[str]:
-    """Modules without parameters at any depth: they run on whichever rank calls them."""
+    """Return modules without parameters at any depth: they run on whichever rank calls them."""
     return {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
 
 
@@ -223,7 +223,7 @@ def _buffer_joins(tree: ModelTree, trace: Trace | None, follows: set[str]) -> tu
 
 
 def _callers(path: str, trace: Trace, follows: set[str]) -> set[str]:
-    """The modules with parameters from which `path` is called, through followers."""
+    """Return the modules with parameters from which `path` is called, through followers."""
     found: set[str] = set()
     seen = {path}
     open_paths = [path]

@@ -134,15 +134,15 @@ class Decision:
         )
 
     def parameter_bytes(self, rank: int) -> int:
-        """Bytes of the parameters that `rank` owns."""
+        """Return bytes of the parameters that `rank` owns."""
         return sum(row.nbytes for row in self.parameters if rank in row.ranks)
 
     def buffer_bytes(self, rank: int) -> int:
-        """Bytes of the buffers that `rank` holds."""
+        """Return bytes of the buffers that `rank` holds."""
         return sum(row.nbytes for row in self.buffers if rank in row.ranks)
 
     def is_divided(self, path: str) -> bool:
-        """Whether a module has parts on several ranks."""
+        """Return whether a module has parts on several ranks."""
         prefix = f"{path}." if path else ""
         inside = (name for name in self.modules if name == path or name.startswith(prefix))
         return len({self.modules[name] for name in inside if name not in self.follows}) > 1

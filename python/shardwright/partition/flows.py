@@ -30,7 +30,7 @@ class CrossingFlow:
 
 
 def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
-    """The scope of what these modules share; None if it stays within one execution.
+    """Return the scope of what these modules share; None if it stays within one execution.
 
     Args:
         users: The paths of the modules.

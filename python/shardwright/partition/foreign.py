@@ -71,12 +71,12 @@ class ForeignTensors:
                     yield key, tensor
 
     def changed(self) -> Iterator[set[str]]:
-        """Paths of the modules that use a tensor which one of them writes."""
+        """Yield paths of the modules that use a tensor which one of them writes."""
         for key, writers in self._writers.items():
             yield writers | self._readers.get(key, set())
 
     def shared(self) -> Iterator[tuple[str, str]]:
-        """Paths of modules that read or write a tensor, each with one that writes it."""
+        """Yield paths of modules that read or write a tensor, each with one that writes it."""
         for key, writers in self._writers.items():
             writer = min(writers)
             for user in sorted(writers | self._readers.get(key, set())):

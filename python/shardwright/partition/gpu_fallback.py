@@ -18,14 +18,14 @@ _LOGGER = logging.getLogger("shardwright")
 
 
 def runner_for(device: torch.device) -> Runner:
-    """How modules run in a trace on `device`: on the CPU, with the GPU as a second choice where there is one."""
+    """Return how modules run in a trace on `device`: on the CPU, with the GPU as a second choice where there is one."""
     if device.type == "cpu" and torch.cuda.is_available():
         return retrying_on(device, torch.device("cuda", torch.cuda.current_device()))
     return run_plainly
 
 
 def retrying_on(device: torch.device, other: torch.device) -> Runner:
-    """A runner that runs a module on `other` if an operation it needs does not exist on `device`."""
+    """Return a runner that runs a module on `other` if an operation it needs does not exist on `device`."""
 
     def runner(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:

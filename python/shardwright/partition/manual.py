@@ -91,7 +91,7 @@ def set_partition(module: nn.Module, i: int) -> None:
 
 
 def manual_placements(tree: ModelTree, *, auto: bool) -> list[ManualPlacement]:
-    """The modules of a model that were placed by hand.
+    """Return the modules of a model that were placed by hand.
 
     Args:
         tree: The model.

@@ -49,7 +49,7 @@ class Measurement:
     pieces: tuple[tuple[int, float], ...]
 
     def own_seconds(self) -> dict[str, float]:
-        """Seconds in each module, without the modules it calls; the code outside the model counts to the root."""
+        """Return seconds in each module, without the modules it calls; the code outside the model counts to the root."""
         totals: dict[str, float] = {}
         for number, seconds in self.pieces:
             path = self.executions[number].path
@@ -57,7 +57,7 @@ class Measurement:
         return totals
 
     def seconds(self) -> float:
-        """Seconds of the whole forward."""
+        """Return seconds of the whole forward."""
         return sum(seconds for _, seconds in self.pieces)
 
 
@@ -160,7 +160,7 @@ def evened(measurement: Measurement, kinds: Mapping[str, Hashable]) -> Measureme
 def as_request(
     measurement: Measurement, number: Mapping[str, int], schedule: str, num_microbatches: int, undivided: Sequence[str]
 ) -> dict[str, object]:
-    """What the core is asked to refine by, as plain data.
+    """Return what the core is asked to refine by, as plain data.
 
     Args:
         measurement: What was measured.

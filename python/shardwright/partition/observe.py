@@ -53,7 +53,7 @@ Runner = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any
 
 
 def run_plainly(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The runner that only runs."""
+    """Return the runner that only runs."""
     return function(*args, **kwargs)
 
 
@@ -74,7 +74,7 @@ class Stack:
         return self.executions[-1]
 
     def here(self) -> bool:
-        """Whether the caller is the observed thread."""
+        """Return whether the caller is the observed thread."""
         return threading.get_ident() == self.thread
 
 
@@ -209,7 +209,7 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """The distinct tensors in arguments or results."""
+    """Return the distinct tensors in arguments or results."""
     found: dict[int, torch.Tensor] = {}
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -260,7 +260,7 @@ class Clock:
         self._stretches: list[tuple[int, Any, Any]] = []
 
     def now(self) -> Any:
-        """A moment; only `add` understands it."""
+        """Return a moment; only `add` understands it."""
         if not self._on_gpu:
             return time.thread_time()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -272,7 +272,7 @@ class Clock:
         self._stretches.append((number, started, self.now()))
 
     def stretches(self) -> list[tuple[int, float]]:
-        """Numbers and seconds, in order."""
+        """Return numbers and seconds, in order."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
         return [

@@ -41,7 +41,7 @@ def _added_product(args: tuple[Any, ...], result: Any) -> int:
 
 
 def _convolution(args: tuple[Any, ...], result: Any) -> int:
-    """Each number of the result takes a filter, or, transposed, each number of the input."""
+    """Return each number of the result takes a filter, or, transposed, each number of the input."""
     given, weight, transposed = args[0], args[1], args[6]
     return int(2 * (given if transposed else result).numel() * weight[0].numel())
 

@@ -48,7 +48,7 @@ class PlainTensor:
 
 
 def plain_tensors(tree: ModelTree, shared: SharedState) -> list[PlainTensor]:
-    """Those that modules of `tree` hold, in attributes or in the containers and objects of `shared`."""
+    """Return those that modules of `tree` hold, in attributes or in the containers and objects of `shared`."""
     known = {id(entry.tensor) for entry in (*tree.parameters, *tree.buffers)}
     found: dict[int, PlainTensor] = {}
     for tensor, (module, name) in _held(tree, shared):

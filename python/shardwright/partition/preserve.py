@@ -154,7 +154,7 @@ class Writes:
             self._saved[id(tensor)] = (tensor, tensor.detach().clone(), keep_version)
 
     def written(self) -> list[torch.Tensor]:
-        """What was written to so far."""
+        """Return what was written to so far."""
         return [tensor for tensor, _, _ in self._saved.values()]
 
     def restore(self) -> None:
@@ -216,7 +216,7 @@ def copied_arguments(
     device: torch.device | None = None,
     keep: Callable[[torch.Tensor], bool] = lambda tensor: isinstance(tensor, nn.Parameter),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the tensors in arguments, so that a forward that writes to its inputs leaves the caller's alone.
+    """Return copies of the tensors in arguments, so that a forward that writes to its inputs leaves the caller's alone.
 
     Args:
         args: Positional arguments; tensors in lists, tuples, dicts and registered types are found.

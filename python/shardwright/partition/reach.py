@@ -83,12 +83,12 @@ def _texts_in(constant: Any) -> list[str]:
 
 
 def _writes_in_place(names: Iterable[str]) -> bool:
-    """Whether some of these names are of tensors' methods that write to them."""
+    """Return whether some of these names are of tensors' methods that write to them."""
     return any(name.endswith("_") and not name.startswith("_") for name in names)
 
 
 def _returns(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
-    """Whether it may return anything but None."""
+    """Return whether it may return anything but None."""
     if code.co_name == "<lambda>":
         begun = [each for each in instructions if each.opname.startswith("LOAD_")]
         names = [str(each.argval) for each in begun]
@@ -152,7 +152,7 @@ class Reach:
         return self.mutates and not _PAST_VERSIONS.isdisjoint(self.names)
 
     def uses(self, place: Hashable) -> bool:
-        """Whether the code may use what `attributes` and `places` of other code tell that it may change."""
+        """Return whether the code may use what `attributes` and `places` of other code tell that it may change."""
         if place in self.variables or place in self.objects:
             return True
         if not isinstance(place, tuple) or place[1] not in self.loaded:
@@ -161,14 +161,14 @@ class Reach:
         return place[0] in self.objects or place[0] in {id(base) for kind in kinds for base in kind.__mro__}
 
     def _homes(self) -> Iterator[type]:
-        """The classes whose own attributes the code may use."""
+        """Yield the classes whose own attributes the code may use."""
         yield from self._classes.values()
         if not _CLASS.isdisjoint(self.names):
             for kind in {type(value) for value in self.objects.values()}:
                 yield from (base for base in kind.__mro__ if is_own(base.__module__))
 
     def places(self) -> Iterator[tuple[Hashable, str]]:
-        """What the code may change apart from attributes, with words for it."""
+        """Yield what the code may change apart from attributes, with words for it."""
         for number, value in self.objects.items():
             kind = kind_of(type(value))
             if isinstance(value, torch.Tensor) or (kind is not None and kind.write is not None and not kind.has_names):
@@ -254,7 +254,7 @@ class Reach:
 
 
 def may_act(function: Any, reach: Reach) -> bool:
-    """Whether a backward hook may change gradients: it returns something, or writes to tensors.
+    """Return whether a backward hook may change gradients: it returns something, or writes to tensors.
 
     Args:
         function: The hook.
@@ -269,7 +269,7 @@ def _may_return(function: Any) -> bool:
 
 
 def looks_at_first(function: Any) -> bool:
-    """Whether a function, or what is called like one, uses the first argument that it is given."""
+    """Return whether a function, or what is called like one, uses the first argument that it is given."""
     function, index = _function_of(function)
     if function is None:
         return True
@@ -283,7 +283,7 @@ def looks_at_first(function: Any) -> bool:
 
 
 def _function_of(value: Any) -> tuple[types.FunctionType | None, int]:
-    """The function behind what is called like one, and which of its arguments is the first that the call gives."""
+    """Return the function behind what is called like one, and which of its arguments is the first that the call gives."""
     given = 0
     while not isinstance(value, types.FunctionType):
         if isinstance(value, functools.partial):

@@ -85,7 +85,7 @@ class Recomputed:
             break
 
     def joins(self, kept: Iterable[KeptState]) -> Iterator[JoinReason]:
-        """Each such module with all that is in it.
+        """Yield each such module with all that is in it.
 
         Args:
             kept: What the forward changes and later ones find; what is set anew in each is the same both times.

@@ -72,14 +72,14 @@ class Trace:
     measured_memory: bool
 
     def order(self) -> list[str]:
-        """Paths of the executed modules in the order of their first execution."""
+        """Return paths of the executed modules in the order of their first execution."""
         indices = {
             path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
         }
         return sorted(indices, key=indices.__getitem__)
 
     def together_with(self, other: Trace) -> Trace:
-        """This trace, with what another forward of the same model changed and kept; costs are this one's."""
+        """Return this trace, with what another forward of the same model changed and kept; costs are this one's."""
         writers = _united(self.attributes, other.attributes)
         # A name that one of them read before it set it is no temporary in either.
         set_first = (self.temporaries | (other.attributes.keys() - self.attributes.keys())) & (

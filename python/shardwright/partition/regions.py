@@ -28,7 +28,7 @@ _CODE = (types.FunctionType, types.MethodType, functools.partial, nn.Module, Ite
 
 
 def stays_here(values: object) -> str | None:
-    """What among arguments or results cannot go to another rank; None if all of it can.
+    """Return what among arguments or results cannot go to another rank; None if all of it can.
 
     Functions, iterators and modules cannot, for their code would run there; nor values of types that are not known, and
     tensors of kinds that have no bytes to send. Key/value caches do not count: a call that would carry one is refused
@@ -83,7 +83,7 @@ class Regions:
             yield
 
     def why_whole(self, arguments: object) -> str | None:
-        """Why a call made now with these arguments must stay on its rank; None if it need not."""
+        """Return why a call made now with these arguments must stay on its rank; None if it need not."""
         foreign = stays_here(arguments)
         if foreign is not None:
             return f"calls it with a {foreign}"

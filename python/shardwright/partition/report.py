@@ -76,7 +76,7 @@ def assignments(decision: Decision) -> dict[int, list[str]]:
 
 
 def _runs(paths: list[str]) -> list[str]:
-    """The paths with runs of numbered siblings as one: ``h.2``, ``h.3`` become ``h.2-3``."""
+    """Return the paths with runs of numbered siblings as one: ``h.2``, ``h.3`` become ``h.2-3``."""
     runs: list[tuple[str, int | None, int]] = []
     for path in paths:
         parent, _, name = path.rpartition(".")

@@ -200,11 +200,11 @@ class SharedState:
         return cell
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors found in containers and objects."""
+        """Return the tensors found in containers and objects."""
         return (tensor for tensor, _ in self._tensors.values())
 
     def held_tensors(self) -> Iterator[tuple[torch.Tensor, AttributeKey]]:
-        """Those tensors, with each attribute through which modules reach them."""
+        """Return those tensors, with each attribute through which modules reach them."""
         return ((tensor, key) for tensor, cells in self._tensors.values() for cell in cells for key in cell.attributes)
 
     def written(self, tensor: torch.Tensor) -> None:
@@ -232,7 +232,7 @@ class SharedState:
             yield
 
     def holders(self, number: int) -> set[AttributeKey]:
-        """The attributes through which modules reach a container or an object, which is given by its id."""
+        """Return the attributes through which modules reach a container or an object, which is given by its id."""
         cell = self._cells.get(number)
         return set() if cell is None else cell.attributes
 
@@ -292,7 +292,7 @@ class SharedState:
         return reached
 
     def changes(self) -> Iterator[Change]:
-        """The containers and objects that have changed."""
+        """Yield the containers and objects that have changed."""
         for cell in self._cells.values():
             if not cell.attributes or not cell.changed:
                 continue
@@ -303,7 +303,7 @@ class SharedState:
             yield Change(held=cell.attributes, names=tuple(names) if self._set.issuperset(names) else ())
 
     def changed_variables(self) -> dict[str, list[str]]:
-        """The global variables that have changed, with the paths of the modules whose code uses them."""
+        """Return the global variables that have changed, with the paths of the modules whose code uses them."""
         names = {name for cell in self._cells.values() if cell.variables and cell.changed for name in cell.variables}
         names |= {
             full_name for full_name, (variable, before) in self._variables.items() if variable.read() is not before

@@ -49,7 +49,7 @@ def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code made by ``torch.compile``."""
+    """Return whether calling this module runs code made by ``torch.compile``."""
     return "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None
 
 

@@ -34,12 +34,12 @@ _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
 
 
 def is_tracing() -> bool:
-    """Whether the code that asks is run by the trace of the first step, whose results are thrown away."""
+    """Return whether the code that asks is run by the trace of the first step, whose results are thrown away."""
     return _TRACING.get()
 
 
 def choose_device(module: nn.Module, trace_device: Literal["cpu", "gpu"]) -> torch.device | None:
-    """Where to trace `module`.
+    """Return where to trace `module`.
 
     Args:
         module: The model.
@@ -164,7 +164,7 @@ class _Run:
             return self._watched(measure_memory, gradients=True)
 
     def watched_in_training(self) -> _Recording | None:
-        """The forward of all modules in training mode; None where it fails, as one that needs labels may."""
+        """Return the forward of all modules in training mode; None where it fails, as one that needs labels may."""
         preserved, written, gradients = self._preserved, self._written, self._gradients
         try:
             return self._watched(False, gradients=gradients, training=True)
@@ -354,7 +354,7 @@ class _Recording:
         self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))
 
     def is_large(self) -> bool:
-        """Whether the forward computes enough to be measured."""
+        """Return whether the forward computes enough to be measured."""
         return self._operations.get("", 0) >= MIN_OPERATIONS
 
     def trace(self, device: torch.device, measurement: Measurement | None, measured_memory: bool) -> Trace:
@@ -391,6 +391,6 @@ class _Recording:
         )
 
     def _kind(self, entry: ModuleEntry) -> tuple[str, int, int]:
-        """What a module does, as far as that tells how long it takes."""
+        """Return what a module does, as far as that tells how long it takes."""
         operations, nbytes = (of.get(entry.path, 0) for of in (self._operations, self._output_bytes))
         return type(entry.module).__qualname__, operations, nbytes

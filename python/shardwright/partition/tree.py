@@ -15,28 +15,28 @@ from shardwright.errors import PartitionError
 
 
 def join_path(path: str, name: str) -> str:
-    """The full name of `name` inside the module at `path` (the root's path is empty)."""
+    """Return the full name of `name` inside the module at `path` (the root's path is empty)."""
     return f"{path}.{name}" if path else name
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements, which is what a rank that owns it keeps."""
+    """Return bytes of a tensor's elements, which is what a rank that owns it keeps."""
     return tensor.numel() * tensor.element_size()
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether a module can be executed; a list of modules, say, only holds them."""
+    """Return whether a module can be executed; a list of modules, say, only holds them."""
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's values are; 0 of one that has none."""
+    """Return where a tensor's values are; 0 of one that has none."""
     has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
     return tensor.data_ptr() if has_memory else 0
 
 
 def hooks_on(module: nn.Module) -> list[Any]:
-    """The hooks of a module's forward and backward."""
+    """Return the hooks of a module's forward and backward."""
     every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return [hook for hooks in every for hook in hooks.values()]
 
@@ -133,7 +133,7 @@ class ModelTree:
         )
 
     def names_to_paths(self) -> Iterator[tuple[str, str]]:
-        """Every name of every module with the path that stands for it."""
+        """Yield every name of every module with the path that stands for it."""
         for entry in self.modules:
             for alias in entry.aliases:
                 yield alias, entry.path
@@ -145,7 +145,7 @@ class _TensorTable:
         self._rows: dict[int, tuple[int, torch.Tensor, list[str], dict[str, None]]] = {}
 
     def add(self, held: Mapping[str, torch.Tensor | None], path: str, aliases: list[str]) -> dict[str, int]:
-        """The index of each tensor that a module holds, by its name there."""
+        """Return the index of each tensor that a module holds, by its name there."""
         return {name: self._add(tensor, path, aliases, name) for name, tensor in held.items() if tensor is not None}
 
     def _add(self, tensor: torch.Tensor, path: str, aliases: list[str], name: str) -> int:
@@ -167,7 +167,7 @@ class _TensorTable:
 
 
 def why_without_values(tree: ModelTree) -> str | None:
-    """Why a model cannot be computed with, in words; None if it can."""
+    """Return why a model cannot be computed with, in words; None if it can."""
     if any(entry.tensor.is_meta for entry in tree.parameters):
         return "is on the meta device"
     if any(is_delayed(entry.tensor) for entry in tree.parameters):
@@ -176,7 +176,7 @@ def why_without_values(tree: ModelTree) -> str | None:
 
 
 def device_of(tree: ModelTree) -> torch.device:
-    """Where a model is, by the first of its tensors; the CPU if it has none."""
+    """Return where a model is, by the first of its tensors; the CPU if it has none."""
     for entry in (*tree.parameters, *tree.buffers):
         return entry.tensor.device
     return torch.device("cpu")

@@ -82,7 +82,7 @@ class UnversionedWrites:
         return index
 
     def found(self) -> Iterator[tuple[tuple[str, ...], set[str], bool]]:
-        """Their names, once the forward is over: who writes to them and uses them, and whether a backward may."""
+        """Yield their names, once the forward is over: who writes to them and uses them, and whether a backward may."""
         for index, one in enumerate(self._watched):
             if one.tensor._version == one.version and (index in self._written or one.has_changed()):
                 users = self._written.get(index, set()) | self._users.get(index, set())
@@ -90,7 +90,7 @@ class UnversionedWrites:
 
 
 def _saves_nothing(func: Any) -> bool:
-    """Whether no backward needs what an operation is given, for all that is known of it."""
+    """Return whether no backward needs what an operation is given, for all that is known of it."""
     is_view: bool = getattr(func, "is_view", False)
     return is_view or getattr(getattr(func, "overloadpacket", None), "__name__", "") in _SAVES_NOTHING
 
@@ -102,7 +102,7 @@ def _has_values_of(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def silently_written(tree: ModelTree, buffers: Iterable[tuple[int, torch.Tensor]]) -> set[int]:
-    """Those buffers of a trace, by number, that have not the values of the model's own.
+    """Return those buffers of a trace, by number, that have not the values of the model's own.
 
     Batch normalisation writes to its buffers without a word of it in the operation's schema.
     """

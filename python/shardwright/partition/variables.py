@@ -35,7 +35,7 @@ class Variable(NamedTuple):
     name: str
 
     def read(self) -> Any:
-        """The value now; `MISSING` if there is none."""
+        """Return the value now; `MISSING` if there is none."""
         if isinstance(self.holder, types.CellType):
             return content_of(self.holder)
         return (self.holder if isinstance(self.holder, dict) else vars(self.holder)).get(self.name, MISSING)
@@ -59,7 +59,7 @@ Found = Iterator[tuple[str, Variable]]
 
 
 def variables_of(kind: type) -> Found:
-    """What the methods of a class reach that may hold state, by full names."""
+    """Yield what the methods of a class reach that may hold state, by full names."""
     seen: set[types.CodeType] = set()
     used: set[str] = set()
     bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
@@ -76,7 +76,7 @@ def variables_of(kind: type) -> Found:
 
 
 def _attributes_of(kind: type, used: Iterable[str]) -> Found:
-    """Those attributes of a class of the script's own that code uses."""
+    """Yield those attributes of a class of the script's own that code uses."""
     if not is_own(kind.__module__):
         return
     own = vars(kind)
@@ -91,7 +91,7 @@ def _attributes_of(kind: type, used: Iterable[str]) -> Found:
 
 @functools.lru_cache(maxsize=1024)
 def is_own(module: str) -> bool:
-    """Whether a Python module is the script's own, and not of an installed package."""
+    """Return whether a Python module is the script's own, and not of an installed package."""
     root = module.partition(".")[0]
     if root in FOREIGN or (root in sys.stdlib_module_names and root != "__main__"):
         return False
@@ -100,7 +100,7 @@ def is_own(module: str) -> bool:
 
 
 def codes_of(function: types.FunctionType) -> list[types.CodeType]:
-    """The code of a function, and of those that it defines."""
+    """Return the code of a function, and of those that it defines."""
     codes = [function.__code__]
     for code in codes:  # grows
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
@@ -136,7 +136,7 @@ def _variables_in(function: types.FunctionType, seen: set[types.CodeType], depth
 
 
 def _own_of(function: types.FunctionType) -> Found:
-    """What a function of the script's own encloses, and its default arguments."""
+    """Yield what a function of the script's own encloses, and its default arguments."""
     if not is_own(function.__module__ or ""):
         return
     full_name = f"{function.__module__}.{function.__qualname__}"
@@ -149,7 +149,7 @@ def _own_of(function: types.FunctionType) -> Found:
 
 
 def _in_module(home: types.ModuleType, used: Iterable[str], seen: set[types.CodeType], depth: int) -> Found:
-    """Those variables of one of the script's own Python modules that code uses, and what its functions reach."""
+    """Yield those variables of one of the script's own Python modules that code uses, and what its functions reach."""
     if not is_own(home.__name__):
         return
     for name in used:
@@ -168,7 +168,7 @@ def _named(path: str, namespace: dict[str, Any], used: Iterable[str]) -> Found:
 
 
 def content_of(cell: types.CellType) -> Any:
-    """What is in a cell of a closure; `MISSING` if nothing is."""
+    """Return what is in a cell of a closure; `MISSING` if nothing is."""
     try:
         return cell.cell_contents
     except ValueError:  # nothing yet

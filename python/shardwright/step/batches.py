@@ -29,7 +29,7 @@ _VALUES = 1024
 
 
 def is_compared(call: int) -> bool:
-    """Whether ranks compare batches in a call of a step function, by its number from 1."""
+    """Return whether ranks compare batches in a call of a step function, by its number from 1."""
     return call <= _FIRST_CALLS or call % _LATER_CALLS == 0
 
 

@@ -51,7 +51,7 @@ class DeferredTensor:
         return deferred
 
     def fields(self) -> tuple[int, int]:
-        """What travels: the root's global rank and the key."""
+        """Return what travels: the root's global rank and the key."""
         return self._root, self._key
 
     def fetch(self) -> torch.Tensor:
@@ -93,7 +93,7 @@ class ResultOfParts:
 
     @staticmethod
     def received(fields: _Fields) -> torch.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         tensors, sparse, nested = fields
         if sparse is not None:
             composite = _core.Composite.of_sparse(*sparse)
@@ -107,7 +107,7 @@ registry.add(ResultOfParts, "shardwright:ResultOfParts", ResultOfParts.fields, R
 
 
 def deferring_large(runtime: Runtime, tensor: torch.Tensor) -> Any:
-    """The tensor itself, or for a large one what stands for it on the other ranks."""
+    """Return the tensor itself, or for a large one what stands for it on the other ranks."""
     if has_parts(tensor):
         return ResultOfParts(tensor)
     if tensor.numel() * tensor.element_size() <= MAX_SENT_BYTES:

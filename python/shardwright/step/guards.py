@@ -38,7 +38,7 @@ def refuse_in_step(what: str, hint: str) -> None:
 
 
 def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether parameters of a model of the running step are among these."""
+    """Return whether parameters of a model of the running step are among these."""
     runtime = find_runtime()
     if runtime is None or not runtime.step.running:
         return False
@@ -46,7 +46,7 @@ def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """What an optimizer trains."""
+    """Return what an optimizer trains."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -99,7 +99,7 @@ def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | N
 
 
 def _registering() -> Callable[..., Any]:
-    """One of ``Module.register_*hook``, refused in a step for a module elsewhere, where the hook would not be."""
+    """Return one of ``Module.register_*hook``, refused in a step for a module elsewhere, where the hook would not be."""
 
     def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         module_locations.refuse_hook(module, hook)

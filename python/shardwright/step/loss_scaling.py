@@ -22,7 +22,7 @@ from shardwright.step.guards import parameters_of, refuse_in_step
 
 
 def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it trains a divided model, which every rank of the pipeline answers alike."""
+    """Return whether it trains a divided model, which every rank of the pipeline answers alike."""
     runtime = find_runtime()
     if runtime is None or runtime.place.pp_size == 1:
         return False

@@ -21,7 +21,7 @@ from shardwright.values.state import dict_functions
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """A special method that the one microbatch's tensor has, too."""
+    """Return a special method that the one microbatch's tensor has, too."""
 
     def method(self: StepOutput, *arguments: Any) -> Any:
         return getattr(self._only(name), name)(*arguments)
@@ -51,7 +51,7 @@ class StepOutput:
         self._weights = weights
 
     def _only(self, what: str) -> torch.Tensor:
-        """The tensor of the only microbatch.
+        """Return the tensor of the only microbatch.
 
         Raises:
             ShardwrightError: There are several.
@@ -61,7 +61,7 @@ class StepOutput:
         return self.outputs[0]
 
     def __getattr__(self, name: str) -> Any:
-        """What a tensor has and this class has not."""
+        """Return what a tensor has and this class has not."""
         if name.startswith("_") or not hasattr(torch.Tensor, name):
             raise AttributeError(f"a StepOutput has no attribute {name!r}; its tensors are in .outputs")
         if name == "backward":
@@ -84,11 +84,11 @@ class StepOutput:
         return func(*args, **kwargs)
 
     def __format__(self, specification: str) -> str:
-        """The text of ``repr``, or the only number as it is to be formatted."""
+        """Return the text of ``repr``, or the only number as it is to be formatted."""
         return format(self._only(f"format {specification!r}"), specification) if specification else str(self)
 
     def __eq__(self, other: object) -> Any:
-        """Whether it is the same; compared with a number or a tensor, as the only tensor would be."""
+        """Return whether it is the same; compared with a number or a tensor, as the only tensor would be."""
         if isinstance(other, (numbers.Number, torch.Tensor)):
             return self._only("__eq__") == other
         return NotImplemented
@@ -96,7 +96,7 @@ class StepOutput:
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        """How many microbatches."""
+        """Return how many microbatches."""
         return f"StepOutput({len(self._outputs)} microbatches)"
 
     @property
@@ -111,7 +111,7 @@ class StepOutput:
         return fetched
 
     def reduce_mean(self) -> torch.Tensor:
-        """The mean over microbatches, of one microbatch's shape and dtype.
+        """Return the mean over microbatches, of one microbatch's shape and dtype.
 
         Where ``model.backward`` was given weights, the mean that they make: a microbatch of weight 0 does not count,
         whatever its value. Where an evaluation's batch does not divide evenly, each microbatch counts by its samples.
@@ -125,18 +125,18 @@ class StepOutput:
         return sum(terms[1:], start=terms[0]) if terms else torch.full_like(self.outputs[0], math.nan)
 
     def reduce_sum(self) -> torch.Tensor:
-        """The sum over microbatches, of one microbatch's shape and dtype."""
+        """Return the sum over microbatches, of one microbatch's shape and dtype."""
         self._check_shapes("summed")
         first, *others = self.outputs
         return sum(others, start=first)
 
     def concat(self) -> torch.Tensor:
-        """The microbatches joined along axis 0; 0-dim tensors are stacked."""
+        """Return the microbatches joined along axis 0; 0-dim tensors are stacked."""
         outputs = self.outputs
         return torch.stack(outputs) if outputs[0].dim() == 0 else torch.cat(outputs, dim=0)
 
     def stack(self) -> torch.Tensor:
-        """The microbatches along a new axis 0."""
+        """Return the microbatches along a new axis 0."""
         self._check_shapes("stacked")
         return torch.stack(self.outputs)
 
@@ -202,7 +202,7 @@ def _sequence_like(original: Any, items: list[Any]) -> Any:
 
 
 def _with(original: Any, values: dict[str, Any]) -> Any:
-    """A dataclass's object with other values, without its ``__init__``, which may not take them."""
+    """Return a dataclass's object with other values, without its ``__init__``, which may not take them."""
     copied = copy.copy(original)
     for name, value in values.items():
         object.__setattr__(copied, name, value)
@@ -218,7 +218,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any], *, in_registered: bool = False) -> Any:
-    """The value with every tensor in its dicts, lists, tuples and dataclasses replaced.
+    """Return the value with every tensor in its dicts, lists, tuples and dataclasses replaced.
 
     Args:
         value: Any value.

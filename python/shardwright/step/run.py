@@ -227,7 +227,7 @@ def _finished(step: StepFunction[..., Any], result: Any) -> Any:
 def _split(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[MicrobatchArguments]:
-    """The arguments of each microbatch; notes how much each of them counts."""
+    """Return the arguments of each microbatch; notes how much each of them counts."""
     parts, runtime[StepWeights].counts = step.splitter.split(args, kwargs, runtime.step.num_microbatches)
     if is_compared(step.calls) and not step.warned_of_labels and torch.is_grad_enabled():
         runtime[StepWeights].labels = differing_labels(step.splitter, parts)
@@ -237,7 +237,7 @@ def _split(
 def _run_alone(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
-    """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
+    """Return a pipeline of one rank: plain PyTorch, microbatch after microbatch."""
     runtime.begin_step_alone(step.name)
     runtime.step.entered = True
     recorder, results = runtime[_core.AloneRecorder], []
@@ -330,7 +330,7 @@ class _Pipeline:
                 placement.delivered()
 
     def supervise(self) -> list[Any]:
-        """The main thread's part: start workers, serve control requests, until the step has ended everywhere."""
+        """Return the main thread's part: start workers, serve control requests, until the step has ended everywhere."""
         runtime = self.runtime
         while True:
             event = runtime.server.supervise()

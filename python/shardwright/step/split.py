@@ -44,7 +44,7 @@ class Splitter:
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_microbatches: int
     ) -> tuple[list[MicrobatchArguments], list[int] | None]:
-        """The arguments of each microbatch, and the number of its samples where these differ.
+        """Return the arguments of each microbatch, and the number of its samples where these differ.
 
         Returns:
             The arguments; and None where all microbatches have as many samples. Where gradients are disabled a batch
@@ -74,14 +74,14 @@ class Splitter:
         return [(row[:count], dict(zip(kwargs, row[count:], strict=True))) for row in rows], counts
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The arguments of a call with their names."""
+        """Return the arguments of a call with their names."""
         names = self._names.get(len(args))
         if names is None:
             names = self._names[len(args)] = self._positional_names(len(args))
         return [*zip(names, args, strict=True), *kwargs.items()]
 
     def _positional_names(self, count: int) -> list[str]:
-        """The names of so many positional arguments; the last one's repeats for ``*args``."""
+        """Return the names of so many positional arguments; the last one's repeats for ``*args``."""
         names = list(self._signature.parameters)
         return [names[min(index, len(names) - 1)] if names else f"argument {index}" for index in range(count)]
 
@@ -103,7 +103,7 @@ class Splitter:
             )
 
     def _divide(self, path: str, value: Any, axis: int, count: int, sizes: dict[str, int]) -> Sequence[Any]:
-        """A value's part in each microbatch; notes the size of every tensor that is split."""
+        """Return a value's part in each microbatch; notes the size of every tensor that is split."""
         if isinstance(value, torch.Tensor):
             axes = value.dim()
             if axes == 0:
@@ -136,7 +136,7 @@ class Splitter:
 
 
 def _divides_unevenly(size: int, count: int) -> bool:
-    """Whether so many samples may be divided into parts of different sizes: nothing is averaged over them."""
+    """Return whether so many samples may be divided into parts of different sizes: nothing is averaged over them."""
     return size >= count and not torch.is_grad_enabled()
 
 

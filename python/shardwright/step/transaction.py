@@ -216,7 +216,7 @@ def _divide_gradients(parameters: list[nn.Parameter], divisor: float) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
-    """A number as a tensor, which torch need not wrap anew for every gradient; in their own dtype it costs half."""
+    """Return a number as a tensor, which torch need not wrap anew for every gradient; in their own dtype it costs half."""
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 

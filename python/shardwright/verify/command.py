@@ -33,7 +33,7 @@ the step could not be run.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Return the command's arguments."""
     made = argparse.ArgumentParser(
         prog="python -m shardwright.verify",
         description="Verify that a distributed step equals the same step in one process.",

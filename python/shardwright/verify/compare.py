@@ -137,7 +137,7 @@ class Comparison:
         return expected, self.reference.mean(gradients, weights, self.num_microbatches)
 
     def run(self, replica: Replica, num_microbatches: int, *, recorded: bool) -> Expected:
-        """One replica's step from its start, with the random numbers of its ranks."""
+        """Return one replica's step from its start, with the random numbers of its ranks."""
         self.reference.load_buffers(self._starting_buffers(replica))
         process.restore_random_state(replica.random)
         args, kwargs = copied_arguments(*replica.arguments)
@@ -186,7 +186,7 @@ class Comparison:
                 self._add("buffer", name, rank, found)
 
     def _compare_gradients(self, wanted: NamedGradients) -> dict[str, tuple[float, str]]:
-        """A row for each parameter and rank; returns the worst error and its reason by name."""
+        """Return a row for each parameter and rank; returns the worst error and its reason by name."""
         floor = floor_of(wanted.values())
         worst: dict[str, tuple[float, str]] = {}
         for rank, said in enumerate(self.ranks):
@@ -201,7 +201,7 @@ class Comparison:
         return worst
 
     def _compare_ties(self) -> dict[str, str]:
-        """A row for each tie; returns in words what is untied, by name."""
+        """Return a row for each tie; returns in words what is untied, by name."""
         ties: dict[int, list[str]] = {}
         for name, parameter in self.reference.named_parameters().items():
             ties.setdefault(id(parameter), []).append(name)

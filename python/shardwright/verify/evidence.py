@@ -77,7 +77,7 @@ class Evidence:
     random: tuple[str, torch.Tensor | None, dict[int, torch.Tensor]] = ("0", None, {})
 
     def answer(self, what: str, which: Any) -> Any:
-        """What rank 0 asks for."""
+        """Return what rank 0 asks for."""
         if what == "overview":
             start_buffers, buffers = list(self.start_buffers), list(self.buffers)
             return Overview(self.record, self.groups, start_buffers, buffers, self.hooked, self.requests)
@@ -112,7 +112,7 @@ class EvidenceReader:
         self._own = own
 
     def read(self, rank: int, what: str, which: Any = None) -> Any:
-        """One piece of a rank's evidence; see :class:`Evidence`."""
+        """Return one piece of a rank's evidence; see :class:`Evidence`."""
         if rank == self._runtime.place.rank:
             return self._own.answer(what, which)
         send_on(self._runtime, rank, _QUESTIONS, (what, which))
@@ -126,7 +126,7 @@ class EvidenceReader:
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The leaves of a step function's arguments, as they can be sent."""
+    """Return the leaves of a step function's arguments, as they can be sent."""
     found: list[tuple[str, Any]] = []
 
     def sent(path: str, leaf: Any) -> Any:

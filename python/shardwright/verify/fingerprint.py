@@ -42,7 +42,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(tensor: torch.Tensor) -> Fingerprint:
-    """The fingerprint of a tensor of any dtype; for a sparse one, of its dense form."""
+    """Return the fingerprint of a tensor of any dtype; for a sparse one, of its dense form."""
     values = tensor.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()

@@ -53,7 +53,7 @@ class Side:
 
 
 def comparable_calls(found: ModuleRecord, expected: ModuleRecord) -> list[CallKey]:
-    """The calls, in execution order, of modules that were called equally often on both sides."""
+    """Return the calls, in execution order, of modules that were called equally often on both sides."""
     counts: dict[tuple[str, int], list[int]] = {}
     for side, record in enumerate((found, expected)):
         for path, microbatch, _ in record.calls:
@@ -64,7 +64,7 @@ def comparable_calls(found: ModuleRecord, expected: ModuleRecord) -> list[CallKe
 def first_forward(
     side: Side, expected: ModuleRecord, replica: int, tolerance: float
 ) -> tuple[Departure, CallKey] | None:
-    """The first call, in execution order, whose outputs depart."""
+    """Return the first call, in execution order, whose outputs depart."""
     sizes = sorted(f.root_mean_square for outputs in expected.calls.values() for f, _ in outputs)
     floor = FLOOR * sizes[len(sizes) // 2] if sizes else 0.0
     for key in comparable_calls(side.record, expected):
@@ -98,7 +98,7 @@ def _departure(side: Side, replica: int, key: CallKey, what: str, error: float, 
 
 
 def _other_microbatch(side: Side, expected: ModuleRecord, key: CallKey, number: int, tolerance: float) -> str:
-    """Whether the output is what another microbatch's should be."""
+    """Return whether the output is what another microbatch's should be."""
     path, microbatch, call = key
     here = side.record.calls[key][number][0]
     for (other_path, other, other_call), outputs in expected.calls.items():
@@ -115,7 +115,7 @@ def first_backward(
     names: Iterable[str],
     tolerance: float,
 ) -> Departure | None:
-    """The first module, in backward order, whose gradient departs.
+    """Return the first module, in backward order, whose gradient departs.
 
     Args:
         sides: By replica, what its ranks recorded and what one process did.
@@ -170,7 +170,7 @@ def _gradient_error(found: ModuleRecord, key: TensorKey, wanted: Fingerprint, fl
 
 
 def _blame(key: TensorKey, flow: ValueFlow, side: Side) -> tuple[CallKey, str]:
-    """Whose backward gave a tensor a wrong gradient: what used it, if that is known, else what made it."""
+    """Return whose backward gave a tensor a wrong gradient: what used it, if that is known, else what made it."""
     missing = key not in side.record.gradients
     users = flow.users.get(key, [])
     blamed = _around(users, flow)
@@ -183,7 +183,7 @@ def _blame(key: TensorKey, flow: ValueFlow, side: Side) -> tuple[CallKey, str]:
 
 
 def _around(calls: list[CallKey], flow: ValueFlow) -> CallKey | None:
-    """The innermost of the calls that is inside all others or has them inside; None if they lie side by side."""
+    """Return the innermost of the calls that is inside all others or has them inside; None if they lie side by side."""
     chains = [(*flow.parents.get(call, ()), call) for call in calls]
     longest = max(chains, key=len, default=())
     if longest and all(call in longest for call in calls):

@@ -17,7 +17,7 @@ import shardwright as smp
 
 
 def load(path: str, name: str) -> Callable[[], Any]:
-    """A function of a script, whose folder can be imported from."""
+    """Return a function of a script, whose folder can be imported from."""
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:

@@ -78,7 +78,7 @@ class WatchedFlow(Recorder):
 
 
 def _users(tensor: torch.Tensor) -> list[CallKey]:
-    """The calls that got this very tensor as an argument; the list goes with the tensor."""
+    """Return the calls that got this very tensor as an argument; the list goes with the tensor."""
     users: list[CallKey] | None = getattr(tensor, "_shardwright_users", None)
     if users is None:
         users = []
@@ -158,11 +158,11 @@ class Reference:
             self._runtime.step.running = False
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter under each of its full names."""
+        """Return every parameter under each of its full names."""
         return self._named("named_parameters")
 
     def named_buffers(self) -> dict[str, torch.Tensor]:
-        """Every buffer under each of its full names."""
+        """Return every buffer under each of its full names."""
         return self._named("named_buffers")
 
     def _named(self, kind: str) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Reference:
         return expected
 
     def take_gradients(self) -> dict[str, torch.Tensor | None]:
-        """The gradients that accumulated, and a clean slate."""
+        """Return the gradients that accumulated, and a clean slate."""
         found = {name: parameter.grad for name, parameter in self.named_parameters().items()}
         for module in self.modules:
             module.zero_grad(set_to_none=True)
@@ -228,7 +228,7 @@ class Reference:
         weights: Sequence[float | None],
         microbatches: int,
     ) -> dict[str, torch.Tensor | None]:
-        """The mean of replicas' gradients, and over microbatches where the model takes it.
+        """Return the mean of replicas' gradients, and over microbatches where the model takes it.
 
         Args:
             gradients: Of each replica, the sum over its microbatches; one that is None counts as zero where another

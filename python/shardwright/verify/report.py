@@ -18,7 +18,7 @@ _WIDTH = 120
 
 
 def first_of(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
+    """Return the first few of some names, and how many more there are."""
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -66,7 +66,7 @@ class Departure:
     rank: int | None = None
 
     def __str__(self) -> str:
-        """One sentence."""
+        """Return one sentence."""
         where = f"replica {self.replica}"
         if self.microbatch is not None:
             where += f", microbatch {self.microbatch}, call {self.call}"
@@ -115,7 +115,7 @@ class Report:
         return self.rows[0].error if self.rows else 0.0
 
     def __str__(self) -> str:
-        """The table, the first departure and the notes."""
+        """Return the table, the first departure and the notes."""
         load_rich()
         from rich.console import Console
 
@@ -128,7 +128,7 @@ class Report:
         return capture.get().rstrip()
 
     def __rich__(self) -> Table:
-        """One line for each kind, and the worst rows of each."""
+        """Return one line for each kind, and the worst rows of each."""
         load_rich()
         from rich import box
         from rich.table import Table
@@ -150,7 +150,7 @@ class Report:
         return table
 
     def conclusion(self) -> str:
-        """What it comes to, in one or two sentences."""
+        """Return what it comes to, in one or two sentences."""
         checked = (
             f"{self.num_module_calls} module calls compared; {self.requests[0]} forward and {self.requests[1]} "
             f"backward requests crossed ranks; parameters on ranks {', '.join(map(str, self.holding))}; tolerance "
@@ -181,7 +181,7 @@ class Report:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The outcome in a few plain values, for tools."""
+        """Return the outcome in a few plain values, for tools."""
         departure = self.first_departure
         return {
             "exact": self.exact,

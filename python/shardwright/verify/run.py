@@ -180,7 +180,7 @@ class Verification:
         return [whole_copy(model) for model in self.models]
 
     def _step(self) -> Evidence:
-        """The step on all ranks, as this rank sees it."""
+        """Return the step on all ranks, as this rank sees it."""
         runtime = self.runtime
         evidence = Evidence()
         args, kwargs = copied_arguments(*self.arguments)  # it may write to them
@@ -227,7 +227,7 @@ class Verification:
         return self._microbatch if task is None else task.microbatch
 
     def _watched_step(self, evidence: Evidence) -> StepFunction[..., Any]:
-        """The step function, under its own name, noting what it returns for each microbatch."""
+        """Return the step function, under its own name, noting what it returns for each microbatch."""
         watched = copy.copy(self.step)
         function = self.step.function
 

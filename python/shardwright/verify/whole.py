@@ -94,7 +94,7 @@ def _tie(copied: nn.Module, model: DistributedModel) -> None:
 
 
 def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
-    """The modules that the user's function builds, one for each model, checked by the names of their tensors.
+    """Return the modules that the user's function builds, one for each model, checked by the names of their tensors.
 
     Raises:
         ConfigError: They are not those of the models.

@@ -63,7 +63,7 @@ class _Watching(TorchFunctionMode):
 def whole_batch_note(
     comparison: Comparison, gradients: NamedGradients, executed: Collection[str], tolerance: float
 ) -> list[str]:
-    """What a reader should know of the step's microbatches; nothing where they change nothing.
+    """Return what a reader should know of the step's microbatches; nothing where they change nothing.
 
     Args:
         comparison: What was compared; its whole models are used.
