@@ -198,7 +198,7 @@ def _like(original: dict[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _sequence_like(original: Any, items: list[Any]) -> Any:
-    """Return a list or tuple of the original's class with other items. No code of a named tuple's class runs."""
+    """Return a list or tuple of the original's class with other items. A named tuple's own code does not run."""
     return original._make(items) if hasattr(original, "_make") else type(original)(items)
 
 
