@@ -18,7 +18,7 @@ from shardwright.model.ownership import Ownership
 from shardwright.model.sentinel import Sentinel, is_sentinel
 
 PARTIAL_KEY = "_smp_is_partial"
-"""The key that marks a state dict as one rank's part; False marks a whole one that needs no translation."""
+"""The key that marks a state dict as one rank's part. The value False marks a whole one that needs no conversion."""
 
 _EXTRA_STATE = "_extra_state"
 

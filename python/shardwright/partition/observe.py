@@ -49,7 +49,7 @@ class ForwardObserver(Protocol):
 
 
 Runner = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a module's function on its arguments; the module itself says whose it is."""
+"""Runs a function of a module: called with the module, the function and the function's arguments."""
 
 
 def run_plainly(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

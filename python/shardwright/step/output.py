@@ -203,7 +203,7 @@ def _sequence_like(original: Any, items: list[Any]) -> Any:
 
 
 def _with(original: Any, values: dict[str, Any]) -> Any:
-    """Return a copy of a dataclass object with other values, without calling ``__init__``, which may not accept them."""
+    """Return a copy of a dataclass object with other values, without a call of its ``__init__``."""
     copied = copy.copy(original)
     for name, value in values.items():
         object.__setattr__(copied, name, value)
