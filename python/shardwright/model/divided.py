@@ -41,11 +41,11 @@ class DividedTensors(LocalTensors):
         return self._is_distributed(buffer)
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Return whether the parameter processes the samples of all tensor-parallel ranks, not only this rank's."""
+        """Return whether the parameter is applied to the samples of all tensor-parallel ranks, not only this rank's."""
         return self._is_scaled_batch(parameter)
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Return whether the buffer processes the samples of all tensor-parallel ranks, not only this rank's."""
+        """Return whether the buffer is applied to the samples of all tensor-parallel ranks, not only this rank's."""
         return self._is_scaled_batch(buffer)
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -22,9 +22,9 @@ from shardwright.partition.tree import ModelTree
 class Preserved:
     """The state of a model that a forward may change. It is saved once and restored after each forward.
 
-    Buffers are replaced by copies meanwhile, so that the originals keep their identity, values and version. Parameters
-    are too large to copy in advance: the code that runs the model must report each operation that writes to a tensor to
-    the `Writes` that :meth:`during` yields, before the operation runs.
+    Buffers are replaced by copies during the forward, so that the originals keep their identity, values and version.
+    Parameters are too large to copy in advance: the code that runs the model must report each operation that writes to
+    a tensor to the `Writes` that :meth:`during` yields, before the operation runs.
 
     Attributes:
         shared: The objects that modules share.

@@ -124,7 +124,7 @@ class Comparison:
         return {name: rank for rank in reversed(ranks) for name in self.ranks[rank].start_buffers}
 
     def expect(self) -> tuple[list[Expected], NamedGradients]:
-        """Run every replica's step in this process, and compare the results, which may be large, meanwhile."""
+        """Run every replica's step in this process, and compare its results before the next replica runs."""
         expected, gradients = [], []
         for replica in self.replicas:
             one = self.run(replica, self.num_microbatches, recorded=True)

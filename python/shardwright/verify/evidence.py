@@ -46,19 +46,19 @@ class Overview(NamedTuple):
 
 @dataclass
 class Evidence:
-    """One rank's part.
+    """The evidence of one rank.
 
     Attributes:
         record: Its module calls.
-        start_parameters: By full name, the values that the step started from.
-        start_buffers: The same of buffers.
-        gradients: By full name, what the step gave.
-        buffers: By full name, their values after the step.
-        groups: Full names of the parameters held here, those of one tensor together.
+        start_parameters: The values of its parameters at the start of the step, by full name.
+        start_buffers: The values of its buffers at the start of the step, by full name.
+        gradients: The gradients from the step, by full name.
+        buffers: The values of its buffers after the step, by full name.
+        groups: Full names of its parameters. The names of one tensor form a group.
         hooked: Full names of the parameters with gradient hooks of the user.
         requests: Forward and backward requests that this rank sent.
-        results: On a root, by microbatch, the leaves of what the step function returned.
-        losses: On a root, by microbatch, the tensors that ``model.backward`` was given.
+        results: On a root, by microbatch, the leaves of the step function's result.
+        losses: On a root, by microbatch, the tensors given to ``model.backward``.
         inputs: On a root, the leaves of the step function's arguments.
         random: On a root, the seed and the states of the generators of the CPU and of its device when the step began.
     """
