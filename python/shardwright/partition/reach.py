@@ -78,9 +78,7 @@ def _read(code: types.CodeType) -> _Code:
 
 
 def _texts_in(constant: Any) -> list[str]:
-    parts = (
-        constant if isinstance(constant, tuple) else (constant,)
-    )  # a tuple may contain the names of keyword arguments
+    parts = constant if isinstance(constant, tuple) else (constant,)  # a tuple may hold names of keyword arguments
     return [name for part in parts if isinstance(part, str) for name in part.split(".")]
 
 

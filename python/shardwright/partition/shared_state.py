@@ -237,7 +237,11 @@ class SharedState:
         return set() if cell is None else cell.attributes
 
     def places(self) -> Iterator[tuple[Hashable, set[str]]]:
-        """Yield the places of variables and of their contents, with the modules that use them."""
+        """Yield the places of variables and of their contents, each with the modules that use it.
+
+        A variable's place is the id of its cell, or the id of its holder and its name. The place of its contents is
+        their id.
+        """
         for full_name, (variable, _) in self._variables.items():
             key = id(variable.holder)
             place = key if isinstance(variable.holder, types.CellType) else (key, variable.name)

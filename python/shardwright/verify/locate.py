@@ -134,9 +134,7 @@ def first_backward(
             if error is not None and not error <= tolerance:
                 blamed, what = _blame((key, number), flow, side)
                 return _departure(side, replica, blamed, what, error, "backward")
-            if (
-                key[0] in modules and number >= 0
-            ):  # the gradient of its output agrees, but that of its parameters does not
+            if key[0] in modules and number >= 0:  # its outputs' gradient agrees, its parameters' does not
                 return _parameter_departure(key[0], *modules[key[0]], replica, side.rank_of.get(key))
     path = next((path for path in reversed(list(names)) if path in modules), next(iter(modules)))
     return _parameter_departure(path, *modules[path])
