@@ -1,8 +1,8 @@
 """Fingerprints of tensors: a few numbers that suffice to estimate the distance of two tensors on different ranks.
 
-The norm of a difference is estimated from projections onto fixed vectors ``s`` of random signs: the mean square of ``(a
-- b) . s`` over such vectors is the square of the norm of ``a - b``. Rank 0 therefore need not hold the outputs of all
-modules, and the ranks need not send them.
+The norm of a difference is estimated from projections onto fixed vectors ``s`` of random signs: the mean square of
+``(a - b) . s`` over such vectors is the square of the norm of ``a - b``. Rank 0 therefore need not hold the outputs of
+all modules, and the ranks need not send them.
 """
 
 from __future__ import annotations
