@@ -213,7 +213,7 @@ class Placement:
 
     def _serve_partition(self, request: _core.Request) -> None:
         if self.partitioned:
-            return  # received in a failed step that not all peers received it in
+            return  # already applied in a failed step, which may not have reached all peers
         try:
             self.apply(decode(request.spec, request.parts))
         except BaseException:

@@ -164,7 +164,7 @@ class _Run:
             return self._watched(measure_memory, gradients=True)
 
     def watched_in_training(self) -> _Recording | None:
-        """Return the forward with all modules in training mode; None if it fails, for example for lack of labels."""
+        """Return the recording of a forward in training mode; None if it fails, for example for lack of labels."""
         preserved, written, gradients = self._preserved, self._written, self._gradients
         try:
             return self._watched(False, gradients=gradients, training=True)
