@@ -1,4 +1,4 @@
-"""Whether all ranks that hold the same parameters have built the same model, and train the same parameters."""
+"""Checks that ranks holding the same parameters have built the same model and train the same parameters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OPERATION = "smp.DistributedModel"
 
 
 class _TensorInfo(NamedTuple):
-    """What a rank tells of a tensor of its model.
+    """Description of one tensor of a rank's model, as sent to the other ranks.
 
     Attributes:
         trained: Whether it is a parameter that needs a gradient; None for a buffer.
-        what: Its shape and dtype, in words.
+        what: Its shape and dtype, as text.
         divided: Whether a distributed module has divided it over tensor-parallel ranks.
     """
 
@@ -36,21 +36,21 @@ class _TensorInfo(NamedTuple):
 
 
 def check_same_model(module: nn.Module, runtime: Runtime) -> None:
-    """Refuse models that differ between ranks, before their tensors meet in collectives; all ranks of the job call it.
+    """Raise an error on all ranks if their models differ, before collectives run on the tensors.
 
-    Parameters that not all tensor-parallel ranks have, such as those of distributed modules that only one of them
-    keeps, count where they are.
+    All ranks of the job must call this function. A parameter that only some tensor-parallel ranks hold, such as one
+    that a distributed module keeps on a single rank, is checked on the ranks that hold it.
 
     Raises:
-        PartitionError: Ranks have built different models; all ranks raise it.
-        ConfigError: A parameter is trained on some ranks and frozen on others that hold it too; all ranks raise it.
+        PartitionError: Ranks have built different models. Raised on all ranks.
+        ConfigError: A parameter is trained on some of the ranks that hold it and frozen on others. Raised on all ranks.
     """
     world = runtime.place.launch.world_size
     if world == 1:
         return
     divided = named_shardings(module)
     own = {name: _tensor_info(tensor, name in divided) for name, tensor in _named_tensors(module)}
-    # What all ranks have in common is compared by a few bytes; details are sent only where that differs.
+    # Compare a digest of the undivided tensors first, and send the details only if that is not enough.
     common = repr(sorted((name, *each) for name, each in own.items() if not each.divided))
     digest = hashlib.sha256(common.encode()).hexdigest()
     if len({*gathered(_OPERATION, (digest, bool(divided)), WORLD)}) == 1 and not divided:
@@ -58,7 +58,7 @@ def check_same_model(module: nn.Module, runtime: Runtime) -> None:
     every = gathered(_OPERATION, {name: tuple(each) for name, each in own.items()}, WORLD)
     models = [{name: _TensorInfo(*each) for name, each in of_rank.items()} for of_rank in every]
     for rank in range(1, world):
-        # What is divided differs between the tensor-parallel ranks of one replica.
+        # Divided tensors differ between the tensor-parallel ranks of one replica.
         same_place = runtime.place.topology.coordinates(rank)[1] == runtime.place.topology.coordinates(0)[1]
         _compare_models(models, rank, same_place)
     for kind in ("TP_GROUP", "DP_GROUP"):
@@ -79,7 +79,7 @@ def _tensor_info(tensor: torch.Tensor, divided: bool) -> _TensorInfo:
 
 
 def _compare_models(models: list[dict[str, _TensorInfo]], rank: int, same_place: bool) -> None:
-    """Hold a rank's model against that of rank 0."""
+    """Compare a rank's model with that of rank 0."""
     for name in dict.fromkeys(name for model in (models[0], models[rank]) for name in model):
         one, other = models[0].get(name), models[rank].get(name)
         known = one or other

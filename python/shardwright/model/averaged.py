@@ -1,4 +1,4 @@
-"""``smp.AveragedModel``: averages of a divided model's weights, each rank keeping those of its own part."""
+"""``smp.AveragedModel``: averages of a divided model's weights. Each rank keeps those of its own part."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _COUNT = "n_averaged"
 
 
 class AveragedModel:
-    """What ``torch.optim.swa_utils.AveragedModel`` is for a whole model: running averages of its weights.
+    """Running averages of a model's weights, like ``torch.optim.swa_utils.AveragedModel`` for an undivided model.
 
-    Without a function all updates count alike (stochastic weight averaging); those of ``torch.optim.swa_utils``,
-    such as ``get_ema_multi_avg_fn(0.999)`` for an exponential moving average, can be given as they are. Every rank
-    keeps the averages of what it owns, so the ranks exchange nothing until a state dict is asked for.
+    By default, all updates have the same weight (stochastic weight averaging). The averaging functions of
+    ``torch.optim.swa_utils``, such as ``get_ema_multi_avg_fn(0.999)`` for an exponential moving average, can be passed
+    unchanged. Every rank keeps the averages of the tensors that it owns, so ranks communicate only for state dicts.
 
     Attributes:
         model: The model whose weights are averaged.
-        n_averaged: How many updates went into the averages.
+        n_averaged: The number of updates in the averages.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class AveragedModel:
         multi_avg_fn: AverageMany | None = None,
         use_buffers: bool = False,
     ) -> None:
-        """Begin with the weights as they are; the first update replaces them.
+        """Start with copies of the current weights. The first update replaces them.
 
         Args:
             model: The model.
-            avg_fn: ``avg_fn(averaged, current, n_averaged)``, the new average of one tensor.
+            avg_fn: ``avg_fn(averaged, current, n_averaged)``, which returns the new average of one tensor.
             multi_avg_fn: ``multi_avg_fn(averaged, current, n_averaged)``, which updates lists of tensors in place.
-            use_buffers: Average buffers too, instead of taking over their newest values.
+            use_buffers: Average buffers too, instead of copying their current values.
 
         Raises:
-            ConfigError: ``model`` is no ``smp.DistributedModel``, or both functions are given.
+            ConfigError: ``model`` is not an ``smp.DistributedModel``, or both functions are given.
         """
         if not isinstance(model, DistributedModel):
             raise ConfigError(
@@ -71,7 +71,7 @@ class AveragedModel:
         self._take_over()
 
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each average with what it is an average of; forgets what other ranks own since the model was divided."""
+        """Return each average with its current tensor, and drop averages of tensors that this rank no longer owns."""
         pairs = []
         now: tuple[tuple[dict[str, torch.Tensor], Iterator[tuple[str, torch.Tensor]]], ...] = (
             (self._parameters, self.model.local_named_parameters()),
@@ -92,10 +92,10 @@ class AveragedModel:
 
     @torch.no_grad()
     def update_parameters(self) -> None:
-        """Take the model's present weights into the averages; after an optimizer step, on every rank.
+        """Update the averages with the model's current weights. Call it on every rank, after an optimizer step.
 
         Raises:
-            ShardwrightError: Called in the code of a step.
+            ShardwrightError: Called inside a step function.
         """
         if running_task() is not None:
             raise ShardwrightError("update_parameters was called in a step; call it after the optimizer's step")
@@ -124,10 +124,10 @@ class AveragedModel:
 
     @contextmanager
     def applied(self) -> Iterator[DistributedModel]:
-        """Let the model have the averaged weights within the block, for an evaluation; every rank does this.
+        """Give the model the averaged weights within the block, for an evaluation. Every rank must enter it.
 
-        Nothing is copied. The trained weights and buffers are back afterwards; what a training step within the block
-        changes would be lost.
+        Nothing is copied: weights and averages exchange their storage. The trained weights and buffers are restored on
+        exit. Do not train within the block, because changes made there would be lost.
         """
         pairs = self._pairs()
         self._exchange(pairs)
@@ -142,17 +142,17 @@ class AveragedModel:
             average.data, current.data = current.data, average.data
 
     def local_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the averages, marked by ``_smp_is_partial``; nothing is sent."""
+        """Return this rank's part of the averages, marked by ``_smp_is_partial``, without communication."""
         with self.applied():
             return self._prefixed(self.model.local_state_dict())
 
     def state_dict(self, gather_to_rank0: bool = False) -> dict[str, Any]:
-        """The averages of the whole model on the CPU, as ``torch.optim.swa_utils.AveragedModel`` has them.
+        """Return the averages of the whole model on the CPU, as ``torch.optim.swa_utils.AveragedModel`` has them.
 
-        Every rank of the pipeline calls this.
+        Every rank of the pipeline must call this method.
 
         Args:
-            gather_to_rank0: Give it to the first rank of the pipeline only, and ``{}`` to the others.
+            gather_to_rank0: Return it on the first rank of the pipeline only, and ``{}`` on the others.
         """
         with self.applied():
             return self._prefixed(self.model.state_dict(gather_to_rank0))
@@ -162,20 +162,20 @@ class AveragedModel:
             return {}
         found: dict[str, Any] = OrderedDict({_COUNT: self.n_averaged.clone()})
         for key, value in state.items():
-            # The values must not change with the model when the weights are exchanged back.
+            # Copy: the model's storages change when the weights are exchanged back.
             copied = value.detach().clone() if isinstance(value, torch.Tensor) else value
             found[key if key.startswith("_smp_") else _PREFIX + key] = copied
         return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Load averages: a whole state dict, torch's own too, or what `local_state_dict` returned on every rank.
+        """Load averages from a whole state dict, which may be PyTorch's, or from `local_state_dict` of every rank.
 
         Args:
             state_dict: The state dict.
-            strict: Whether missing and unexpected keys, counted on the whole model, are errors.
+            strict: Whether missing and unexpected keys, counted over the whole model, are errors.
 
         Raises:
-            RuntimeError: In torch's words, if shapes differ, or keys do and `strict` is set.
+            RuntimeError: Shapes differ, or keys differ and `strict` is set. The message is that of PyTorch.
         """
         given = dict(state_dict)
         count = given.pop(_COUNT, None)

@@ -1,4 +1,4 @@
-"""``model.backward``: the start of a microbatch's backward pass."""
+"""``model.backward``: starts the backward pass of a microbatch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def backward(
     grad_tensors: RootGradients,
     weight: float | torch.Tensor | None,
 ) -> None:
-    """Run backward from ``tensors``; see :meth:`shardwright.DistributedModel.backward`."""
+    """Run the backward pass from ``tensors``. See :meth:`shardwright.DistributedModel.backward`."""
     if runtime.place.pp_size == 1:
         if runtime.step.running:
             number = runtime[StepWeights].give(runtime.step.microbatch, weight, tensors)
@@ -46,7 +46,7 @@ def backward(
             nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
             runtime[Leaves].check_behind(nodes, "the step function", runtime.step.microbatch)
         if (group := runtime.find(TensorGroup)) is not None:
-            # Collectives of a forward must not meet those of a backward.
+            # Collectives of a forward pass must not be paired with those of a backward pass.
             group.meet("model.backward")
         torch.autograd.backward(tensors, grad_tensors)
         runtime[_core.AloneRecorder].passed_backward()
@@ -75,13 +75,13 @@ def backward(
 def weighted(
     tensors: torch.Tensor | Sequence[torch.Tensor], grad_tensors: RootGradients, weight: float | None
 ) -> RootGradients:
-    """The gradients from which a backward starts that counts by a weight."""
+    """Return the gradients that the backward pass starts from, multiplied by the weight of the microbatch."""
     if weight is None:
         return grad_tensors
     single = isinstance(tensors, torch.Tensor)
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None:
-        # A tensor of several elements gets none, and is refused for it where backward begins.
+        # A tensor of several elements gets no gradient; `_roots` raises an error for it.
         gradients = [torch.full_like(each, weight) if each.numel() == 1 else None for each in listed]
     else:
         given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
@@ -115,8 +115,8 @@ def _roots(
                 f"element {index} of grad_tensors has shape {tuple(gradient.shape)}, its tensor {tuple(tensor.shape)}"
             )
         roots.append((owning_edge(tensor), gradient))
-    # A single root is saved by no node behind it, so it may let go: only the roots hold the graph then, and it is freed
-    # as backward passes through it.
+    # No node saves a single root, so it can be detached: only `roots` then holds the graph, which is freed while the
+    # backward pass runs.
     if len(listed) == 1 and not is_remote(listed[0]) and listed[0].grad_fn is not None and not listed[0]._is_view():
         listed[0].detach_()
     return roots

@@ -1,4 +1,4 @@
-"""``smp.DistributedModel``: a module whose parts live on the ranks of a pipeline."""
+"""``smp.DistributedModel``: a module whose parts are on the ranks of a pipeline."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from shardwright.tensor_parallel.report import announce
 
 
 class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
-    """Wraps a module for pipeline, tensor and data parallelism; do not wrap it in DistributedDataParallel as well.
+    """Wraps a module for pipeline, tensor and data parallelism. Do not wrap it in DistributedDataParallel as well.
 
-    With several pipeline ranks the module is divided inside the first call of the first step: traced, split over
-    the ranks by cost, and each rank gives up what it does not own. With one, nothing about it changes. With several
-    tensor-parallel ranks, modules marked by ``smp.tensor_parallelism`` are replaced here, in place, by distributed ones
-    with the same weights: make optimizers afterwards.
+    With several pipeline ranks, the module is divided inside the first call of the first step: it is traced and split
+    over the ranks by cost, and each rank releases what it does not own. With one pipeline rank, the module is not
+    divided. With several tensor-parallel ranks, the constructor replaces modules marked by ``smp.tensor_parallelism``,
+    in place, by distributed modules with the same weights. Create optimizers after that.
 
-    What a script sets on it (``model.flag = True``) it sets on the wrapped module, except for names of its own: those
-    below, and those of its methods.
+    Attributes set on the model (``model.flag = True``) are set on the wrapped module, except for the model's own names:
+    the attributes below and its methods.
 
     Attributes:
         module: The wrapped module.
-        model_id: The model's number in this job, in order of construction.
+        model_id: The number of the model in this job, in order of construction.
         average_grads_across_microbatches: Whether gradients are averaged, not summed, over microbatches.
-        placement: Where its modules live.
+        placement: Where the modules of the model are.
     """
 
     def __init__(
@@ -65,22 +65,22 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         """Wrap a module.
 
         Args:
-            module: The module, built alike on every rank.
-            trace_device: ``"gpu"`` (the CPU where there is none) or ``"cpu"``: where the first forward is traced.
-            trace_execution_times: Measure forward times for the cost; the partition is then not deterministic.
-            overlapping_allreduce: Reduce gradients over data-parallel ranks in buckets while backward still runs.
-            backward_passes_per_step: Reduce only at every k-th step call (gradient accumulation).
-            average_grads_across_microbatches: False sums gradients over microbatches instead.
+            module: The module, built identically on every rank.
+            trace_device: ``"gpu"`` (the CPU where there is none) or ``"cpu"``: where the first forward pass is traced.
+            trace_execution_times: Measure forward times for the cost. The partition is then not deterministic.
+            overlapping_allreduce: Reduce gradients over data-parallel ranks in buckets during the backward pass.
+            backward_passes_per_step: The number of steps per reduction of gradients (gradient accumulation).
+            average_grads_across_microbatches: Average gradients over microbatches; False sums them.
             bucket_cap_mb: The size of a bucket, in MiB.
             trace_memory_usage: Measure activation memory while tracing, instead of estimating it from outputs.
             broadcast_buffers: Send buffers from the first data-parallel rank before every training step, not only once.
-            find_unused_parameters: Accepted; parameters that a step does not use are always found.
+            find_unused_parameters: Accepted without effect: parameters that a step does not use are always found.
             gradient_as_bucket_view: Keep gradients as views of their buckets.
 
         Raises:
-            ConfigError: An argument has a value that is not allowed, or the module is or holds a wrapper of torch that
-                reduces or shards gradients (``DistributedDataParallel``). Or data-parallel or tensor-parallel ranks
-                have frozen different parameters; then all of them raise it.
+            ConfigError: An argument has an invalid value; or the module is, or contains, a PyTorch wrapper that reduces
+                or shards gradients (such as ``DistributedDataParallel``); or data-parallel or tensor-parallel ranks
+                have frozen different parameters, in which case all of them raise it.
         """
         super().__init__()
         _check(module, trace_device, trace_execution_times, backward_passes_per_step)
@@ -112,7 +112,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     # --- running
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module as every ``nn.Module`` is run, or at once where that would only pass the arguments on."""
+        """Run the module like any ``nn.Module``; call the wrapped module directly if that gives the same result."""
         if self._passes_on and not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -124,12 +124,12 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module; with several pipeline ranks only inside a step function.
+        """Run the module. With several pipeline ranks, this is allowed only inside a step function.
 
         Raises:
             ShardwrightError: Called outside a step with several pipeline ranks.
         """
-        module = self._modules["module"]  # not through __getattr__, which every call would pay for
+        module = self._modules["module"]  # avoids the cost of __getattr__ in every call
         assert module is not None, "set once and for all"
         if self._runtime.place.pp_size > 1:
             self._enter(functools.partial(module, *args, **kwargs))
@@ -142,38 +142,39 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         *,
         weight: float | torch.Tensor | None = None,
     ) -> None:
-        """Run backward from tensors, as ``torch.autograd.backward`` does, over all ranks (the paper, 4.3).
+        """Run the backward pass from tensors, like ``torch.autograd.backward``, over all ranks (the paper, 4.3).
 
         Args:
-            tensors: A tensor or several that need a gradient, such as the loss.
-            grad_tensors: Their gradients; may be left out for tensors of one element.
-            weight: How much this microbatch counts in the step's gradients, such as the number of labels that its loss
-                is the mean of, 0 or from 1e-30 to 1e30: gradients are the sum of each microbatch's by its weight, over
-                all data-parallel ranks, divided by the sum of the weights. None for the plain mean over microbatches.
-                With ``average_grads_across_microbatches=False``, or a communication hook, nothing is divided.
+            tensors: A tensor, or several, that require a gradient, such as the loss.
+            grad_tensors: Their gradients. Optional for tensors of one element.
+            weight: The weight of this microbatch in the step's gradients, such as the number of labels that its loss is
+                the mean of: 0, or from 1e-30 to 1e30. Gradients are then the weighted sum over the microbatches of all
+                data-parallel ranks, divided by the sum of the weights. None gives the plain mean over microbatches.
+                With ``average_grads_across_microbatches=False``, or with a communication hook, nothing is divided.
 
         Raises:
-            ShardwrightError: Called outside a step with several pipeline ranks, or some microbatches of the step have
-                a weight and others have none.
-            ValueError: The weight is not 0 or one number from 1e-30 to 1e30, or not one that a tensor's dtype has.
+            ShardwrightError: Called outside a step with several pipeline ranks, or only some microbatches of the step
+                have a weight.
+            ValueError: The weight is not a single number that is 0 or from 1e-30 to 1e30, or a tensor's dtype cannot
+                represent it.
         """
         backward(self._runtime, tensors, grad_tensors, weight)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the forward, as every ``nn.Module`` does.
+        """Compile the forward pass, like any ``nn.Module``.
 
         Raises:
-            FrameError: There are several pipeline ranks.
+            FrameError: The job has several pipeline ranks.
         """
         refuse_compiling(self)
         super().compile(*args, **kwargs)
 
     def _replicate_for_data_parallel(self) -> NoReturn:
-        """Refuse the copies that ``DataParallel`` makes for other GPUs of the process in every forward."""
+        """Raise an error: ``DataParallel`` copies its module to other GPUs of the process in every forward pass."""
         refuse_around("DataParallel")
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        """Refuse: a copy could not be a model of this job."""
+        """Raise an error: a copy could not be a model of this job."""
         raise ShardwrightError(
             "copy.deepcopy of a smp.DistributedModel (torch.optim.swa_utils.AveragedModel makes one) cannot work: its "
             "parts live on several ranks. For averaged weights use smp.AveragedModel(model, ...); to copy the module, "
@@ -181,7 +182,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse: what is pickled, or copied, could not be a model of this job."""
+        """Raise an error: a pickled or copied object could not be a model of this job."""
         raise ShardwrightError(
             "pickling of a smp.DistributedModel (torch.save(model) does it) cannot work: it belongs to a job of "
             f"running ranks; {HINTS['pickling']}"
@@ -200,7 +201,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             self.placement.resend_decision()
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the wrapped module; its own methods (``generate``, say) divide the model first if need be."""
+        """Return an attribute of the wrapped module. Its methods (``generate``) divide the model first if needed."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -224,7 +225,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
     def register_comm_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Reduce gradients over data-parallel ranks by ``hook(state, bucket)``, which returns a future of the result.
 
-        The bucket holds gradients summed over microbatches; the hook averages over ranks *and* microbatches itself.
+        The bucket holds gradients summed over microbatches. The hook must average over ranks *and* microbatches itself.
 
         Raises:
             ConfigError: ``overlapping_allreduce`` is off.
@@ -239,15 +240,16 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> AbstractContextManager[None]:
-        """A context for data-parallel ranks with different numbers of batches.
+        """Return a context for data-parallel ranks with different numbers of batches.
 
-        A rank that leaves it early takes part in the others' collectives until they are through, and then takes over
-        the weights of one that trained longest. All ranks of one pipeline must have the same number of batches.
+        A rank that reaches the end of the context early takes part in the collectives of the others until they are
+        done, and then receives the weights of a rank that trained longest. All ranks of one pipeline must have the same
+        number of batches.
 
         Args:
-            divide_by_initial_world_size: Average over all data-parallel ranks, also over those without batches.
-            enable: False makes the context do nothing.
-            throw_on_early_termination: Raise on every rank when one has no batches left.
+            divide_by_initial_world_size: Average over all data-parallel ranks, including those without batches.
+            enable: Whether the context has any effect.
+            throw_on_early_termination: Raise an error on every rank as soon as one has no batches left.
 
         Raises:
             ConfigError: The job has no data parallelism.
@@ -258,7 +260,7 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
             raise ConfigError("model.join() is for data parallelism; this job has one data-parallel rank")
         return joined(self._runtime, self.placement.replicas, divide_by_initial_world_size, throw_on_early_termination)
 
-    # --- what lives where
+    # --- ownership
 
     @property
     def partitioned(self) -> bool:
@@ -266,35 +268,41 @@ class DistributedModel(DividedTensors, Saving, ForwardsAttributes):
         return self.placement.partitioned
 
     def get_module(self) -> nn.Module:
-        """The wrapped module."""
+        """Return the wrapped module."""
         return self.module
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
-        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward."""
+        """Call ``hook(model, optimizer)`` once the model is divided, before its first forward pass."""
         return self.placement.post_partition_hooks.register(hook)
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> torch.utils.hooks.RemovableHandle:
-        """Call ``hook(model, optimizer)`` once after the first step (optimizer may be None)."""
+        """Call ``hook(model, optimizer)`` once, after the first step. The optimizer may be None."""
         return self.placement.post_step_hooks.register(hook)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by their name in the wrapped module; those of other ranks are stand-ins without values."""
+        """Return an iterator over all parameters with their names in the wrapped module.
+
+        Parameters of other ranks are placeholders without values.
+        """
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """All buffers by their name in the wrapped module; those of other ranks are stand-ins without values."""
+        """Return an iterator over all buffers with their names in the wrapped module.
+
+        Buffers of other ranks are placeholders without values.
+        """
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules that this rank runs, with their names."""
+        """Return an iterator over the modules that this rank runs, with their names."""
         return self.placement.local_named_modules()
 
     def local_modules(self) -> Iterator[nn.Module]:
-        """The modules this rank runs, each once, in the model's order."""
+        """Return an iterator over the modules that this rank runs, each once, in the model's order."""
         return (module for _, module in self.local_named_modules())
 
 
@@ -311,7 +319,7 @@ def _check(module: nn.Module, trace_device: str, trace_execution_times: bool, ba
 
 
 def _divided(module: nn.Module, runtime: Runtime) -> Result:
-    """The module with distributed ones in the place of those that were marked for tensor parallelism."""
+    """Replace the modules that are marked for tensor parallelism by distributed modules."""
     check_same_model(module, runtime)
     if runtime.place.device.type == "cuda":
         runtime.node.use_device(runtime.place.device.index)

@@ -1,4 +1,4 @@
-"""The methods of ``smp.DistributedModel`` that tell what tensor parallelism has divided."""
+"""The methods of ``smp.DistributedModel`` that report what tensor parallelism has divided."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from shardwright.tensor_parallel.sharding import Sharding
 
 
 class DividedTensors(LocalTensors):
-    """Tells how the parameters and buffers of ``module`` lie over tensor-parallel ranks."""
+    """Reports how the parameters and buffers of ``module`` are divided over tensor-parallel ranks."""
 
     _replacements: tuple[Replacement, ...] = ()
     _shardings: WeakIdKeyDictionary | None = None
 
     def tensor_parallelism_report(self) -> list[Replacement]:
-        """What became of each module that was marked for tensor parallelism, in the model's order.
+        """Return, for each module marked for tensor parallelism, how it was replaced, in the model's order.
 
-        Empty at a tensor parallelism degree of 1, where nothing is replaced.
+        The list is empty at a tensor parallelism degree of 1, where nothing is replaced.
         """
         return list(self._replacements)
 
     def distributed_modules(self) -> Iterator[DistributedModule]:
-        """The modules that are divided over tensor-parallel ranks, each once, in the model's order."""
+        """Return an iterator over the modules divided over tensor-parallel ranks, each once, in the model's order."""
         return (module for _, module in distributed_modules(self.module))
 
     def is_distributed_parameter(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter is divided over tensor-parallel ranks: in slices, or on one of them alone."""
+        """Return whether the parameter is divided over tensor-parallel ranks: in slices, or on only one of them."""
         return self._is_distributed(parameter)
 
     def is_distributed_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether the buffer is divided over tensor-parallel ranks: in slices, or on one of them alone."""
+        """Return whether the buffer is divided over tensor-parallel ranks: in slices, or on only one of them."""
         return self._is_distributed(buffer)
 
     def is_scaled_batch_parameter(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter meets the samples of all tensor-parallel ranks, and not only this rank's own."""
+        """Return whether the parameter is applied to the samples of all tensor-parallel ranks, not only this rank's."""
         return self._is_scaled_batch(parameter)
 
     def is_scaled_batch_buffer(self, buffer: torch.Tensor) -> bool:
-        """Whether the buffer meets the samples of all tensor-parallel ranks, and not only this rank's own."""
+        """Return whether the buffer is applied to the samples of all tensor-parallel ranks, not only this rank's."""
         return self._is_scaled_batch(buffer)
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters whose gradients are reduced over DP_GROUP, with their names in the model."""
+        """Return an iterator over this rank's parameters reduced over DP_GROUP, with their names in the model."""
         return ((name, p) for name, p in self.local_named_parameters() if not self._is_scaled_batch(p))
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters whose gradients are reduced over RDP_GROUP, with their names in the model."""
+        """Return an iterator over this rank's parameters reduced over RDP_GROUP, with their names in the model."""
         return ((name, p) for name, p in self.local_named_parameters() if self._is_scaled_batch(p))
 
     def _is_distributed(self, tensor: torch.Tensor) -> bool:
@@ -65,9 +65,9 @@ class DividedTensors(LocalTensors):
         return sharding is not None and sharding.scaled_batch
 
     def _sharding_of(self, tensor: torch.Tensor) -> Sharding | None:
-        """How a tensor of the model lies over tp ranks; None if it is no distributed module's."""
+        """Return how a tensor is divided over tp ranks; None if it does not belong to a distributed module."""
         known: Any = self._shardings
-        if known is None or tensor not in known:  # parameters may have been replaced since the last look
+        if known is None or tensor not in known:  # parameters may have been replaced since the last lookup
             shardings = named_shardings(self.module)
             known = self._shardings = WeakIdKeyDictionary()
             for name, one in (*self.module.named_parameters(), *self.module.named_buffers()):

@@ -1,4 +1,4 @@
-"""What a script sets on ``smp.DistributedModel`` goes to the wrapped module, where its forward reads it."""
+"""Forwards attributes that are set on ``smp.DistributedModel`` to the wrapped module, whose forward reads them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Names that the wrapper and the module both have, and that a setting is meant for.
+#: Names that the wrapper and the module both have, and that are set on both.
 _BOTH = ("training",)
 
 
 class ForwardsAttributes(nn.Module):
-    """Passes attributes, buffers, parameters and modules that are set on it to ``module``.
+    """Forwards attributes, buffers, parameters and modules that are set on it to ``module``.
 
-    Its own are the names that its class defines and those that it has once :meth:`_keep_own` was called.
+    The wrapper's own names are those that its class defines and those that it has when :meth:`_keep_own` is called.
     """
 
     module: nn.Module
@@ -22,7 +22,7 @@ class ForwardsAttributes(nn.Module):
     _own_names: frozenset[str] | None = None
 
     def _keep_own(self) -> None:
-        """From now on, names that the wrapper does not have are the module's."""
+        """Forward from now on all names that the wrapper does not have."""
         self._own_names = frozenset((*vars(self), *self._modules))
 
     def _is_own(self, name: str) -> bool:
@@ -30,7 +30,7 @@ class ForwardsAttributes(nn.Module):
         return own is None or name in own or hasattr(type(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the wrapped module, or of the wrapper if it is its own."""
+        """Set an attribute of the wrapped module, or of the wrapper if the name is its own."""
         if not self._is_own(name):
             setattr(self._modules["module"], name, value)
             return
@@ -38,12 +38,12 @@ class ForwardsAttributes(nn.Module):
         if self._own_names is None:
             return
         if name == "forward":
-            self._passes_on = False  # a forward of the script's own is called, and not only the module's
+            self._passes_on = False  # the assigned forward must be called, not only the module's
         if name in _BOTH:
             setattr(self._modules["module"], name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute of the wrapped module, or of the wrapper if it has one of this name itself."""
+        """Delete an attribute of the wrapped module, or of the wrapper if the name is its own."""
         if name in vars(self) or self._is_own(name):
             super().__delattr__(name)
         else:

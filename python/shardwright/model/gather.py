@@ -1,4 +1,4 @@
-"""Collecting a value from every rank of a pipeline, of TP_GROUP, or of both."""
+"""Gathers a value from every rank of a pipeline, of TP_GROUP, or of both."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardwright.job.runtime import find_runtime
 
 
 def gather_over(group: CommGroup, value: Any, operation: str, *, to_first: bool = False) -> list[Any]:
-    """The `value` of every rank of a group, in the order of ranks; called by all of them.
+    """Return the `value` of every rank of a group, in rank order. All ranks of the group must call this function.
 
     Args:
-        group: PP_GROUP, TP_GROUP, or MP_GROUP for all ranks that have a part of the model.
-        value: This rank's.
-        operation: What the ranks have to call together, for errors.
-        to_first: Whether only the group's first rank needs the values; the others get an empty list.
+        group: PP_GROUP, TP_GROUP, or MP_GROUP for all ranks that hold a part of the model.
+        value: The value of this rank.
+        operation: The name of the operation that the ranks run together, for error messages.
+        to_first: Whether only the first rank of the group needs the values. The others then get an empty list.
     """
     runtime = find_runtime()
     if runtime is None or len(runtime.place.topology.group(group.value, runtime.place.rank)) == 1:
@@ -28,5 +28,5 @@ def gather_over(group: CommGroup, value: Any, operation: str, *, to_first: bool 
 
 
 def on_cpu(value: Any) -> Any:
-    """The same value with its tensors detached and in host memory."""
+    """Return the value with its tensors detached and in host memory."""
     return tree_map(lambda item: item.detach().cpu() if isinstance(item, torch.Tensor) else item, value)

@@ -1,4 +1,4 @@
-"""``DistributedModel.join``: the steps of a rank without batches left."""
+"""``DistributedModel.join``: the steps of a rank that has no batches left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def joined(
     runtime: Runtime, replicas: Replicas, divide_by_initial_world_size: bool, throw_on_early_termination: bool
 ) -> Iterator[None]:
-    """The body of ``DistributedModel.join``."""
+    """Implement ``DistributedModel.join``."""
     join_state = JoinState(runtime, throw_on_early_termination)
     replicas.join_state = join_state
     replicas.divides_by_group = divide_by_initial_world_size

@@ -11,22 +11,22 @@ from shardwright.model.sentinel import is_sentinel
 
 
 class LocalTensors:
-    """Iterates over the tensors of ``module`` that this rank holds; the rest are sentinels."""
+    """Iterates over the tensors of ``module`` that this rank holds. The others are sentinels."""
 
     module: nn.Module
 
     def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters this rank owns with their names in the model, each once, in the model's order."""
+        """Return an iterator over this rank's parameters with their names, each once, in the model's order."""
         return ((name, p) for name, p in self.module.named_parameters() if not is_sentinel(p))
 
     def local_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters this rank owns, each once, in the model's order."""
+        """Return an iterator over the parameters that this rank owns, each once, in the model's order."""
         return (parameter for _, parameter in self.local_named_parameters())
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The buffers this rank holds with their names in the model, each once, in the model's order."""
+        """Return an iterator over this rank's buffers with their names, each once, in the model's order."""
         return ((name, b) for name, b in self.module.named_buffers() if not is_sentinel(b))
 
     def local_buffers(self) -> Iterator[torch.Tensor]:
-        """The buffers this rank holds, each once, in the model's order."""
+        """Return an iterator over the buffers that this rank holds, each once, in the model's order."""
         return (buffer for _, buffer in self.local_named_buffers())

@@ -1,4 +1,4 @@
-"""The models of a rank, and the optimizers that train them."""
+"""The wrapped models of a rank, and the optimizers that train them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
 
 class Models(WrappedModels):
-    """What the layers above execution know of the wrapped models besides: their placements, and who trains them.
+    """The wrapped models of a rank, with their placements and the optimizers that train them.
 
     Attributes:
         optimizers: The distributed optimizers.
-        pending_controls: The requests by which a decision was sent to the pipeline's other ranks.
+        pending_controls: The requests by which a decision was sent to the other ranks of the pipeline.
     """
 
     def __init__(self, rank: int) -> None:
-        """There are none."""
+        """Start without models."""
         super().__init__(rank)
         self.optimizers: list[Any] = []
         self.pending_controls: list[int] = []
 
     @property
     def placements(self) -> list[Placement]:
-        """Where the modules of each of them live. A placement's model lives only while somebody holds it."""
+        """The placement of each model. A placement keeps its model alive only while a reference to the model exists."""
         return [model.placement for model in self.alive]
 
     def optimizer_of(self, model: DistributedModel) -> Any:
-        """The distributed optimizer that trains a model, None when there is none yet."""
+        """Return the distributed optimizer that trains a model; None if there is none yet."""
         return next((optimizer for optimizer in self.optimizers if optimizer.trains(model)), None)

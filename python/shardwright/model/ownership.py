@@ -1,4 +1,4 @@
-"""What this rank keeps of a model once the partition is known, and what it gives up."""
+"""Applies a partition on one rank: which parts of a model it keeps, and which it releases."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _Slots = tuple[tuple[dict[str, torch.Tensor | None], str, Sentinel, str], ...]
 class Ownership(LocalTensors):
     """One rank's share of a partitioned model.
 
-    Made by `apply_ownership`. Names are the model's own, without a prefix, and the same on every rank.
+    Created by `apply_ownership`. Names are those of the model, without a prefix, and the same on every rank.
     """
 
     def __init__(self, module: nn.Module, decision: Decision, pp_rank: int) -> None:
-        """Replace what `pp_rank` does not own by sentinels; see `apply_ownership`."""
+        """Replace what `pp_rank` does not own by sentinels. See `apply_ownership`."""
         tree = ModelTree.of(module)
         self.module = module
         self.decision = decision
@@ -66,32 +66,33 @@ class Ownership(LocalTensors):
             path, _, name = full_name.rpartition(".")
             module = tree.by_path[path].module
             if name in module._modules or name in INTERNAL:
-                continue  # `self.child = self.child.to(...)`; torch needs its own
-            # A property keeps its value elsewhere.
+                continue  # `self.child = self.child.to(...)`, or attributes of PyTorch
+            # A property stores its value under another name.
             if self.pp_rank not in ranks and not hasattr(getattr(type(module), name, None), "__set__"):
                 module.__dict__[name] = RemoteAttribute(full_name, ranks)
 
     def owner(self, path: str) -> int:
-        """The pp_rank that runs the module with this path, or any other of its names."""
+        """Return the pp_rank that runs the module with this path, or with this path as one of its other names."""
         return self.decision.modules[self._canonical[path]]
 
     def is_local(self, path: str) -> bool:
-        """Whether this rank runs the module with this path."""
+        """Return whether this rank runs the module with this path."""
         return self.owner(path) == self.pp_rank
 
     @property
     def sentinels(self) -> dict[str, Sentinel]:
-        """The stand-ins on this rank by full name, tied ones under each of their paths."""
+        """The sentinels on this rank by full name. A tied one is listed under each of its names."""
         return dict(self._sentinels)
 
     def check(self, module: nn.Module) -> None:
-        """Refuse a call to a remote module whose weights were swapped here for other tensors.
+        """Raise an error if weights of a remote module were replaced by other tensors on this rank.
 
-        ``torch.func.functional_call`` and assignments to a weight after the partition do that; the rank that owns the
-        module would not see them. Cheap enough for every remote call.
+        ``torch.func.functional_call``, and assignments to a weight after the partition, replace weights. The rank that
+        owns the module would not see the replacement. The check is cheap enough for every remote call.
 
         Raises:
-            NotOwnedError: Names the first tensor that is no longer the sentinel put there.
+            NotOwnedError: A tensor is no longer the sentinel that was put there. The message names the first such
+                tensor.
         """
         slots = self._checks.get(id(module))
         if slots is None:
@@ -107,7 +108,7 @@ class Ownership(LocalTensors):
             path = self._paths.get(id(submodule))
             if path is None:
                 continue
-            if isinstance(submodule, torch.jit.ScriptModule):  # its tensors are those of its compiled code
+            if isinstance(submodule, torch.jit.ScriptModule):  # its compiled code owns its tensors
                 continue
             holders: tuple[dict[str, torch.Tensor | None], ...] = (submodule._parameters, submodule._buffers)  # type: ignore[assignment]
             for holder in holders:
@@ -126,7 +127,7 @@ class Ownership(LocalTensors):
         )
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules this rank runs with their paths, each once, in the model's order."""
+        """Return an iterator over the modules this rank runs, with their paths, each once, in the model's order."""
         return (
             (path, module)
             for path, module in self.module.named_modules()
@@ -135,26 +136,25 @@ class Ownership(LocalTensors):
 
 
 def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int, rank: int | None = None) -> Ownership:
-    """Give up everything in `module` that `decision` places on another rank than `pp_rank`.
+    """Release everything in `module` that `decision` places on another rank than `pp_rank`.
 
-    Parameters and buffers owned elsewhere become sentinels (tied names share one). The storage of the parameters is
-    freed even where an optimizer or a list still refers to them; those references turn into sentinels too. Buffers are
-    let go, not emptied: a tensor that the script registered and still holds is the script's own. No random number is
-    drawn.
+    Parameters and buffers owned elsewhere become sentinels; tied names share one. The storage of such parameters is
+    freed even if an optimizer or a list still refers to them, and those references become sentinels too. The storage of
+    buffers is not freed: the script may still use a tensor that it registered. No random number is drawn.
 
     Args:
         module: The whole model, as built by the script.
         decision: The partition, made for this model.
-        pp_rank: This rank's place in its pipeline.
-        rank: Its global rank, for errors.
+        pp_rank: The rank of this process in its pipeline.
+        rank: Its global rank, for error messages.
 
     Returns:
         This rank's share.
 
     Raises:
-        PartitionError: If the decision was made for another model.
+        PartitionError: The decision was made for another model.
     """
     decision.check_against(module, rank=rank)
-    # The first step may be an evaluation, but training follows.
+    # The first step may be an evaluation in inference mode, with training to follow.
     with torch.inference_mode(False):
         return Ownership(module, decision, pp_rank)

@@ -1,4 +1,4 @@
-"""Placing a model: the decision made on rank 0, and what each rank does with it."""
+"""Places a model: the decision is made on rank 0, and each rank applies it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shardwright.model.distributed import DistributedModel
 
 
-#: UpdateStatus once where a model is divided without a trace.
+#: Logged once when a model is divided without a trace.
 _NOT_TRACED = (
     "skip_tracing: modules that share lists, dicts, other objects, global variables, or tensors that are no "
     "parameters and buffers are not found, and each rank has its own of them; nor are buffers that a divided "
@@ -65,11 +65,11 @@ class PostPartitionHooks:
         return handle
 
     def __bool__(self) -> bool:
-        """Whether any hook waits."""
+        """Return whether any hook has not run yet."""
         return bool(self._hooks)
 
     def run(self, model: DistributedModel, optimizer: Any) -> None:
-        """Run the hooks in order, and forget them."""
+        """Run the hooks in order, and remove them."""
         hooks = list(self._hooks.values())
         self._hooks.clear()
         for hook in hooks:
@@ -77,10 +77,10 @@ class PostPartitionHooks:
 
 
 class Placement:
-    """One rank's view of where the modules of one model live."""
+    """One rank's view of where the modules of one model are."""
 
     def __init__(self, runtime: Runtime, model: DistributedModel, module: nn.Module) -> None:
-        """Not placed yet."""
+        """Create the placement of a model that is not placed yet."""
         self.runtime = runtime
         self._model = weakref.ref(model)
         self.model_id = model.model_id
@@ -97,9 +97,9 @@ class Placement:
         self.sharded.name_modules()
         self.replicas = Replicas(self, model._options)
         self._synchronises = self._spans_state = False
-        #: A root's decision until all peers have taken it over, and the step in which it was sent last.
+        #: On a root: the decision until all peers have applied it, and the step in which it was last sent.
         self._undelivered: tuple[Decision, int] | None = None
-        #: What modules keep that run here; None before the model is placed over ranks.
+        #: State that the modules on this rank keep; None before the model is divided over ranks.
         self.kept: StatefulModules | None = None
         if runtime.place.pp_size > 1:
             sync_batch_norm.refuse_other_groups(module, runtime.place.dp_ranks, runtime.place.device)
@@ -133,7 +133,7 @@ class Placement:
         """Whether microbatches must not overlap: modules keep state, or replicas need one order of collectives."""
         if self.ownership is None:
             return False
-        # Ranks that follow a program would wait for what it holds back.
+        # Ranks that follow a program could wait for a microbatch that the order of kept state holds back.
         waits = self._spans_state and self.runtime[Scheduling].is_program
         return waits or self._synchronises or bool(self.ownership.decision.one_at_a_time)
 
@@ -147,16 +147,16 @@ class Placement:
         self._finish()
 
     def partition(self, call: Callable[[], Any]) -> None:
-        """Divide the model: on the root, inside its first call.
+        """Divide the model, on the root, inside its first call.
 
-        Rank 0 traces ``call`` and decides, and the other ranks of its TP_GROUP trace with it, for the collectives in
-        their modules; every other root gets the decision from it, every peer from its root.
+        Rank 0 traces ``call`` and decides. The other ranks of its TP_GROUP take part in the trace, for the collectives
+        in their modules. Every other root receives the decision from rank 0, and every peer from its root.
         """
         runtime = self.runtime
         if 0 in runtime.place.tp_ranks:
             together = current_tensor_group().as_first
             with in_frame(None):
-                # Before the trace, which then sees what training will run.
+                # Before the trace, so that it sees what training will run.
                 prepare(self.module, announce=runtime.place.rank == 0)
             frame = current_frame()
             with in_frame(None if frame is None else frame.trial()):
@@ -177,24 +177,24 @@ class Placement:
             decision = receive_on(runtime, 0, channel)
         with runtime.progress.phase("delivering the partition"):
             self._send_to_peers(decision)
-            if runtime.place.rank == 0:  # while the others take it over
+            if runtime.place.rank == 0:  # while the others apply it
                 announce(decision)
                 if runtime.place.cfg.skip_tracing:
                     logs.warn_once(_NOT_TRACED)
-            with in_frame(None):  # the library's own doing, not the step function's
+            with in_frame(None):  # not an operation of the step function
                 self.apply(decision)
 
     def resend_decision(self) -> None:
-        """Send the decision once more if the step in which it was sent failed before all peers had taken it over."""
+        """Send the decision again if the step in which it was sent failed before all peers had applied it."""
         if self._undelivered is not None and self._undelivered[1] != self.runtime.step.number:
             self._send_to_peers(self._undelivered[0])
 
     def delivered(self) -> None:
-        """All peers have answered."""
+        """Record that all peers have confirmed the decision."""
         self._undelivered = None
 
     def _send_to_peers(self, decision: Decision) -> None:
-        """Send the decision on the way that requests will take too, so that it arrives before them."""
+        """Send the decision through the channel that requests use, so that it arrives before them."""
         task = running_task()
         assert task is not None, "a model is divided inside a step"
         self._undelivered = decision, self.runtime.step.number
@@ -206,14 +206,14 @@ class Placement:
         return self.runtime.server.send_control(task.worker, rank, place, control, *encode(value))
 
     def serve_control(self, request: _core.Request) -> None:
-        """Answer a control request: the root's decision, or on the root a peer's question whether it was sent."""
+        """Answer a control request: the root's decision or, on the root, a peer's query whether it was sent."""
         if request.control == "partition":
             self._serve_partition(request)
         self.runtime.server.respond(request, _core.Answer.done())
 
     def _serve_partition(self, request: _core.Request) -> None:
         if self.partitioned:
-            return  # a failed step's decision came here, though not to all
+            return  # already applied in a failed step, which may not have reached all peers
         try:
             self.apply(decode(request.spec, request.parts))
         except BaseException:
@@ -222,16 +222,16 @@ class Placement:
             raise
 
     def apply(self, decision: Decision) -> None:
-        """Give up what other ranks own, intercept calls to it, and make data-parallel ranks equal."""
+        """Release what other ranks own, intercept calls to it, and synchronize data-parallel ranks."""
         runtime = self.runtime
         self._list_modules()
         sync_batch_norm.refuse_other_groups(self.module, runtime.place.dp_ranks, runtime.place.device)
         self._synchronises = sync_batch_norm.synchronises(self.module, runtime.place.dp_ranks)
-        prepare(self.module, announce=False)  # rank 0 has said so before the trace
+        prepare(self.module, announce=False)  # rank 0 announced it before the trace
         self.ownership = apply_ownership(self.module, decision, runtime.place.pp_rank, runtime.place.rank)
         self._intercept(decision)
         self._keep(decision)
-        kept = {name for state in decision.kept for name in state.names}  # in order of microbatches already
+        kept = {name for state in decision.kept for name in state.names}  # already used in the order of microbatches
         for name in decision.temporaries:
             if name not in kept and runtime.place.pp_rank in decision.attributes[name]:
                 path, _, attribute = name.rpartition(".")
@@ -296,7 +296,7 @@ class Placement:
         self._seed_calls(module for module in self._modules if id(module) not in targets)
 
     def _keep(self, decision: Decision) -> None:
-        """Let microbatches come in their order to what modules keep here."""
+        """Make microbatches use the state that modules keep on this rank in their order."""
         modules = dict(zip(self._names, self._modules, strict=True))
         self.kept = StatefulModules(self.runtime, self.model_id, modules, decision)
         self._spans_state = any(decision.is_divided(path) for state in decision.kept for path in state.users)
@@ -322,10 +322,13 @@ class Placement:
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:
-        """On a worker of a peer: see to it that the main thread has taken the decision over.
+        """Wait, on a worker of a peer, until the main thread has applied the decision.
 
-        Another peer's request may overtake the root's decision, which the main thread cannot take over while this task
-        has the turn. Waiting for an answer gives the turn up, and the root's answer comes behind its decision.
+        Another peer's request may arrive before the root's decision, which the main thread cannot apply while this task
+        has the turn. Waiting for an answer gives up the turn, and the root's answer arrives after its decision.
+
+        Raises:
+            StepAborted: The model could not be placed on this rank.
         """
         if not self._placed:
             self.runtime.server.wait(
@@ -337,34 +340,34 @@ class Placement:
             raise StepAborted("the model could not be placed on this rank")
 
     def module_of(self, module_id: int) -> nn.Module:
-        """The module with this id."""
+        """Return the module with this id."""
         return self._modules[module_id]
 
     def name_of(self, module_id: int) -> str:
-        """The name of the module with this id."""
+        """Return the name of the module with this id."""
         return self._names[module_id] if self._names else f"module {module_id}"
 
     def is_divided(self, module: nn.Module) -> bool:
-        """Whether a part of the module lives on another rank."""
+        """Return whether a part of the module lives on another rank."""
         return module in divided_modules
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules that run here."""
+        """Return an iterator over the modules that run on this rank, with their names."""
         return iter(self.module.named_modules()) if self.ownership is None else self.ownership.local_named_modules()
 
     def owned_tensors(self) -> tuple[list[nn.Parameter], list[tuple[nn.Module, str]]]:
-        """What a step may change here: parameters, each once, and the module and name of each buffer."""
+        """Return the tensors that a step may change here: each parameter once, and module and name of each buffer."""
         return _core.owned_tensors(self.module, PLACEHOLDERS)
 
     def owned_parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients this rank accumulates, each once, in the model's order."""
+        """Return the parameters whose gradients this rank accumulates, each once, in the model's order."""
         return self.owned_tensors()[0]
 
     def owned_buffers(self) -> list[tuple[nn.Module, str]]:
-        """Module and name of each buffer that this rank holds."""
+        """Return the module and name of each buffer that this rank holds."""
         return self.owned_tensors()[1]
 
     def after_step(self) -> None:
-        """Run the hooks that wait for the end of the first step."""
+        """Run the hooks that were registered for the end of the first step."""
         if self.post_step_hooks:
             self.post_step_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))

@@ -1,4 +1,4 @@
-"""Stand-ins for attributes that modules on other ranks set in their forward."""
+"""Placeholders for attributes that modules on other ranks set in their forward."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shardwright.errors import NotOwnedError
 
 
 class RemoteAttribute:
-    """An attribute of a module whose value is on another rank; any use of it raises `NotOwnedError`.
+    """Placeholder for a module attribute whose value is on another rank. Any use raises `NotOwnedError`.
 
-    Without it, code that reads the attribute here (an auxiliary loss that the step function picks up, say) would get
-    what it was before the first step.
+    Without it, code that reads the attribute on this rank (an auxiliary loss that the step function reads, for example)
+    would get the value from before the first step.
     """
 
     def __init__(self, name: str, ranks: tuple[int, ...]) -> None:
-        """Stand for the attribute with this full name, which is set on these pp_ranks."""
+        """Create the placeholder of the attribute with this full name, which is set on these pp_ranks."""
         self.__dict__.update(_name=name, _ranks=ranks)
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
@@ -30,20 +30,20 @@ class RemoteAttribute:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Refuse to be part of an operation on tensors."""
+        """Raise `NotOwnedError`: the attribute cannot be an operand of a PyTorch function."""
         for item in tree_leaves((args, kwargs)):
             if isinstance(item, RemoteAttribute):
                 item._refuse()
         raise NotOwnedError("an attribute that is set on another rank was used with a tensor")
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse, but let Python look for protocols."""
+        """Raise `NotOwnedError`, or AttributeError for special names, so that Python can look up protocols."""
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         self._refuse()
 
     def __repr__(self) -> str:
-        """Name the attribute and where it is."""
+        """Return the name of the attribute and the ranks that set it."""
         return f"RemoteAttribute({self.__dict__['_name']!r} on pp_rank {self.__dict__['_ranks']})"
 
     __hash__ = object.__hash__

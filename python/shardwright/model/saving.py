@@ -1,4 +1,4 @@
-"""The methods of ``smp.DistributedModel`` that save, load and bring home the values of a model."""
+"""The methods of ``smp.DistributedModel`` that save, load and gather the values of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Saving(nn.Module):
     placement: Placement
 
     def local_state_dict(self) -> dict[str, Any]:
-        """This rank's part of the state dict, marked by the key ``_smp_is_partial``; nothing is sent."""
+        """Return this rank's part of the state dict, marked by the key ``_smp_is_partial``, without communication."""
         return local_state_dict(self.module, self.placement.ownership)
 
     def state_dict(  # type: ignore[override]
@@ -44,20 +44,22 @@ class Saving(nn.Module):
         prefix: str = "",
         keep_vars: bool = False,
     ) -> dict[str, Any]:
-        """The state dict of the whole model, on the CPU.
+        """Return the state dict of the whole model, on the CPU.
 
-        Every rank of a model replica (MP_GROUP: the pipeline, and with distributed modules its tensor-parallel ranks)
-        calls this; one replica (``smp.rdp_rank() == 0``) is enough. Tensors of distributed modules are whole in it.
-        Before the model is divided over pipeline ranks, and without distributed modules, nothing is sent or moved.
+        Every rank of a model replica (MP_GROUP: the pipeline and, with distributed modules, its tensor-parallel ranks)
+        must call this method; one replica (``smp.rdp_rank() == 0``) is enough. Tensors of distributed modules are whole
+        in the result. Before the model is divided over pipeline ranks, and without distributed modules, nothing is sent
+        or moved.
 
         Args:
-            gather_to_rank0: Give it to the first rank of the replica only, and ``{}`` to the others.
-            destination: A dict to put it into, which is returned; a module around the model gives its own.
-            prefix: What each name begins with.
-            keep_vars: Keep tensors attached to the autograd graph; not for what is gathered from several ranks.
+            gather_to_rank0: Return it on the first rank of the replica only, and ``{}`` on the others.
+            destination: A dict to fill and return. A module around the model passes its own.
+            prefix: The prefix of each name.
+            keep_vars: Keep tensors attached to the autograd graph. Not supported when tensors are gathered from several
+                ranks.
 
         Raises:
-            ConfigError: `keep_vars` for a model that is divided.
+            ConfigError: `keep_vars` is set for a model that is divided.
         """
         if keep_vars and (self._is_sharded or self.placement.ownership is not None):
             raise ConfigError(
@@ -91,20 +93,20 @@ class Saving(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, same_partition_load: bool = False
     ) -> IncompatibleKeys:
-        """Load a state dict, before the model is divided or after; every rank calls this.
+        """Load a state dict, before or after the model is divided. Every rank must call this method.
 
         Args:
-            state_dict: That of a whole model, of which each rank takes its part, or what `local_state_dict` returned on
-                a rank of this place: the parts of all ranks of the pipeline are merged then.
-            strict: Whether missing and unexpected keys, counted on the whole model, are errors.
-            same_partition_load: It is this rank's own part under this same partition: nothing is merged. Before the
-                model is divided, it is kept and loaded then.
+            state_dict: The state dict of a whole model, of which each rank takes its part; or what `local_state_dict`
+                returned on a rank of the same place. In that case the parts of all ranks of the pipeline are merged.
+            strict: Whether missing and unexpected keys, counted over the whole model, are errors.
+            same_partition_load: `state_dict` is this rank's own part under this same partition, so nothing is merged.
+                If the model is not divided yet, the part is kept and loaded once it is.
 
         Returns:
-            Missing and unexpected keys of the whole model; none for a load that waits.
+            Missing and unexpected keys of the whole model; none for a deferred load.
 
         Raises:
-            RuntimeError: In torch's words, if shapes differ, or keys do and `strict` is set.
+            RuntimeError: Shapes differ, or keys differ and `strict` is set. The message is that of PyTorch.
         """
         if same_partition_load and not self.placement.partitioned:
             self.placement.post_partition_hooks.register(
@@ -140,7 +142,7 @@ class Saving(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load what a module around the model was given for it; torch calls this on every module in turn."""
+        """Load the model's part of a state dict given to an enclosing module. PyTorch calls this on every module."""
         if local_metadata.get("assign_to_params_buffers", False):
             error_msgs.append(
                 f"a smp.DistributedModel ({prefix.rstrip('.')!r}) takes values, and not other parameters: leave out "
@@ -150,27 +152,28 @@ class Saving(nn.Module):
         given = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         try:
             found = self.load_state_dict(given, strict=False)
-        except RuntimeError as error:  # torch's own, of tensors of other shapes
+        except RuntimeError as error:  # raised by PyTorch for different shapes
             error_msgs.append(str(error))
         else:
             missing_keys += [prefix + name for name in found.missing_keys]
             unexpected_keys += [prefix + name for name in found.unexpected_keys]
-        # Torch goes on to the children, which miss all they have under names that no state dict has.
+        # PyTorch then visits the children, and reports their keys as missing under names that no state dict has.
         self.__dict__["_known_missing"] = len(missing_keys)
 
     def _forget_children(self, incompatible: Any) -> None:
-        """Take back what torch has found to be missing of the module under its name in the wrapper."""
+        """Remove the keys that PyTorch has reported as missing for the module under its name in the wrapper."""
         known = self.__dict__.pop("_known_missing", None)
         if known is not None:
             del incompatible.missing_keys[known:]
 
     def cpu(self) -> Self:
-        """Bring all parameters and buffers of the pipeline to every rank of it, in host memory.
+        """Gather all parameters and buffers of the pipeline on every rank of it, in host memory.
 
-        For the end of a run: `get_module` then holds the whole model. A divided model cannot be called again after it.
+        Intended for the end of a run: `get_module` then returns the whole model. A divided model cannot be called again
+        afterwards.
 
         Raises:
-            ConfigError: Modules are divided over tensor-parallel ranks: they compute only together.
+            ConfigError: Modules are divided over tensor-parallel ranks, and can only run together.
         """
         if self._is_sharded:
             raise ConfigError(

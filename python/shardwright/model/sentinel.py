@@ -1,8 +1,8 @@
-"""Stand-ins for parameters and buffers whose values live on another rank.
+"""Placeholders for parameters and buffers whose values are on another rank.
 
-A sentinel answers questions about shape, dtype and device, so that code which only looks at a weight keeps working on
-every rank, and refuses everything that needs the values. It is a wrapper tensor, not a meta tensor, because a meta
-tensor reports the wrong device and computes quietly.
+A sentinel answers queries about shape, dtype and device, so that code that only reads metadata works on every rank. It
+raises an error for every operation that needs the values. It is a wrapper tensor, not a meta tensor, because a meta
+tensor reports the wrong device and computes without an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.model.whole import HINTS, whole_call
 from shardwright.patches import original_of
 
 _Function = Callable[..., Any]
-#: The module whose function would take the norm of one rank's gradients.
+#: The module with the function that would compute the norm of one rank's gradients only.
 _CLIPPING = "torch.nn.utils.clip_grad"
 
 
@@ -39,7 +39,7 @@ def _methods(*names: str) -> list[_Function]:
     return [getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name)]
 
 
-# Everything that is answered from metadata alone, as far as this version of torch has it.
+# Functions that need only metadata, where this version of PyTorch has them.
 _METADATA: frozenset[_Function] = frozenset(
     _getters(
         "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "nbytes", "itemsize",
@@ -58,7 +58,7 @@ _METADATA: frozenset[_Function] = frozenset(
     ]
 )  # fmt: skip
 
-# These give another sentinel: what `state_dict()` and `Module.to()` do to each parameter.
+# Functions that return another sentinel: `state_dict()` and `Module.to()` apply them to each parameter.
 _CONVERSIONS: frozenset[_Function] = frozenset(
     _getters("data")
     + _methods("detach", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type_as")
@@ -67,7 +67,7 @@ _CONVERSIONS: frozenset[_Function] = frozenset(
 _CONVERSION_OPERATIONS = frozenset(
     {torch.ops.aten._to_copy.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 )
-# These need no values either; optimizers make their state with them.
+# Functions that need no values either; optimizers create their state with them.
 _LIKE: dict[_Function, _Function] = {
     torch.zeros_like: torch.zeros,
     torch.ones_like: torch.ones,
@@ -77,16 +77,16 @@ _LIKE: dict[_Function, _Function] = {
 _GRAD_GET = _getters("grad")[0]
 _GRAD_SET = _setter("grad")
 _DATA_SET = _setter("data")
-#: What has no effect when only one rank does it.
+#: Settings that have no effect if only one rank makes them.
 _SETTINGS = frozenset([torch.Tensor.requires_grad_, _setter("requires_grad")])
 _HOOKS = frozenset(_methods("register_hook", "register_post_accumulate_grad_hook", "retain_grad"))
 
 
 class IgnoredHook:
-    """The handle of a hook on a parameter that lives elsewhere: the hook runs on the rank that owns the parameter."""
+    """Handle of a hook on a parameter of another rank. The hook runs on the rank that owns the parameter."""
 
     def remove(self) -> None:
-        """Do nothing, as nothing was registered."""
+        """Do nothing, because nothing was registered."""
 
 
 class Sentinel(torch.Tensor):
@@ -95,7 +95,7 @@ class Sentinel(torch.Tensor):
     Attributes:
         sentinel_name: The full name of the parameter or buffer in the model.
         sentinel_kind: ``"parameter"`` or ``"buffer"``.
-        sentinel_owner: The pp_rank that holds its values.
+        sentinel_owner: The pp_rank that holds the values.
     """
 
     sentinel_name: str
@@ -105,27 +105,27 @@ class Sentinel(torch.Tensor):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, *, name: str, owner: int, is_parameter: bool) -> Sentinel:
-        """Make a stand-in with the metadata of `like`; its values are not kept."""
+        """Create a sentinel with the metadata of `like`, without its values."""
         result = _with_metadata_of(like, {}, requires_grad=like.requires_grad)
         result.sentinel_name = name
         result.sentinel_owner = owner
         result.sentinel_kind = "parameter" if is_parameter else "buffer"
         if is_parameter:
-            # This is how torch recognises parameters of custom tensor types.
+            # PyTorch recognizes parameters of custom tensor types by this attribute.
             result._is_param = True
         return result
 
     def __init__(self, like: torch.Tensor, *, name: str, owner: int, is_parameter: bool) -> None:
-        """All is done in ``__new__``."""
+        """Do nothing: ``__new__`` sets all attributes."""
         super().__init__()
 
     @classmethod
     def __torch_function__(
         cls, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Answer from metadata, or refuse."""
+        """Answer from metadata, or raise an error."""
         kwargs = kwargs or {}
-        func = original_of(func)  # torch looks methods up by name, and finds what the library has put there
+        func = original_of(func)  # PyTorch looks up methods by name, which gives the library's replacements
         if func in _SETTINGS:
             _refuse_in_step(func, args[0])
         if func in _METADATA or func in _CONVERSIONS:
@@ -152,7 +152,7 @@ class Sentinel(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Convert metadata, or refuse what reached the dispatcher past ``__torch_function__``."""
+        """Convert metadata, or raise an error for operations that bypassed ``__torch_function__``."""
         kwargs = kwargs or {}
         if func in _CONVERSION_OPERATIONS:
             source: Sentinel = args[0]
@@ -163,7 +163,7 @@ class Sentinel(torch.Tensor):
         _refuse(func, (args, kwargs))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Name the tensor, what is known of it and where it lives."""
+        """Return the name of the tensor, its metadata and its owner."""
         shape = tuple(self.shape)
         return (
             f"Sentinel({self.sentinel_kind} {self.sentinel_name!r} on pp_rank {self.sentinel_owner}, "
@@ -171,20 +171,20 @@ class Sentinel(torch.Tensor):
         )
 
     def __format__(self, format_spec: str) -> str:
-        """Format the text of ``repr``."""
+        """Format the result of ``repr``."""
         return format(repr(self), format_spec)
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        """Refuse: there is nothing to copy."""
+        """Raise an error: there are no values to copy."""
         raise NotOwnedError(_message(self, "copy.deepcopy"))
 
     def __reduce_ex__(self, proto: SupportsIndex) -> NoReturn:
-        """Refuse: there is nothing to save."""
+        """Raise an error: there are no values to save."""
         raise NotOwnedError(_message(self, "pickling"))
 
 
 def _with_metadata_of(like: torch.Tensor, changed: dict[str, Any], *, requires_grad: bool) -> Sentinel:
-    """A sentinel without a name, like a tensor but for the dtype and device that a conversion changes."""
+    """Return a sentinel without a name, like a tensor except for the dtype and device that a conversion changes."""
     return torch.Tensor._make_wrapper_subclass(
         Sentinel,
         like.shape,
@@ -197,9 +197,9 @@ def _with_metadata_of(like: torch.Tensor, changed: dict[str, Any], *, requires_g
 
 
 class ReleasedParameter(nn.Parameter):
-    """What a parameter object becomes that was handed out before the partition and is owned elsewhere.
+    """A parameter object that was handed out before the partition and is owned by another rank.
 
-    An optimizer or a list may still hold it. It has no storage and behaves like the sentinel that took its place.
+    An optimizer or a list may still hold it. It has no storage and behaves like the sentinel that replaced it.
     """
 
     released_to: Sentinel
@@ -208,7 +208,7 @@ class ReleasedParameter(nn.Parameter):
     def __torch_function__(
         cls, func: _Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Ask the sentinel instead."""
+        """Apply the function to the sentinel instead."""
         if func is torch.Tensor.__hash__:
             return id(args[0])
         args, kwargs = tree_map(
@@ -217,40 +217,40 @@ class ReleasedParameter(nn.Parameter):
         return func(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Show the sentinel."""
+        """Return the representation of the sentinel."""
         return repr(self.released_to)
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        """Refuse: there is nothing to copy."""
+        """Raise an error: there are no values to copy."""
         raise NotOwnedError(_message(self.released_to, "copy.deepcopy"))
 
     def __reduce_ex__(self, proto: SupportsIndex) -> NoReturn:
-        """Refuse: there is nothing to save."""
+        """Raise an error: there are no values to save."""
         raise NotOwnedError(_message(self.released_to, "pickling"))
 
 
-#: The types of what stands for another rank's tensors.
+#: The types of placeholders for another rank's tensors.
 PLACEHOLDERS = frozenset((Sentinel, ReleasedParameter))
 
 
 def is_sentinel(value: object) -> bool:
-    """Whether `value` stands for a tensor that another rank owns."""
+    """Return whether `value` is a placeholder for a tensor that another rank owns."""
     return type(value) in PLACEHOLDERS  # exact types: an instance check of parameters costs a Python call
 
 
 def release(original: torch.Tensor, sentinel: Sentinel) -> None:
-    """Free the storage of a parameter, whoever still holds a reference to it.
+    """Free the storage of a parameter, whatever still holds a reference to the parameter.
 
-    Only this object lets go of the memory: a storage that other tensors share stays alive for them.
+    Only this object gives up the memory: a storage that other tensors share remains allocated for them.
 
     Args:
         original: The parameter that this rank does not own.
-        sentinel: What took its place in the module.
+        sentinel: The sentinel that replaced it in the module.
     """
     original.grad = None
     forget(original)
     if type(original) is not nn.Parameter:
-        # Custom tensor types decide themselves what their storage is; dropping our reference is all that is safe.
+        # Custom tensor types define their own storage, so it is only safe to drop the reference from the module.
         return
     original.data = torch.empty(0, dtype=original.dtype, device=original.device)
     original.__class__ = ReleasedParameter
@@ -260,7 +260,7 @@ def release(original: torch.Tensor, sentinel: Sentinel) -> None:
 def _filled(
     make: _Function, sentinel: Sentinel, *values: Any, memory_format: object = None, **kwargs: Any
 ) -> torch.Tensor:
-    """A tensor of one value in the shape of a sentinel, which takes the memory of one element."""
+    """Return a tensor with the shape of a sentinel, expanded from a single element."""
     kwargs = {"dtype": sentinel.dtype, "device": sentinel.device, **kwargs}
     if "fill_value" in kwargs:
         values = (kwargs.pop("fill_value"),)
@@ -311,7 +311,7 @@ def _refuse_reading_gradient(sentinel: Sentinel) -> None:
             "(and zero) gradients outside the step function, from model.local_parameters()"
         )
     caller = sys._getframe(2)
-    for _ in range(3):  # past the stand-in's own function
+    for _ in range(3):  # bypasses the sentinel's own function
         if caller.f_globals.get("__name__") == _CLIPPING and "clip_grad_norm_" in caller.f_code.co_qualname:
             raise NotOwnedError(
                 f"torch.nn.utils.clip_grad_norm_ was given {sentinel.sentinel_kind} {sentinel.sentinel_name!r}, whose "

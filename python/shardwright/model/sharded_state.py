@@ -1,4 +1,4 @@
-"""State dicts of models with distributed modules: whole tensors from the parts of tensor-parallel ranks, and back."""
+"""State dicts of models with distributed modules: builds whole tensors from tensor-parallel parts, and divides them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from shardwright.tensor_parallel.sharding import Sharding
 def whole_state_dict(
     module: nn.Module, ownership: Ownership | None, shardings: Mapping[str, Sharding], *, to_first: bool
 ) -> OrderedDict[str, Any]:
-    """The whole model's state dict on the CPU; every rank of MP_GROUP calls this.
+    """Return the whole model's state dict on the CPU. Every rank of MP_GROUP must call this function.
 
-    First the tp ranks of a stage put together what is divided over them, then the stages what each has.
+    First the tp ranks of a stage combine what is divided over them, then the stages are combined.
 
     Args:
         module: The model.
-        ownership: This rank's share of it in the pipeline; None if it is not divided there.
-        shardings: How tensors lie over tp ranks, by name.
-        to_first: Whether only the first rank of MP_GROUP needs it; the others get an empty dict.
+        ownership: This rank's share of it in the pipeline; None if it is not divided over pipeline ranks.
+        shardings: How tensors are divided over tp ranks, by name.
+        to_first: Whether only the first rank of MP_GROUP needs it. The others then get an empty dict.
 
     Returns:
-        As the undivided model's, with its names in its order.
+        The state dict of the undivided model, with its names in its order.
     """
     part = on_cpu(local_state_dict(module, ownership))
     part.pop(PARTIAL_KEY)
@@ -39,7 +39,7 @@ def whole_state_dict(
     every = gather_over(TP_GROUP, told, "state_dict", to_first=to_first)
     if not every:
         return OrderedDict()
-    # What is on one tp rank alone, such as a bias, is missing from the names of others.
+    # A tensor that is on one tp rank only, such as a bias, is missing from the names of the others.
     order = dict.fromkeys(name for one in every for name in one["names"])
     for name in dict.fromkeys(name for one in every for name in one["shards"]):
         part[name] = shardings[name].whole([one["shards"].get(name) for one in every])
@@ -56,22 +56,22 @@ def load_whole_state_dict(
     load: Callable[[dict[str, Any]], IncompatibleKeys],
     strict: bool,
 ) -> IncompatibleKeys:
-    """Load this tp rank's parts of a whole state dict; all ranks of TP_GROUP call this.
+    """Load this tp rank's parts of a whole state dict. All ranks of TP_GROUP must call this function.
 
     Args:
         module: The model.
         state: The whole state dict.
-        shardings: How tensors lie over tp ranks, by name.
+        shardings: How tensors are divided over tp ranks, by name.
         rank: The tp rank.
         degree: The tensor parallelism degree.
-        load: Loads parts, with torch's errors.
+        load: Loads the parts, and raises PyTorch's errors.
         strict: Whether missing keys are errors.
 
     Returns:
         Missing and unexpected keys of the whole model.
 
     Raises:
-        RuntimeError: On every rank, with torch's words, if shapes differ, or keys do and ``strict`` is set.
+        RuntimeError: Shapes differ, or keys differ and ``strict`` is set. Raised on every rank, with PyTorch's message.
     """
     own, given = module.state_dict(), dict(state)
     problems, missing = [], []

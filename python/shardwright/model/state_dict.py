@@ -1,4 +1,4 @@
-"""State dicts of a divided model: a rank's part, the whole, and loading either."""
+"""State dicts of a divided model: returns a rank's part or the whole, and loads either."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from shardwright.model.ownership import Ownership
 from shardwright.model.sentinel import Sentinel, is_sentinel
 
 PARTIAL_KEY = "_smp_is_partial"
-"""The key that marks a state dict as one rank's part; False marks a whole one that needs no translation."""
+"""The key that marks a state dict as one rank's part. The value False marks a whole one that needs no conversion."""
 
 _EXTRA_STATE = "_extra_state"
 
 
 class IncompatibleKeys(NamedTuple):
-    """Keys that a load did not find, or did not know, counted on the whole model."""
+    """Missing and unexpected keys of a load, counted over the whole model."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 def local_state_dict(module: nn.Module, ownership: Ownership | None = None) -> OrderedDict[str, Any]:
-    """The part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``.
+    """Return the part of ``module.state_dict()`` whose values this rank holds, marked by ``_smp_is_partial``.
 
     Args:
         module: The model.
@@ -52,15 +52,15 @@ def _is_remote_extra(key: str, ownership: Ownership | None) -> bool:
 
 
 def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> OrderedDict[str, Any]:
-    """One whole state dict from the parts of all ranks of a pipeline.
+    """Merge the parts of all ranks of a pipeline into one whole state dict.
 
     Args:
         parts: What each rank's `local_state_dict` returned, in the order of pp_ranks. A buffer that several ranks hold
-            is taken from the first.
-        order: The keys in the order that the result shall have; others follow.
+            is taken from the first of them.
+        order: The order of keys in the result. Other keys follow.
 
     Raises:
-        PartitionError: If no part has a key of `order`.
+        PartitionError: A key of `order` is in no part.
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -79,14 +79,14 @@ def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> Ord
 def state_dict(
     module: nn.Module, ownership: Ownership | None = None, *, to_first: bool = False
 ) -> OrderedDict[str, Any]:
-    """The whole model's state dict on the CPU, in the order of the undivided model's.
+    """Return the whole model's state dict on the CPU, in the order of the undivided model's.
 
-    Every rank of the pipeline calls this.
+    Every rank of the pipeline must call this function.
 
     Args:
         module: The model.
         ownership: This rank's share of it; None if the model is not divided.
-        to_first: Whether only the pipeline's first rank needs it; the others get an empty dict.
+        to_first: Whether only the pipeline's first rank needs it. The others then get an empty dict.
     """
     part = on_cpu(local_state_dict(module, ownership))
     parts = gather_over(PP_GROUP, part, "state_dict", to_first=to_first)
@@ -103,21 +103,21 @@ def load_state_dict(
 ) -> IncompatibleKeys:
     """Load a state dict into this rank's share of a model, which may be divided or not yet.
 
-    Keys are checked as torch does it, on the whole model: every rank finds the same missing and unexpected keys.
+    Keys are checked over the whole model, as PyTorch does: every rank finds the same missing and unexpected keys.
 
     Args:
         module: The model.
-        state: A whole state dict, or what `local_state_dict` returned (then every rank of the pipeline calls this, and
-            the parts are merged).
+        state: A whole state dict, or what `local_state_dict` returned. In the latter case every rank of the pipeline
+            must call this function, and the parts are merged.
         strict: Whether missing and unexpected keys are errors.
-        same_partition_load: `state` is this very rank's part under this very partition, so nothing is merged.
+        same_partition_load: `state` is this rank's own part under this same partition, so nothing is merged.
         ownership: This rank's share of the model; None if it is not divided.
 
     Returns:
         Missing and unexpected keys of the whole model.
 
     Raises:
-        RuntimeError: With torch's words, if shapes differ, or keys do and `strict` is set.
+        RuntimeError: Shapes differ, or keys differ and `strict` is set. The message is that of PyTorch.
     """
     given = OrderedDict(state)
     partial = bool(given.pop(PARTIAL_KEY, False))
@@ -127,14 +127,14 @@ def load_state_dict(
     elif partial:
         given = merged(gather_over(PP_GROUP, on_cpu(given), "load_state_dict"))
     with _placeholders(module), warnings.catch_warnings():
-        # Torch warns that copying to a placeholder does nothing, which is the point of it.
+        # PyTorch warns that copying to a placeholder has no effect, which is intended here.
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter.*")
         loaded = module.load_state_dict(given, strict=strict)
     return IncompatibleKeys(list(loaded.missing_keys), list(loaded.unexpected_keys))
 
 
 def _absent_elsewhere(module: nn.Module, ownership: Ownership | None) -> Iterator[tuple[str, Any]]:
-    """What a part of this rank rightly lacks, with values that change nothing."""
+    """Yield entries that this rank's part does not contain, with values that change nothing when loaded."""
     for key, value in module.state_dict().items():
         if is_sentinel(value):
             yield key, torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -144,7 +144,7 @@ def _absent_elsewhere(module: nn.Module, ownership: Ownership | None) -> Iterato
 
 @contextlib.contextmanager
 def _placeholders(module: nn.Module) -> Iterator[None]:
-    """Put tensors in the place of sentinels that take any value of their shape and keep none."""
+    """Replace sentinels by tensors that accept any value of their shape and keep none, within the block."""
     made: dict[int, torch.Tensor] = {}
     slots: list[tuple[dict[str, Any], str, Sentinel]] = []
     try:
@@ -167,10 +167,12 @@ def _placeholders(module: nn.Module) -> Iterator[None]:
 
 
 def make_whole_on_cpu(module: nn.Module) -> None:
-    """Give this rank the values of all parameters and buffers, in host memory; every rank of the pipeline calls this.
+    """Give this rank the values of all parameters and buffers, in host memory.
+
+    Every rank of the pipeline must call this function.
 
     Args:
-        module: The model; its sentinels are replaced, tied ones by one tensor.
+        module: The model. Its sentinels are replaced, tied ones by one tensor.
     """
     mine: dict[str, dict[str, torch.Tensor]] = {
         "parameters": dict(module.named_parameters()),

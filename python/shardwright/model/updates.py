@@ -1,4 +1,4 @@
-"""Whether all ranks have updated their weights alike; no step may run where some may have and others not."""
+"""Checks that all ranks have updated their weights alike. No step may run after only some of them have."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _HINT = (
 
 
 class UpdateStatus(NamedTuple):
-    """What ranks tell each other at the end of a step, of the time since the last one.
+    """What a rank sends to the others at the end of a step, about the time since the last one.
 
     Attributes:
-        updated: Whether an optimizer has updated weights of this rank; None where it has none to update.
-        interrupted: Whether a signal came, so that part of the script may have been left out.
-        calls: How often ``step()`` of distributed optimizers was called, which every rank has to call; None from a rank
-            that has no batches left.
+        updated: Whether an optimizer has updated weights of this rank; None if this rank has none to update.
+        interrupted: Whether a signal arrived, so that part of the script may have been skipped.
+        calls: The number of calls of ``step()`` of distributed optimizers, which must be the same on every rank; None
+            from a rank that has no batches left.
     """
 
     updated: bool | None
@@ -40,43 +40,43 @@ class UpdateStatus(NamedTuple):
 
 
 class Updates:
-    """Watches optimizers of one rank's models."""
+    """Monitors the optimizers of one rank's models."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Nothing has happened."""
+        """Start without any update."""
         self._runtime = runtime
         self._begun: dict[int, str] = {}
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._updated = self._interrupted = False
         self._calls: int | None = 0
-        #: Why no step may run; None where one may.
+        #: Why no step may run; None if steps may run.
         self.refusal: str | None = None
 
     def interrupted(self) -> None:
-        """A signal came, after which the script may go on elsewhere than on other ranks."""
+        """Record a signal, after which the script may continue differently than on other ranks."""
         self._interrupted = True
 
     def begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step begins."""
+        """Record that an optimizer's step begins."""
         if self._trains(optimizer):
             self._begun[id(optimizer)] = type(optimizer).__name__
 
     def ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step has ended well."""
+        """Record that an optimizer's step has succeeded."""
         if self._trains(optimizer):
             self._begun.pop(id(optimizer), None)
             self._updated = True
             if self._runtime.step.running:
-                self._interrupted = True  # in a hook: where the step is undone, this is not
+                self._interrupted = True  # called in a hook: undoing the step does not undo this update
 
     def has_updated(self) -> None:
-        """A distributed optimizer's step has ended, which may have had nothing to update here."""
+        """Record the end of a distributed optimizer's step, even if it had nothing to update on this rank."""
         self._updated = True
         if self._calls is not None:
             self._calls += 1
 
     def skip_updates(self) -> None:
-        """This rank has no batches left, and only takes part in the others' reductions."""
+        """Record that this rank has no batches left, and only takes part in the reductions of the others."""
         self._calls = None
 
     def _trains(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -93,10 +93,11 @@ class Updates:
         return False
 
     def check(self) -> None:
-        """Before a step.
+        """Check before a step that no step is refused.
 
         Raises:
-            PartialUpdateError: An optimizer's step has begun on this rank and not ended, or ranks differ since.
+            PartialUpdateError: An optimizer's step has begun on this rank and not ended, or ranks may differ since an
+                earlier step.
         """
         if self._runtime.place.launch.world_size == 1:
             return
@@ -108,21 +109,22 @@ class Updates:
             raise PartialUpdateError(self.refusal)
 
     def refuse(self, why: str, hint: str = _HINT) -> None:
-        """Let no step run, and say what lets it run again."""
+        """Refuse all further steps, for this reason and with this hint on how to continue. The first reason is kept."""
         if self.refusal is None:
             self.refusal = f"{why}: {hint}"
 
     def status(self) -> UpdateStatus:
-        """What this rank tells the others."""
+        """Return the status that this rank sends to the others."""
         owns = any(placement.owned_parameters() for placement in self._runtime[Models].placements)
         return UpdateStatus(self._updated if owns else None, self._interrupted, self._calls)
 
     def compare(self, statuses: Mapping[int, UpdateStatus]) -> None:
-        """Compare what all ranks of the job have sent, at the end of a step that is well so far.
+        """Compare the statuses of all ranks of the job, at the end of a step without errors so far.
 
         Raises:
-            PartialUpdateError: A signal was caught between the steps, and only some ranks have updated their weights
-                since; or ranks have called ``step()`` of distributed optimizers unequally often. All ranks raise it.
+            PartialUpdateError: A signal arrived between the steps, and only some ranks have updated their weights
+                since; or ranks have called ``step()`` of distributed optimizers different numbers of times. All ranks
+                raise it.
         """
         interrupted = [rank for rank, each in statuses.items() if each.interrupted]
         with_update = [rank for rank, each in statuses.items() if each.updated is True]
@@ -145,7 +147,7 @@ class Updates:
         self._calls = 0
 
     def forget(self) -> None:
-        """Weights are equal again, or are to count as equal."""
+        """Reset the status: weights are equal again, or are to be treated as equal."""
         self._begun.clear()
         self._updated = self._interrupted = False
         self._calls = 0
@@ -157,12 +159,13 @@ def _times(number: int) -> str:
 
 
 def resume_after_failure(error: BaseException) -> None:
-    """Let steps run again after weights were updated on some ranks only, with the weights as they are.
+    """Allow steps again after only some ranks have updated their weights, and keep the weights as they are.
 
-    Every rank calls it. Weights are made equal by ``model.load_state_dict``, which lets steps run as well.
+    Every rank must call this function. To make the weights equal instead, call ``model.load_state_dict``, which also
+    allows steps again.
 
     Args:
-        error: What the refused step raised: a ``PartialUpdateError``, or a ``RemoteError`` that carries one.
+        error: The error of the refused step: a ``PartialUpdateError``, or a ``RemoteError`` that carries one.
 
     Raises:
         ConfigError: It is another error.

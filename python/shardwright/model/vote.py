@@ -1,7 +1,7 @@
 """The ranks' vote on a step: it succeeds on all of them, or on none.
 
-A rank votes for a step when it has done all that can go wrong in it. As long as a vote is missing, whatever fails on
-any rank undoes the step on every rank; once a rank has all votes, so will the others.
+A rank votes for a step when it has completed everything that can fail. As long as a vote is missing, a failure on any
+rank undoes the step on every rank. Once a rank has all votes, every other rank will receive them too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CHANNEL = "vote"
 
 
 def vote(runtime: Runtime) -> None:
-    """Tell all ranks of the job that the step is well here, and wait until it is everywhere.
+    """Send this rank's vote for the step to all ranks of the job, and wait for theirs.
 
     Raises:
-        RemoteError: It has failed on another rank.
-        PeerLostError: A rank is gone.
+        RemoteError: The step has failed on another rank.
+        PeerLostError: A rank is no longer there.
         PartialUpdateError: The weights of ranks may differ.
     """
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]

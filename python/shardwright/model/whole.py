@@ -1,4 +1,4 @@
-"""Calls that need the values of the whole model, and what a script writes instead of them where it is divided."""
+"""Calls that need the values of the whole model, and what to write instead for a divided model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COPY = (
     "model that is built anew"
 )
 
-#: What a script writes instead, by the name of the function.
+#: What to write instead, by the name of the function.
 HINTS = {
     "save_pretrained": _SAVE,
     "push_to_hub": _SAVE,
@@ -27,15 +27,15 @@ HINTS = {
     "unmerge_adapter": _MERGE,
     "pickling": _COPY,
 }
-#: Of these, which write to one weight after another, so that they must not begin.
+#: The functions that write to one weight after another, so that they must fail before the first write.
 MERGES = tuple(name for name, hint in HINTS.items() if hint is _MERGE)
 
 
 def whole_call(operation: str) -> str | None:
-    """The function, of those above, that the running code belongs to; none where a weight is used otherwise.
+    """Return the name of the function of `HINTS` that is running; None for any other use of a weight.
 
     Args:
-        operation: What is done to a weight of another rank.
+        operation: The operation on a weight of another rank.
     """
     if operation in HINTS:
         return operation

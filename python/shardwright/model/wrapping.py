@@ -1,4 +1,4 @@
-"""Wrappers of torch that cannot be inside or around a ``smp.DistributedModel``."""
+"""Raises errors for PyTorch wrappers that cannot be inside or around a ``smp.DistributedModel``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwright.patches import original_of
 
 
 def refuse_wrapped(module: nn.Module) -> None:
-    """Raise :class:`ConfigError` if the module is, or has inside, one that reduces or shards gradients itself."""
+    """Raise :class:`ConfigError` if the module is, or contains, a wrapper that reduces or shards gradients."""
     sharded = vars(sys.modules.get("torch.distributed.fsdp", object))  # not imported for this
     found = (sharded.get(name) for name in ("FullyShardedDataParallel", "FSDPModule"))
     kinds = (DataParallel, DistributedDataParallel, *(kind for kind in found if kind is not None))
@@ -30,7 +30,7 @@ def refuse_wrapped(module: nn.Module) -> None:
 
 
 def refuse_compiling(module: nn.Module) -> None:
-    """Raise :class:`FrameError` if the module is, or has inside, a model of several pipeline ranks."""
+    """Raise :class:`FrameError` if the module is, or contains, a model with several pipeline ranks."""
     runtime = find_runtime()
     if runtime is not None and runtime.place.pp_size > 1 and _distributed_in(module):
         raise FrameError(
@@ -41,7 +41,7 @@ def refuse_compiling(module: nn.Module) -> None:
 
 
 def refuse_compiled(values: Iterable[object]) -> None:
-    """Raise :class:`FrameError` if one of the values is what ``torch.compile`` has made of such a module."""
+    """Raise :class:`FrameError` if ``torch.compile`` has made one of the values from such a module."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this
     if dynamo is None:
         return
@@ -51,14 +51,14 @@ def refuse_compiled(values: Iterable[object]) -> None:
 
 
 def _distributed_in(module: Any) -> bool:
-    # Imported late: the model refuses what it is given by this module.
+    # A late import, because the model imports this module.
     from shardwright.model.distributed import DistributedModel
 
     return isinstance(module, nn.Module) and any(isinstance(part, DistributedModel) for part in module.modules())
 
 
 def refuse_around(wrapper: str) -> NoReturn:
-    """Raise :class:`ConfigError`: this wrapper of torch has been put around a model."""
+    """Raise :class:`ConfigError`: the PyTorch wrapper was applied to a ``smp.DistributedModel``."""
     raise ConfigError(
         f"{wrapper} was given a smp.DistributedModel, which averages gradients over data-parallel ranks "
         'itself: leave the wrapper out, and have "ddp": True in the configuration'
@@ -66,7 +66,7 @@ def refuse_around(wrapper: str) -> NoReturn:
 
 
 def make_parallel(wrapper: DistributedDataParallel, module: Any, *args: Any, **kwargs: Any) -> None:
-    """``DistributedDataParallel.__init__``, which would average what tensor parallelism divides."""
+    """Replace ``DistributedDataParallel.__init__``, which would average what tensor parallelism divides."""
     if _distributed_in(module):
         refuse_around(type(wrapper).__name__)
     original_of(make_parallel)(wrapper, module, *args, **kwargs)

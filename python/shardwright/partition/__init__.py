@@ -1,4 +1,4 @@
-"""From a model to a decision: which module runs on which rank."""
+"""Decides which module of a model runs on which rank."""
 
 from shardwright.partition.manual import partition, set_partition
 from shardwright.partition.trace import is_tracing

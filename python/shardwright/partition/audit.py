@@ -1,8 +1,8 @@
-"""Which modules must share a rank because one reads what another holds or writes.
+"""Finds modules that must share a rank because one reads what another holds or writes.
 
-Parameters and buffers live on one rank, and an attribute that a forward sets is seen only on the rank that set it. So
-a module that computes with another's weight, or reads an attribute another one wrote, is joined with it. Looking at a
-dtype or a shape needs nothing: sentinels answer that.
+Parameters and buffers are on one rank, and an attribute that a forward sets is visible only on the rank that set it. A
+module that computes with another's weight, or reads an attribute that another one wrote, is therefore joined with it.
+Reading a dtype or a shape needs no join, because sentinels provide them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from shardwright.patches import original_of, replaced
 class Audit:
     """Collects joins during one forward of a model.
 
-    Make it once the model runs with the buffers of the trace in place, so that it knows them.
+    Create it while the model runs with the buffers of the trace, because it identifies buffers by identity.
     """
 
     def __init__(self, tree: ModelTree, stack: Stack, shared: SharedState) -> None:
-        """Know every parameter and buffer of the model by identity."""
+        """Register every parameter and buffer of the model by identity."""
         self._tree = tree
         self._stack = stack
         self._joins: dict[tuple[str, str], str] = {}
         self._known: dict[int, TensorEntry] = {id(entry.tensor): entry for entry in tree.parameters}
-        #: By number, the version of each parameter and where its values are.
+        #: By id, the version of each parameter and the address of its values.
         self._weights = {id(entry.tensor): (entry.tensor._version, address(entry.tensor)) for entry in tree.parameters}
         self._buffers: dict[int, int] = {}
-        # A forward may put another tensor in a buffer's place; the first one's number must not be used again.
+        # A forward may replace a buffer by another tensor. The id of the first one must not be reused.
         self._alive: list[torch.Tensor] = []
         self._written_buffers: set[int] = set()
         for module in tree.modules:
@@ -58,33 +58,33 @@ class Audit:
                     self._alive.append(buffer)
         self._children = {entry.path: dict(entry.module._modules) for entry in tree.modules}
         self._before = {id(entry.module): dict(vars(entry.module)) for entry in tree.modules}
-        #: Who changes what torch itself keeps in modules, by path and name: hooks, and whether they train.
+        #: Modules that change hooks or the training flag of a module, by its path and the name of the attribute.
         self._own: dict[tuple[str, str], set[str]] = {}
         self._hooks = {entry.path: hooks_on(entry.module) for entry in tree.modules}
         self._readers: dict[tuple[int, str], set[str]] = {}
         self._missed: set[tuple[int, str]] = set()
-        #: Who used buffers, by number, and attributes of modules and other objects, by id and name.
+        #: Users of buffers, by index, and of attributes of modules and other objects, by id and name.
         self._users: dict[int | tuple[int, str], set[str]] = {}
         self._writes: dict[tuple[int, str], set[str]] = {}
         self._read_first: set[tuple[int, str]] = set()
         self._shared = shared
         self._executions: Counter[str] = Counter()
-        #: Who last wrote an attribute of a module without parameters: the executions around it.
+        #: The executions around the last write to an attribute of a module without parameters.
         self._left_by: dict[tuple[int, str], tuple[Execution, ...]] = {}
         self._flows: list[CrossingFlow] = []
-        #: What forwards change and keep: its names, and who uses it.
+        #: State that forwards change and keep: its names, and its users.
         self._kept: list[tuple[set[str], set[str]]] = []
 
     def called(
         self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor], why_whole: str | None = None
     ) -> None:
-        """A module is called with these tensors: handing on a weight reads it where the call is made.
+        """Record the call of a module. Passing a weight as an argument counts as reading it in the caller.
 
         Args:
-            execution: The module that is called.
-            caller: The one that calls it.
-            tensors: Those among the arguments.
-            why_whole: Why the call cannot go to another rank, if it cannot.
+            execution: The execution of the called module.
+            caller: The execution that calls it.
+            tensors: The tensors among the arguments.
+            why_whole: Why the call cannot go to another rank; None if it can.
         """
         self._look(execution)
         if hooks_on(self._tree.by_path[execution.path].module) != self._hooks[execution.path]:
@@ -99,7 +99,7 @@ class Audit:
                 execution.given.add(id(tensor))
 
     def returned(self, execution: Execution, caller: Execution, tensors: Iterable[torch.Tensor]) -> None:
-        """A module returns these tensors: a weight it holds, or was given, crosses ranks like any other result."""
+        """Record the results of a module. A returned weight crosses ranks like any other result."""
         self._look(execution)
         for tensor in tensors:
             entry = self._known.get(id(tensor))
@@ -108,7 +108,7 @@ class Audit:
                 caller.given.add(id(tensor))
 
     def _look(self, execution: Execution) -> None:
-        """At both ends of a call, which may leave the rank: other microbatches would find what is put back later."""
+        """Compare state at the start or end of a call, where other microbatches would see temporary changes."""
         for one in self._stack.executions:
             module, before = self._tree.by_path[one.path].module, self._children[one.path]
             for name in exchanged(module._modules, before) if module._modules != before else ():
@@ -118,7 +118,7 @@ class Audit:
         self._shared.look(running.path for running in self._stack.executions if running is not execution)
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
-        """An operation runs on these tensors."""
+        """Record an operation on these tensors."""
         for tensor in tensors:
             entry = self._known.get(id(tensor))
             if entry is not None:
@@ -127,7 +127,7 @@ class Audit:
                 self._used((id(tensor), "") if index is None else index, self._stack.top.path)
 
     def written_parameters(self, written: Iterable[torch.Tensor]) -> None:
-        """The forward wrote to these tensors, or exchanged what is in them; parameters among them are kept state."""
+        """Record parameters that the forward wrote to, or whose values it replaced, as kept state."""
         changed = {id(tensor) for tensor in written}
         for entry in self._tree.parameters:
             number = id(entry.tensor)
@@ -135,11 +135,11 @@ class Audit:
             if number not in changed and before[1] == address(entry.tensor):
                 continue
             self.keep(entry.names, {*entry.holders, *self._users.get((number, ""), ())})
-            if before[0] == entry.tensor._version:  # torch would not notice that a backward needs the values before
+            if before[0] == entry.tensor._version:  # autograd would not detect that the backward needs the old values
                 self.one_at_a_time(f"{entry.name} is written to past its version")
 
     def written(self, tensor: torch.Tensor) -> None:
-        """An operation writes to this tensor."""
+        """Record an operation that writes to this tensor."""
         self._shared.written(tensor)
         index = self._buffers.get(id(tensor))
         if index is not None:
@@ -156,44 +156,44 @@ class Audit:
             self._flows.append(CrossingFlow(scope=scope, what=what))
 
     def flows(self) -> tuple[CrossingFlow, ...]:
-        """State that executions hand on to others in shared objects, once `joins` has looked."""
+        """Return the state that executions pass to others in shared objects. Call `joins` first."""
         return tuple(self._flows)
 
     def _used(self, key: int | tuple[int, str], user: str) -> None:
         self._users.setdefault(key, set()).add(user)
 
     def keep(self, names: Iterable[str], users: Iterable[str]) -> None:
-        """These modules use something that the forward changes."""
+        """Record that these modules use state that the forward changes."""
         self._kept.append((set(names), set(users)))
 
     def kept(self) -> tuple[KeptState, ...]:
-        """What goes from one microbatch to the next, once `joins` has looked."""
+        """Return the state that is carried from one microbatch to the next. Call `joins` first."""
         return merged(self._kept, self._executions)
 
     def one_at_a_time(self, what: str) -> None:
-        """Microbatches have to run one after another, backward and all, as `what` says."""
+        """Record that microbatches must run one after another, backward included, because of `what`."""
         self._flows.append(CrossingFlow(scope="", what=what, meets_backward=True))
 
     def readers_of(self, attribute: tuple[int, str]) -> set[str]:
-        """Who has used an attribute of a module, which may be a buffer, or of another object."""
+        """Return the users of an attribute of an object. The attribute may be a buffer of a module."""
         path = self._tree.path_of.get(attribute[0])
         index = None if path is None else self._tree.by_path[path].buffers.get(attribute[1])
         key = attribute if index is None else index
         return self._readers.get(attribute, set()) | self._users.get(key, set())
 
     def reads(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Path and name of attributes that other modules than their own have read, with those modules."""
+        """Return, by path and name, the attributes that other modules read, with the paths of those modules."""
         paths = [(self._tree.path_of.get(module), name, users) for (module, name), users in self._readers.items()]
         return {(p, name): tuple(sorted(users - {p})) for p, name, users in paths if p is not None and users != {p}}
 
     def join(self, first: str, second: str, reason: str) -> None:
-        """Keep two modules on one rank; the first reason counts."""
+        """Keep two modules on one rank. Only the first reason of a pair is kept."""
         if first != second:
             self._joins.setdefault((first, second), reason)
 
     @contextlib.contextmanager
     def watching_attributes(self) -> Iterator[None]:
-        """Note reads and writes of module attributes, through the methods that all modules inherit."""
+        """Record reads and writes of module attributes, by replacing methods that all modules inherit."""
         set_attribute = nn.Module.__setattr__
         delete_attribute = nn.Module.__delattr__
         executions = self._stack.executions
@@ -250,7 +250,7 @@ class Audit:
         index = None if path is None else self._tree.by_path[path].buffers.get(name)
         if index is not None:
             self._used(index, self._stack.top.path)
-        elif path is not None:  # one that the forward itself has registered
+        elif path is not None:  # a buffer that the forward has registered
             self._readers.setdefault((id(module), name), set()).add(self._stack.top.path)
 
     def _object_used(self, attribute: tuple[int, str]) -> None:
@@ -271,7 +271,7 @@ class Audit:
             self.join(writer, path, f"sets {join_path(path, name)}")
             return
         key = (id(module), name)
-        # Whether a child was read, or a method that the attribute stands for, is not seen.
+        # Reads of children, and of attributes that are also methods, are not observed.
         is_unseen = is_child or callable(getattr(type(module), name, None))
         if key not in self._writes and (is_unseen or key in self._readers or key in self._missed):
             self._read_first.add(key)
@@ -282,7 +282,7 @@ class Audit:
             self._left_by[key] = tuple(self._stack.executions)
 
     def _handed_on(self, module: nn.Module, name: str) -> None:
-        """A module without parameters runs where it is called: its callers must be on one rank if it keeps state."""
+        """Join the callers of a module without parameters that keeps state, because it runs where it is called."""
         path = self._tree.path_of.get(id(module))
         writer = self._left_by[id(module), name]
         if path is None or writer[-1] is self._stack.top:
@@ -292,7 +292,7 @@ class Audit:
             self.join(callers[-1], path, f"calls it, and it keeps {join_path(path, name)} from one call to another")
 
     def _find_unseen_sets(self) -> None:
-        """Attributes that were set past ``__setattr__``: whoever reads them may have set them, and at any time."""
+        """Find attributes set without ``__setattr__``. Any of their readers may have set them, at any time."""
         for entry in self._tree.modules:
             before, now = self._before[id(entry.module)], vars(entry.module)
             for name in (before.keys() | now.keys()) - INTERNAL:
@@ -302,22 +302,22 @@ class Audit:
                     self._read_first.add(key)
 
     def written_buffers(self) -> frozenset[str]:
-        """Names of the buffers that were written to or set."""
+        """Return the names of the buffers that were written to or set."""
         return frozenset(self._tree.buffers[index].name for index in self._written_buffers)
 
     def attributes(self) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Which modules set an attribute in the forward: path and name to the paths of those that do."""
+        """Return, by path and name, the attributes that the forward set, with the paths of the modules that did."""
         paths = self._tree.path_of
         seen = {(paths[m], name): tuple(sorted(w)) for (m, name), w in self._writes.items() if m in paths and w}
         return {attribute: tuple(sorted(users)) for attribute, users in self._own.items()} | seen
 
     def temporaries(self) -> frozenset[tuple[str, str]]:
-        """Path and name of the attributes that the forward set before anything read them."""
+        """Return the paths and names of the attributes that the forward set before anything read them."""
         paths, keys = self._tree.path_of, self._writes.keys() - self._read_first
         return frozenset((paths[module], name) for module, name in keys if module in paths)
 
     def joins(self) -> tuple[JoinReason, ...]:
-        """What was seen, as pairs of modules with the first reason for each."""
+        """Return the joins, as pairs of modules with the first reason for each."""
         readers = self._readers
         self._written_buffers |= silently_written(self._tree, ((self._buffers[id(b)], b) for b in self._alive))
         self._find_unseen_sets()
@@ -329,7 +329,7 @@ class Audit:
                 self.keep(self._names_of(change.held), self._users.get(key, ()))
             if change.names:
                 continue
-            # Whoever got hold of the container or object, by whichever module's attribute, may have changed it.
+            # Any module that read the container or object, through any attribute, may have changed it.
             users = {reader for attribute in change.held for reader in readers.get(attribute, ())}
             self._keep(users, f"{shown} changes in a forward")
             self.keep(self._names_of(change.held), users)
@@ -347,7 +347,7 @@ class Audit:
                     continue
             for user in users:
                 self.join(user, path, f"sets {full_name}")
-            if is_put_back:  # else every microbatch finds it as the first one left it
+            if is_put_back:  # otherwise every microbatch finds the state that the first one left
                 self.keep([full_name], {*users, path})
         for variable, paths in self._shared.changed_variables().items():
             self._keep(paths, f"the global variable {variable} changes in a forward")
@@ -375,9 +375,10 @@ class Audit:
             self.keep([full_name], self._readers.get(key, set()) | self._writes[key])
 
     def _set_beside_state(self) -> set[tuple[int, str]]:
-        """Attributes that were set before they were read, of modules that keep something else.
+        """Return attributes set before they are read whose users all keep other state.
 
-        What they keep may decide whether they set it, as where the first microbatch alone makes a value for all.
+        That state may determine whether they are set, for example if only the first microbatch computes a value for
+        all.
         """
         keeping = {user for _, users in self._kept for user in users if self._executions.get(user)}
         return {
@@ -391,7 +392,7 @@ class Audit:
         return [join_path(paths[module], name) for module, name in attributes if module in paths]
 
     def _join_users(self, key: tuple[int, str], name: str) -> None:
-        """Keep together who uses an attribute of a shared object that a forward changes."""
+        """Join the users of an attribute of a shared object that a forward changes."""
         first, *others = sorted(self._users[key])
         self._keep((first, *others), f"{name} changes in a forward")
         for other in others:

@@ -1,8 +1,9 @@
-"""What backward hooks of modules may change that a forward uses: no forward shows it, so their code is read.
+"""Finds what backward hooks of modules may change and a forward uses, by reading their code.
 
-A hook runs on the rank of its module. What it changes there, of that module, which it is given, of another one, of an
-object or in a variable that its code encloses, a forward on another rank would not see. So it is found by what the code
-can get hold of and the names that it mentions, and kept on one rank with who uses it.
+A hook runs on the rank of its module. A forward on another rank would not see what the hook changes: in its own module,
+which it receives as an argument, in another module or object, or in a variable that its code encloses. No forward shows
+these changes, so they are found from the objects that the code can reach and the names that it mentions. The hook's
+module and the users of what it may change are kept on one rank.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
-    """Keep modules on one rank with those that use what their backward hooks may change, and microbatches in order.
+    """Join modules with the users of what their backward hooks may change, and keep microbatches in order.
 
     Args:
         tree: The model.
-        audit: Knows who used what in a forward.
+        audit: The record of who used what in a forward.
         shared: Objects and variables that modules use.
     """
     buffers = _Buffers(tree)
@@ -74,30 +75,30 @@ def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
     for one, other in _from_hook_to_hook(hooked):
         for change in one.changes:
             if change.is_made and other.reach.uses(change.place):
-                # What a list or an object holds is not watched where no forward uses it.
+                # Contents of a list or an object are not observed unless a forward uses them.
                 is_held = change.attribute is not None and isinstance(change.attribute[0], nn.Module)
                 changed(one.path, {other.path}, change, is_held=is_held)
 
 
 class _Change(NamedTuple):
-    """What a backward hook may change: the attributes that lead to it, what it is in words, and if it is one itself."""
+    """Something that a backward hook may change, with the attributes that lead to it and its description."""
 
     place: Hashable
     held: set[AttributeKey]
     what: str
     attribute: tuple[Any, str] | None = None
-    #: Whether the code of the hook does change something of this kind.
+    #: Whether the code of the hook contains a change of this kind.
     is_made: bool = True
     is_tensor: bool = False
-    #: Whether torch does not notice it.
+    #: Whether autograd does not detect the change.
     is_unseen: bool = False
 
 
 class _Buffers:
-    """The buffers of the trace, which are others than the model's own."""
+    """The buffers of the trace, which replace the model's own."""
 
     def __init__(self, tree: ModelTree) -> None:
-        #: By the id of one of the model's own, the one that is in its place, and the attributes that hold that.
+        #: By the id of the model's buffer, its replacement; and by the id of that, the attributes that hold it.
         self.instead: dict[int, torch.Tensor] = {}
         self.held: dict[int, set[AttributeKey]] = {}
         for entry in tree.modules:
@@ -109,7 +110,7 @@ class _Buffers:
 
 
 class _Hooked:
-    """A module and its backward hooks: what they may change, and whether that or they change what is computed."""
+    """A module with backward hooks: what they may change, and whether they affect computed values."""
 
     def __init__(self, entry: ModuleEntry, hooks: list[Any], buffers: _Buffers) -> None:
         self.path = entry.path
@@ -132,9 +133,9 @@ class _Hooked:
 
 
 def _from_hook_to_hook(hooked: list[_Hooked]) -> Iterator[tuple[_Hooked, _Hooked]]:
-    """Pairs whose first changes what the second uses, where the second has an effect on what is computed."""
+    """Yield pairs of which the first changes what the second uses and the second affects computed values."""
     acting = [one for one in hooked if one.acts]
-    for other in acting:  # grows
+    for other in acting:  # grows during the iteration
         for one in hooked:
             if one is not other and any(change.is_made and other.reach.uses(change.place) for change in one.changes):
                 if not one.acts:
@@ -148,7 +149,7 @@ def _backward_hooks(module: nn.Module) -> list[Any]:
 
 
 def _used_by_code(tree: ModelTree, buffers: _Buffers, places: set[Hashable]) -> dict[Hashable, set[str]]:
-    """By place, the modules whose forward may use it: in a branch that was not traced, it may be."""
+    """Return, by place, the modules whose forward may use it, including branches that were not traced."""
     used: dict[Hashable, set[str]] = {}
     for entry in tree.modules if places else ():
         reach = Reach([type(entry.module).forward], [entry.module], buffers.instead)
@@ -159,7 +160,7 @@ def _used_by_code(tree: ModelTree, buffers: _Buffers, places: set[Hashable]) -> 
 
 
 def _used_by_functions(tree: ModelTree, audit: Audit, buffers: _Buffers) -> dict[Hashable, set[str]]:
-    """By place, who uses it in a function that a module holds or that is a hook of its forward."""
+    """Return, by place, who uses it in a function that a module holds or in a hook of a module's forward."""
     used: dict[Hashable, set[str]] = {}
     for entry in tree.modules:
         module = entry.module

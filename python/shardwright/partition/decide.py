@@ -1,4 +1,4 @@
-"""From a model and one call of it to a decision: trace, audit, and the partitioner of the core."""
+"""Makes the decision for a model from one call of it: trace, audit, and the partitioner of the core."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def decide(
 
     Args:
         module: The whole model.
-        call: Runs one forward. Arguments bound with ``functools.partial`` are copied before the trace uses them.
+        call: Runs one forward. Arguments bound by ``functools.partial`` are copied before the trace uses them.
         cfg: The configuration.
         num_devices: The pipeline degree.
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
-        together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
-        progress: Says what takes long.
+        together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
+        progress: Reports phases that take long.
 
     Returns:
         The decision, to be sent to every rank.
 
     Raises:
-        PartitionError: If the model cannot be divided as asked.
+        PartitionError: The model cannot be divided as requested.
     """
     options = options or {}
     progress = progress or Progress(0)
@@ -73,16 +73,16 @@ def decide(
 
 
 def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -> Decision:
-    """Divide a model that was traced, or was not.
+    """Divide a model that may have been traced.
 
     Args:
         module: The whole model.
-        trace: What `trace_forward` saw; None decides by parameters and numbers of modules alone.
+        trace: The result of `trace_forward`. With None, only parameters and the number of modules determine the cost.
         cfg: The configuration.
         num_devices: The pipeline degree.
 
     Raises:
-        PartitionError: If the model cannot be divided as asked.
+        PartitionError: The model cannot be divided as requested.
     """
     if num_devices > 1 and is_compiled(module):
         raise PartitionError(
@@ -113,7 +113,7 @@ def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -
 
 
 def _why_together(joins: Iterable[JoinReason], placed: Iterable[ManualPlacement]) -> str:
-    """What was seen of modules that were placed apart by hand and must be on one rank."""
+    """Return why modules that the script placed on different ranks must be on one rank."""
     places = {place.path: place.pp_rank for place in placed}
 
     def place_of(path: str) -> int | None:
@@ -141,7 +141,7 @@ def partition_request(
     cfg: Any,
     num_devices: int,
 ) -> dict[str, Any]:
-    """What the core's partitioner is asked, as plain data: modules and parameters by number."""
+    """Return the request to the core's partitioner as plain data, with modules and parameters by number."""
     number = {entry.path: index for index, entry in enumerate(tree.modules)}
     modules = []
     for entry in tree.modules:
@@ -183,10 +183,10 @@ def partition_request(
 
 
 def _measured(trace: Trace | None, cfg: Any, number: Mapping[str, int]) -> dict[str, Any]:
-    """What a refinement goes by, if there is one."""
+    """Return the measurements for the refinement of the partition, if there is one."""
     if trace is None or trace.measurement is None or not cfg.refine_partition:
         return {}
-    # Lists, programs and `auto` are near what the default does.
+    # Lists, programs and `auto` are approximated by the default.
     policy = cfg.pipeline if cfg.pipeline in ("simple", "looped", "zero_bubble") else "interleaved"
     schedule = policy if policy == "simple" else f"{policy}(active={cfg.active_microbatches})"
     undivided = sorted({flow.scope for flow in trace.flows})
@@ -200,12 +200,12 @@ def _taken_apart(call: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any
 
 
 def _followers(tree: ModelTree) -> set[str]:
-    """Modules without parameters at any depth: they run on whichever rank calls them."""
+    """Return the modules without parameters at any depth. They run on whichever rank calls them."""
     return {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
 
 
 def _buffer_joins(tree: ModelTree, trace: Trace | None, follows: set[str]) -> tuple[JoinReason, ...]:
-    """Keep a module without parameters, whose buffers change, with those who call it."""
+    """Join modules without parameters, whose buffers change, with their callers."""
     joins = []
     for entry in tree.modules:
         if entry.path not in follows or not entry.buffers:
@@ -223,7 +223,7 @@ def _buffer_joins(tree: ModelTree, trace: Trace | None, follows: set[str]) -> tu
 
 
 def _callers(path: str, trace: Trace, follows: set[str]) -> set[str]:
-    """The modules with parameters from which `path` is called, through followers."""
+    """Return the modules with parameters from which `path` is called, through followers."""
     found: set[str] = set()
     seen = {path}
     open_paths = [path]
@@ -248,7 +248,7 @@ def _decision(
     num_devices: int,
 ) -> Decision:
     ranks: dict[str, int] = {row["name"]: row["pp_rank"] for row in result["modules"]}
-    # A module that follows its callers is with them, and its constant buffers with each of them.
+    # A module that follows its callers is on their ranks, and its constant buffers on each of them.
     running: dict[str, tuple[int, ...]] = {}
     for path in sorted(follows):
         callers = _callers(path, trace, follows) if trace is not None else set()
@@ -289,7 +289,7 @@ def _decision(
 
 
 def _interrupted(trace: Trace | None, ranks: dict[str, int], follows: set[str]) -> tuple[str, ...]:
-    """State that other microbatches could overwrite, because a call to another rank or a backward comes between."""
+    """Return state that another microbatch could overwrite during a call to another rank or before a backward."""
     found: dict[str, None] = {}
     for flow in trace.flows if trace is not None else ():
         prefix = join_path(flow.scope, "")

@@ -1,4 +1,4 @@
-"""A partition as a value: who owns what, as made on rank 0 and checked by every other rank."""
+"""A partition as a value: who owns what. Rank 0 makes it, and every other rank checks it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TensorRow:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The first name."""
         return self.names[0]
 
 
@@ -44,7 +44,7 @@ class JoinReason:
 
     Attributes:
         modules: The paths of the two modules.
-        reason: What was seen, in words.
+        reason: What was observed, as text.
     """
 
     modules: tuple[str, str]
@@ -61,15 +61,15 @@ class Decision:
         classes: The class name of each module, by its path.
         parameters: Every parameter once.
         buffers: Every buffer once.
-        follows: Modules without parameters or a place of their own, which run on whichever rank calls them, with the
-            pp_ranks that did in the trace; `modules` says where their buffers are first of all.
-        attributes: Full names of the attributes that forwards set, with the pp_ranks where they do.
-        temporaries: Those of them that each forward sets before anything reads them.
-        reads: Full names of the attributes that modules on other pp_ranks have read in the trace, with those pp_ranks.
+        follows: Modules without parameters or a placement of their own, which run on whichever rank calls them, with
+            the pp_ranks that called them in the trace. `modules` has the rank that holds their buffers first.
+        attributes: Full names of the attributes that forwards set, with the pp_ranks on which they are set.
+        temporaries: Those `attributes` that each forward sets before anything reads them.
+        reads: Full names of the attributes that modules on other pp_ranks read in the trace, with those pp_ranks.
         joins: Why modules were kept together.
-        kept: What modules keep from one microbatch to the next, which come to it in their order.
+        kept: State that modules keep from one microbatch to the next. Microbatches use it in their order.
         one_at_a_time: Why microbatches must run one after another, instead of overlapping; empty if they need not.
-        report: What the partitioner said about costs and crossings, for people and tools.
+        report: The partitioner's report of costs and crossings, for people and tools.
     """
 
     num_devices: int
@@ -94,18 +94,18 @@ class Decision:
         follows: Mapping[str, tuple[int, ...]] | None = None,
         **more: Any,
     ) -> Decision:
-        """Make the decision that runs each module of `tree` on the rank that `ranks` names for its path.
+        """Create the decision that runs each module of `tree` on the rank that `ranks` gives for its path.
 
         Args:
             tree: The model.
             ranks: By path, the pp_rank of each module.
             num_devices: The pipeline degree.
-            follows: See there, as for all further attributes.
+            follows: The attribute of this name.
             **more: The other attributes.
 
         Raises:
-            PartitionError: If modules that share a parameter are on different ranks, a module has no rank, or a rank
-                does not exist.
+            PartitionError: Modules that share a parameter are on different ranks, a module has no rank, or a rank does
+                not exist.
         """
         follows = follows or {}
         for entry in tree.modules:
@@ -134,31 +134,31 @@ class Decision:
         )
 
     def parameter_bytes(self, rank: int) -> int:
-        """Bytes of the parameters that `rank` owns."""
+        """Return the size in bytes of the parameters that `rank` owns."""
         return sum(row.nbytes for row in self.parameters if rank in row.ranks)
 
     def buffer_bytes(self, rank: int) -> int:
-        """Bytes of the buffers that `rank` holds."""
+        """Return the size in bytes of the buffers that `rank` holds."""
         return sum(row.nbytes for row in self.buffers if rank in row.ranks)
 
     def is_divided(self, path: str) -> bool:
-        """Whether a module has parts on several ranks."""
+        """Return whether a module has parts on several ranks."""
         prefix = f"{path}." if path else ""
         inside = (name for name in self.modules if name == path or name.startswith(prefix))
         return len({self.modules[name] for name in inside if name not in self.follows}) > 1
 
     def check_against(self, module: nn.Module, *, rank: int | None = None) -> None:
-        """Refuse a model that is not the one this decision was made for.
+        """Check that a model is the one that this decision was made for.
 
         Args:
             module: This rank's model, still whole.
-            rank: This global rank, for the error.
+            rank: The global rank of this process, for the error message.
 
         Raises:
-            PartitionError: Names the first module, parameter or buffer that differs, and both sides of it.
+            PartitionError: A module, parameter or buffer differs. The message describes the first one on both ranks.
         """
         tree = ModelTree.of(module)
-        # Of these one tp rank has the values, and the others nothing.
+        # One tp rank has the values of these tensors, and the others have nothing.
         of_one = {name for name, sharding in named_shardings(module).items() if sharding.owner is not None}
         here = "this rank" if rank is None else f"rank {rank}"
         differences = [

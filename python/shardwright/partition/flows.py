@@ -1,8 +1,8 @@
-"""State that a forward hands on to later executions, and to later microbatches, as a trace saw it.
+"""State that a forward passes on to later executions and later microbatches, as observed in a trace.
 
-On several ranks, microbatches take turns at every call that leaves the rank. What one execution leaves there for a
-later one, another microbatch may overwrite between the two, unless both happen within one module that lies whole on a
-rank. So of every such flow the innermost module around all users is kept, its *scope*.
+On several ranks, microbatches take turns at every call that leaves the rank. Another microbatch may overwrite what one
+execution leaves for a later one, unless both executions are within one module that is entirely on one rank. The *scope*
+of such a flow, the innermost module that encloses all its users, determines whether this can happen.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class CrossingFlow:
 
     Attributes:
         scope: The path of the innermost module that encloses all users.
-        what: The state, in words.
-        meets_backward: Whether a backward uses or changes it, which comes too late even where all is on one rank.
+        what: The state, as text.
+        meets_backward: Whether a backward uses or changes it, so that even placement on one rank does not protect it.
     """
 
     scope: str
@@ -30,7 +30,7 @@ class CrossingFlow:
 
 
 def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
-    """The scope of what these modules share; None if it stays within one execution.
+    """Return the scope of state that these modules share; None if it stays within one execution.
 
     Args:
         users: The paths of the modules.
@@ -53,7 +53,7 @@ def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
 def merged(
     found: Iterable[tuple[Iterable[str], Iterable[str]]], executions: Mapping[str, int]
 ) -> tuple[KeptState, ...]:
-    """State with the same users is one; but tensors that have no names stay apart, which nobody else can tell.
+    """Merge states with the same users. State without names is not merged with state that has names.
 
     Args:
         found: Names of each state, with the paths of its users.
@@ -72,7 +72,7 @@ def merged(
 
 
 def without_trace(tree: ModelTree) -> tuple[KeptState, ...]:
-    """Without a trace any buffer may change: those who hold it are taken to use it once."""
+    """Return the state that is assumed without a trace: every buffer changes, and each holder uses it once."""
 
     def found() -> Iterator[tuple[Iterable[str], Iterable[str]]]:
         for entry in tree.buffers:

@@ -1,7 +1,7 @@
-"""Tensors that a forward uses, that are not the model's and that it did not make.
+"""Tensors that a forward uses, and that neither belong to the model nor were created by the forward.
 
-They are plain attributes, held by closures or lists, or global. Every rank has its own copies of them, so whoever reads
-one must run where it is written.
+They are plain attributes, held by closures or lists, or global. Every rank has its own copies of them, so a module that
+reads one must run where it is written.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from shardwright.partition.tree import ModelTree
 
 
 class ForeignTensors:
-    """Notes who reads and writes them while a forward is traced, and has them put back afterwards.
+    """Records who reads and writes foreign tensors while a forward is traced, and has them restored afterwards.
 
-    Make it once the model runs with the buffers of the trace in place.
+    Create it while the model runs with the buffers of the trace.
     """
 
     def __init__(self, tree: ModelTree, writes: Writes, arguments: object) -> None:
-        """Know the model's own tensors, and those made for the trace."""
+        """Register the model's own tensors, and those made for the trace."""
         self._writes = writes
         self._familiar: set[int] = set()
         self._readers: dict[int, set[str]] = {}
         self._writers: dict[int, set[str]] = {}
-        # A storage that is freed gives its number to another one.
+        # Keeps storages alive, because the id of a freed one may be reused.
         self._alive: dict[int, torch.Tensor] = {}
         for entry in (*tree.parameters, *tree.buffers):
             self.made(entry.tensor)
@@ -38,7 +38,7 @@ class ForeignTensors:
         self.made(arguments)
 
     def made(self, values: object) -> None:
-        """The forward itself made these tensors, unless they are views of foreign ones."""
+        """Record that the forward created these tensors, unless they are views of foreign ones."""
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
                 key = leaf.untyped_storage()._cdata
@@ -46,15 +46,15 @@ class ForeignTensors:
                     self._familiar.add(key)
 
     def read(self, func: Any, tensors: Iterable[torch.Tensor], reader: str) -> None:
-        """An operation of the module at this path computes with these tensors."""
-        if func is torch.ops.aten.lift_fresh.default:  # of the tensor that torch.tensor has just made
+        """Record that an operation of the module at this path reads these tensors."""
+        if func is torch.ops.aten.lift_fresh.default:  # called with the tensor that torch.tensor has just created
             self.made(tensors)
         for key, tensor in self._foreign(tensors):
             self._alive.setdefault(key, tensor)
             self._readers.setdefault(key, set()).add(reader)
 
     def written(self, tensor: torch.Tensor, writer: str) -> None:
-        """The module at this path is about to write to this tensor."""
+        """Record that the module at this path is about to write to this tensor. Keep the values."""
         for key, _ in self._foreign((tensor,)):
             if key not in self._writers:
                 with torch.inference_mode(False):
@@ -71,12 +71,12 @@ class ForeignTensors:
                     yield key, tensor
 
     def changed(self) -> Iterator[set[str]]:
-        """Paths of the modules that use a tensor which one of them writes."""
+        """Yield the paths of the modules that use a foreign tensor, for each tensor that one of them writes."""
         for key, writers in self._writers.items():
             yield writers | self._readers.get(key, set())
 
     def shared(self) -> Iterator[tuple[str, str]]:
-        """Paths of modules that read or write a tensor, each with one that writes it."""
+        """Yield the path of each module that uses a written foreign tensor, with a module that writes it."""
         for key, writers in self._writers.items():
             writer = min(writers)
             for user in sorted(writers | self._readers.get(key, set())):

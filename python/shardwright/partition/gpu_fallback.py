@@ -1,4 +1,4 @@
-"""Tracing on the CPU a module that needs an operation only the GPU has."""
+"""Traces on the CPU a module that needs an operation that only the GPU has."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LOGGER = logging.getLogger("shardwright")
 
 
 def runner_for(device: torch.device) -> Runner:
-    """How modules run in a trace on `device`: on the CPU, with the GPU as a second choice where there is one."""
+    """Return the runner of modules in a trace on `device`. A trace on the CPU falls back to the GPU if there is one."""
     if device.type == "cpu" and torch.cuda.is_available():
         return retrying_on(device, torch.device("cuda", torch.cuda.current_device()))
     return run_plainly
 
 
 def retrying_on(device: torch.device, other: torch.device) -> Runner:
-    """A runner that runs a module on `other` if an operation it needs does not exist on `device`."""
+    """Return a runner that runs a module on `other` if `device` lacks an operation that the module needs."""
 
     def runner(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:

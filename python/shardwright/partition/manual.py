@@ -1,4 +1,4 @@
-"""Placing modules by hand: ``smp.partition(i)`` and ``smp.set_partition(module, i)``."""
+"""Manual placement of modules: ``smp.partition(i)`` and ``smp.set_partition(module, i)``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.partition.tree import ModelTree
 if TYPE_CHECKING:
     pass
 
-# Kept in the module itself, so that a pin goes with copies of it and away with it.
+# Stored in the module itself, so that the placement is copied and deleted with it.
 _CREATED_IN = "_smp_created_in_partition"
 _SET_TO = "_smp_set_to_partition"
 
@@ -28,11 +28,11 @@ _OPEN: ContextVar[tuple[int, ...]] = ContextVar("shardwright_partition", default
 
 @dataclass(frozen=True, kw_only=True)
 class ManualPlacement:
-    """A module with a place of its own.
+    """A module that the script has placed.
 
     Attributes:
         path: The module's path.
-        pp_rank: Where it goes, with all below it that is not placed itself.
+        pp_rank: The rank of the module and of all its submodules that are not placed themselves.
     """
 
     path: str
@@ -47,17 +47,17 @@ def _note_place(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def partition(i: int) -> Iterator[None]:
-    """Place the modules created inside on pipeline rank `i`; the innermost context wins.
+    """Place the modules created inside on pipeline rank `i`. The innermost context wins.
 
-    With ``auto_partition`` on, contexts are ignored (modules placed with `set_partition` keep their place, and the rest
-    is placed around them). With it off, a module without a place goes where its parent goes, and at last to
+    With ``auto_partition`` on, contexts are ignored: modules placed by `set_partition` keep their place, and the rest
+    is placed by cost. With it off, a module without a placement goes to the rank of its parent, and finally to
     ``default_partition``.
 
     Args:
         i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
 
     Raises:
-        PartitionError: If there is no such rank.
+        PartitionError: There is no such rank.
     """
     _check_place(i, "smp.partition")
     token = _OPEN.set((*_OPEN.get(), i))
@@ -69,16 +69,17 @@ def partition(i: int) -> Iterator[None]:
 
 
 def set_partition(module: nn.Module, i: int) -> None:
-    """Place `module`, and all in it that has no place of its own, on pipeline rank `i`.
+    """Place `module`, and all its submodules without a placement of their own, on pipeline rank `i`.
 
-    Holds with ``auto_partition`` on or off. Call it on every rank alike before the first step.
+    The placement applies with ``auto_partition`` on or off. Call this function identically on every rank, before the
+    first step.
 
     Args:
         module: A module of the model, or the ``smp.DistributedModel`` itself.
         i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
 
     Raises:
-        PartitionError: If there is no such rank, or the model is divided already.
+        PartitionError: There is no such rank, or the model is already divided.
     """
     _check_place(i, "smp.set_partition")
     runtime = find_runtime()
@@ -91,11 +92,11 @@ def set_partition(module: nn.Module, i: int) -> None:
 
 
 def manual_placements(tree: ModelTree, *, auto: bool) -> list[ManualPlacement]:
-    """The modules of a model that were placed by hand.
+    """Return the modules of a model that the script has placed.
 
     Args:
         tree: The model.
-        auto: Whether the rest is placed by cost; contexts are then ignored.
+        auto: Whether the rest is placed by cost. Contexts are then ignored.
     """
     placed = []
     for entry in tree.modules:

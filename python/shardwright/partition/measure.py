@@ -1,4 +1,4 @@
-"""How long each module of a forward takes, and in which order: what the refinement of a partition simulates."""
+"""Measures how long each module of a forward takes, and in which order, for the simulation of a partition."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shardwright.partition.observe import Clock, Execution, Stack, tensors_in
 
-#: Forwards are measured until these have passed, and at most so many; one is in any case. What is short is noisy.
+#: A forward is measured at least once, and repeated until these seconds have passed, because short times are noisy.
 TARGET_SECONDS = 0.04
 MAX_RUNS = 3
-#: A smaller forward is not measured unless that is asked for: calls to another rank cost more than it computes.
+#: A forward with fewer operations is measured only on request: calls to another rank cost more than it computes.
 MIN_OPERATIONS = 100_000_000
 
 
@@ -23,8 +23,8 @@ class Executed:
     """One execution of a module.
 
     Attributes:
-        path: The module's path; empty for the code outside the model, too.
-        caller: Which execution called it, by its place in `Measurement.executions`; None for the code outside.
+        path: The module's path; also empty for the code outside the model.
+        caller: The index in `Measurement.executions` of its caller; None for the code outside the model.
         argument_bytes: Bytes of the distinct tensors that it was called with.
         result_bytes: Bytes of the distinct tensors that it returned.
     """
@@ -37,19 +37,19 @@ class Executed:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A forward as a line of pieces, in each of which one module runs, and none that it calls.
+    """A forward as a sequence of pieces. In each piece one module runs, excluding the modules that it calls.
 
     Attributes:
-        executions: In the order of their starts; the first is the code outside the model.
-        pieces: The execution that runs, by its place in `executions`, and for how many seconds. Two that follow one
-            another are of one execution and of one that it calls, in either order.
+        executions: In the order of their starts. The first is the code outside the model.
+        pieces: Index in `executions` of the running execution, and seconds. Of two consecutive pieces, one belongs to
+            an execution and the other to one that it calls, in either order.
     """
 
     executions: tuple[Executed, ...]
     pieces: tuple[tuple[int, float], ...]
 
     def own_seconds(self) -> dict[str, float]:
-        """Seconds in each module, without the modules it calls; the code outside the model counts to the root."""
+        """Return the seconds in each module without those it calls. Code outside the model counts for the root."""
         totals: dict[str, float] = {}
         for number, seconds in self.pieces:
             path = self.executions[number].path
@@ -57,15 +57,15 @@ class Measurement:
         return totals
 
     def seconds(self) -> float:
-        """Seconds of the whole forward."""
+        """Return the seconds of the whole forward."""
         return sum(seconds for _, seconds in self.pieces)
 
 
 class Pieces:
-    """An observer of one forward that measures its pieces."""
+    """Observer of one forward that measures its pieces."""
 
     def __init__(self, device: torch.device, stack: Stack) -> None:
-        """Measure on `device`, from now."""
+        """Start measuring on `device`."""
         self._clock = Clock(device)
         self._executions = [Executed(path="", caller=None, argument_bytes=0, result_bytes=0)]
         self._numbers = {id(stack.top): 0}
@@ -73,7 +73,7 @@ class Pieces:
         self._since = self._clock.now()
 
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
-        """The piece of the caller ends."""
+        """End the piece of the caller."""
         outer = self._end(caller)
         number = self._numbers[id(execution)] = len(self._executions)
         self._executions.append(
@@ -83,14 +83,14 @@ class Pieces:
         self._since = self._clock.now()
 
     def returned(self, execution: Execution, caller: Execution, result: object) -> None:
-        """The piece of the module ends."""
+        """End the piece of the module."""
         number = self._end(execution)
         self._open.pop()
         self._executions[number] = replace(self._executions[number], result_bytes=_nbytes(result))
         self._since = self._clock.now()
 
     def _end(self, execution: Execution) -> int:
-        """End the piece that runs, and those of modules inside `execution` that raised what it caught."""
+        """End the current piece, and those of modules inside `execution` whose exceptions it caught."""
         number = self._numbers[id(execution)]
         self._clock.add(self._open[-1], self._since)
         while self._open[-1] != number:
@@ -99,7 +99,7 @@ class Pieces:
         return number
 
     def measurement(self, stack: Stack) -> Measurement:
-        """End the last piece."""
+        """End the last piece and return the measurement."""
         self._end(stack.executions[0])
         return Measurement(executions=tuple(self._executions), pieces=tuple(self._clock.stretches()))
 
@@ -109,13 +109,13 @@ def _nbytes(value: object) -> int:
 
 
 def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = bool) -> Measurement:
-    """Measure a forward a few times, as long as that takes little; each piece gets its shortest time.
+    """Measure a forward a few times, if that is fast, and return the shortest time of each piece.
 
-    What else a machine does makes a piece take longer, and never shorter.
+    Other load on the machine can only make a piece slower, never faster.
 
     Args:
-        run: Measures it once.
-        together: Makes ranks that have to run it equally often decide alike.
+        run: Measures the forward once.
+        together: Makes ranks that must run it equally often agree.
     """
     runs = [run()]
     spent = runs[0].seconds()
@@ -133,11 +133,11 @@ def repeated(run: Callable[[], Measurement], together: Callable[[bool], bool] = 
 
 
 def evened(measurement: Measurement, kinds: Mapping[str, Hashable]) -> Measurement:
-    """Give pieces that do the same their median, so that equal layers take equally long.
+    """Give equivalent pieces their median time, so that equal layers take equally long.
 
     Args:
-        measurement: What was measured.
-        kinds: By path of a module, what it does: modules of one kind do the same.
+        measurement: The measurement.
+        kinds: The kind of each module, by path. Modules of the same kind are equivalent.
     """
     executions = measurement.executions
     of: list[Hashable] = []
@@ -160,14 +160,14 @@ def evened(measurement: Measurement, kinds: Mapping[str, Hashable]) -> Measureme
 def as_request(
     measurement: Measurement, number: Mapping[str, int], schedule: str, num_microbatches: int, undivided: Sequence[str]
 ) -> dict[str, object]:
-    """What the core is asked to refine by, as plain data.
+    """Return the measurements for the refinement in the core, as plain data.
 
     Args:
-        measurement: What was measured.
+        measurement: The measurement.
         number: The number of each module, by path.
         schedule: The schedule, such as ``interleaved(active=4)``.
-        num_microbatches: Microbatches of a step.
-        undivided: Paths of modules that, divided, would make microbatches run one after another.
+        num_microbatches: The number of microbatches of a step.
+        undivided: Paths of modules whose division would make microbatches run one after another.
     """
     return {
         "schedule": schedule,
@@ -188,12 +188,12 @@ def as_request(
 
 @dataclass
 class DistinctStorages:
-    """Distinct storages; weak references keep their numbers from being used again."""
+    """A set of distinct storages. Weak references prevent the reuse of their ids."""
 
     _storages: dict[int, StorageWeakRef] = field(default_factory=dict)
 
     def keep(self, tensor: torch.Tensor) -> int:
-        """Note the storage of a tensor; the bytes by which more is kept now."""
+        """Add the storage of a tensor, and return the number of bytes that this adds."""
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         if self._storages.setdefault(reference.cdata, reference) is not reference:

@@ -1,4 +1,4 @@
-"""Watching one forward from outside: which module runs when, and every operation it executes."""
+"""Observes one forward from outside: which module runs when, and every operation that it executes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from shardwright.values.state import attributes_of
 
 @dataclass(eq=False)
 class Execution:
-    """A module that is running: one entry of the stack of calls.
+    """A running module: one entry of the call stack.
 
     Attributes:
         path: The module's path.
-        given: Ids of the model's own tensors that reached it as arguments or results of modules it called.
-        entered: Whether its ``forward`` has begun (its hooks run before).
-        started: When it began, as the `Clock` told.
+        given: Ids of the model's own tensors that it received as arguments or as results of modules it called.
+        entered: Whether its ``forward`` has begun. Its hooks run before that.
+        started: The time of its start, from the `Clock`.
     """
 
     path: str
@@ -39,26 +39,26 @@ class Execution:
 
 
 class ForwardObserver(Protocol):
-    """What is told about a forward while it runs."""
+    """Observer that is notified about a forward while it runs."""
 
     def called(self, execution: Execution, caller: Execution, arguments: object) -> None:
-        """`caller` calls a module."""
+        """Handle the call of a module by `caller`."""
 
     def returned(self, execution: Execution, caller: Execution, result: object) -> None:
-        """The module gave its result to its caller."""
+        """Handle the return of a module's result to its caller."""
 
 
 Runner = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Runs a module's function on its arguments; the module itself says whose it is."""
+"""Runs a function of a module: called with the module, the function and the function's arguments."""
 
 
 def run_plainly(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The runner that only runs."""
+    """Call the function with the arguments, and do nothing else."""
     return function(*args, **kwargs)
 
 
 class Stack:
-    """The modules that are running on the observed thread, the innermost last.
+    """The modules that are running on the observed thread, innermost last.
 
     The outermost entry stands for the code around the model and counts as the root module.
     """
@@ -74,7 +74,7 @@ class Stack:
         return self.executions[-1]
 
     def here(self) -> bool:
-        """Whether the caller is the observed thread."""
+        """Return whether the caller is the observed thread."""
         return threading.get_ident() == self.thread
 
 
@@ -82,11 +82,11 @@ class Stack:
 def intercepted(
     tree: ModelTree, stack: Stack, observer: ForwardObserver, runner: Runner = run_plainly
 ) -> Iterator[None]:
-    """Tell `observer` of every call of a module of `tree`, however it is called.
+    """Notify `observer` of every call of a module of `tree`, however it is called.
 
-    Works per instance, on the call (so that hooks of a module run inside it) and on ``forward`` (for direct calls and
-    classes with a ``__call__`` of their own). Compiled modules run uncompiled. Everything is removed afterwards by
-    whoever restores the modules' attributes.
+    The interception is per instance: it covers the call, so that hooks of a module run inside it, and ``forward``, for
+    direct calls and for classes with their own ``__call__``. Compiled modules run uncompiled. The caller must restore
+    the modules' attributes afterwards, which removes the interception.
     """
     for entry in tree.modules:
         wrapper = _Wrapper(entry.module, entry.path, stack, observer, runner)
@@ -99,7 +99,7 @@ def intercepted(
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled modules uncompiled: nothing is seen inside compiled code."""
+    """Run compiled modules uncompiled, because operations inside compiled code cannot be observed."""
     import sys
 
     if "torch._dynamo" not in sys.modules:
@@ -159,11 +159,11 @@ class _Wrapper:
 
 
 class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Hands every operation that reaches PyTorch's dispatcher to a function, with what it computed.
+    """Passes every operation that reaches PyTorch's dispatcher to functions, before and after it runs.
 
     Args:
         before: Called with the operation and the flat list of its tensor arguments.
-        written: Called with each tensor the operation is about to write to.
+        written: Called with each tensor that the operation is about to write to.
         after: Called with the operation, its arguments and its result.
     """
 
@@ -175,7 +175,7 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
         written: Callable[[torch.Tensor], None],
         after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
     ) -> None:
-        """Keep the three functions."""
+        """Store the three functions."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._written = written
@@ -195,7 +195,7 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
         positions = self._write_positions.get(func)
         if positions is None:
             positions = self._write_positions[func] = _write_positions(func)
-        if positions is _RUNNING_STATISTICS and not args[5]:  # as it is not training
+        if positions is _RUNNING_STATISTICS and not args[5]:  # not written outside training
             positions = ()
         for index, name in positions:
             destinations: list[torch.Tensor] = []
@@ -209,7 +209,7 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """The distinct tensors in arguments or results."""
+    """Return the distinct tensors in arguments or results."""
     found: dict[int, torch.Tensor] = {}
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
@@ -217,7 +217,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
                 leaf = torch._C._functorch.get_unwrapped(leaf)
             found[id(leaf)] = leaf
         elif is_array(leaf):
-            continue  # its bytes travel as a tensor that is made for that
+            continue  # sent as a separate tensor
         elif is_dataclass(leaf) and not isinstance(leaf, type):
             found.update((id(tensor), tensor) for tensor in tensors_in(attributes_of(leaf)))
         elif (fields := registry.fields_of(leaf)) is not None:
@@ -234,7 +234,7 @@ def _collect(argument: object, tensors: list[torch.Tensor]) -> None:
                 tensors.append(item)
 
 
-#: Where batch normalisation has what it writes to, of which its schemas say nothing.
+#: The arguments that batch normalization writes to, by position and name. Its schemas do not declare these writes.
 _RUNNING_STATISTICS = ((3, "running_mean"), (4, "running_var"))
 _BATCH_NORMALISATIONS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 
@@ -247,20 +247,20 @@ def _write_positions(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 class Clock:
-    """Times stretches of work on one device, without stopping a GPU.
+    """Measures intervals of work on one device, without synchronizing a GPU.
 
-    On the CPU it counts the CPU time of the thread, which takes part in all that operators do with several threads:
-    what else the machine does would count too otherwise.
+    On the CPU it measures the CPU time of the thread, which takes part in all multithreaded operators. Wall-clock time
+    would also include the effects of other load on the machine.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Choose between the thread's CPU time and the device's events."""
+        """Use CUDA events on a GPU, and the thread's CPU time on other devices."""
         self._on_gpu = device.type == "cuda"
         self._device = device
         self._stretches: list[tuple[int, Any, Any]] = []
 
     def now(self) -> Any:
-        """A moment; only `add` understands it."""
+        """Return the current time, as a value for `add`."""
         if not self._on_gpu:
             return time.thread_time()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -268,11 +268,11 @@ class Clock:
         return event
 
     def add(self, number: int, started: Any) -> None:
-        """Note that the work with this number lasted from `started` until now."""
+        """Record that the work with this number lasted from `started` until now."""
         self._stretches.append((number, started, self.now()))
 
     def stretches(self) -> list[tuple[int, float]]:
-        """Numbers and seconds, in order."""
+        """Return the number and the seconds of each interval, in order."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
         return [

@@ -1,6 +1,6 @@
-"""How many floating-point operations those of PyTorch take that do nearly all of a forward's work.
+"""Counts the floating-point operations of the PyTorch operations that dominate the cost of a forward.
 
-``torch.utils.flop_counter`` counts them too, but imports Triton, which takes longer than this package altogether.
+``torch.utils.flop_counter`` counts them too, but imports Triton, which takes longer than importing this whole package.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ _aten = torch.ops.aten
 
 
 def count(func: Any, args: tuple[Any, ...], result: Any) -> int:
-    """Count an operation's multiplications and additions.
+    """Return the number of multiplications and additions of an operation.
 
     Args:
-        func: The operation, as ``__torch_dispatch__`` gets it.
+        func: The operation, as passed to ``__torch_dispatch__``.
         args: Its positional arguments.
-        result: What it gave.
+        result: Its result.
 
     Returns:
-        Their number; 0 for operations that take no time worth mentioning beside products.
+        The number; 0 for operations whose cost is negligible compared with matrix products.
     """
     counter = _COUNTS.get(getattr(func, "overloadpacket", None))
     return 0 if counter is None else counter(args, result)
 
 
 def _product(args: tuple[Any, ...], _result: Any) -> int:
-    """Of (..., m, k) and (..., k, n)."""
+    """Count a product of shapes (..., m, k) and (..., k, n)."""
     left, right = args[:2]
     return int(2 * left.numel() * right.shape[-1])
 
@@ -41,13 +41,13 @@ def _added_product(args: tuple[Any, ...], result: Any) -> int:
 
 
 def _convolution(args: tuple[Any, ...], result: Any) -> int:
-    """Each number of the result takes a filter, or, transposed, each number of the input."""
+    """Count one filter for each number of the result or, if transposed, for each number of the input."""
     given, weight, transposed = args[0], args[1], args[6]
     return int(2 * (given if transposed else result).numel() * weight[0].numel())
 
 
 def _attention(args: tuple[Any, ...], _result: Any) -> int:
-    """Queries (..., s_q, d) over keys (..., s_k, d) and values (..., s_k, d_v); a causal mask is not taken off."""
+    """Count queries (..., s_q, d), keys (..., s_k, d) and values (..., s_k, d_v), ignoring a causal mask."""
     query, key, value = args[:3]
     return int(2 * query[..., 0].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1]))
 

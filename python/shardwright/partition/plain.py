@@ -1,4 +1,4 @@
-"""Tensors that modules hold and that are neither parameters nor buffers, as they were before a forward."""
+"""Tensors that modules hold and that are neither parameters nor buffers, with their state before a forward."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardwright.partition.tree import ModelTree, address, join_path
 
 
 class PlainTensor:
-    """One of them.
+    """A tensor held by modules that is neither a parameter nor a buffer.
 
     Attributes:
         tensor: The tensor.
-        names: Full names of attributes that hold it.
-        holders: Paths of their modules.
-        values: What was in it, unless it is large.
+        names: Full names of the attributes that hold it.
+        holders: Paths of the modules that hold it.
+        values: A copy of its values, unless it is large.
     """
 
     __slots__ = ("_data", "holders", "names", "tensor", "values")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Remember it."""
+        """Record the tensor's state."""
         self.tensor = tensor
         self.names: set[str] = set()
         self.holders: set[str] = set()
@@ -39,7 +39,7 @@ class PlainTensor:
         return address(self.tensor) != address(self._data) or self.tensor.shape != self._data.shape
 
     def restore(self) -> None:
-        """Put back, without a change of version, what no operation has shown to be written."""
+        """Restore changes that no operation has reported, without changing the version."""
         if self.is_exchanged:
             self.tensor.data = self._data
         if self.values is not None and not torch.equal(self.tensor, self.values):
@@ -48,7 +48,7 @@ class PlainTensor:
 
 
 def plain_tensors(tree: ModelTree, shared: SharedState) -> list[PlainTensor]:
-    """Those that modules of `tree` hold, in attributes or in the containers and objects of `shared`."""
+    """Return the plain tensors that modules of `tree` hold in attributes, or in containers and objects of `shared`."""
     known = {id(entry.tensor) for entry in (*tree.parameters, *tree.buffers)}
     found: dict[int, PlainTensor] = {}
     for tensor, (module, name) in _held(tree, shared):

@@ -1,4 +1,4 @@
-"""Running a model without leaving a trace in it: what a forward may change is remembered and put back."""
+"""Runs a model without side effects: saves what a forward may change, and restores it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shardwright.partition.tree import ModelTree
 
 
 class Preserved:
-    """What a forward may change in a model: remembered once, and put back after each forward.
+    """The state of a model that a forward may change. It is saved once and restored after each forward.
 
-    Buffers are replaced by copies meanwhile, so that the originals keep their identity, values and version. Parameters
-    are too large to copy beforehand: whoever runs the model reports each operation that writes to a tensor to the
-    `Writes` that :meth:`during` yields, before it runs.
+    Buffers are replaced by copies during the forward, so that the originals keep their identity, values and version.
+    Parameters are too large to copy in advance: the code that runs the model must report each operation that writes to
+    a tensor to the `Writes` that :meth:`during` yields, before the operation runs.
 
     Attributes:
         shared: The objects that modules share.
@@ -32,7 +32,7 @@ class Preserved:
     """
 
     def __init__(self, tree: ModelTree) -> None:
-        """Remember buffers, gradients and attributes of the modules of `tree`, as they are now."""
+        """Save the current buffers, gradients and attributes of the modules of `tree`."""
         self.shared = SharedState(tree)
         self.plain = plain_tensors(tree, self.shared)
         self._tree = tree
@@ -42,10 +42,10 @@ class Preserved:
 
     @contextlib.contextmanager
     def during(self) -> Iterator[Writes]:
-        """Put everything back on the way out, random numbers and settings of torch included.
+        """Restore everything on exit, including random number generators and settings of PyTorch.
 
         Yields:
-            Where writes to parameters and gradients are to be reported.
+            The object to which writes to parameters and gradients must be reported.
         """
         tree = self._tree
         writes = Writes(tree)
@@ -57,10 +57,10 @@ class Preserved:
         with contextlib.ExitStack() as stack:
             stack.callback(torch.set_default_dtype, default_dtype)
             stack.enter_context(preserved_random_numbers(entry.tensor for entry in (*tree.parameters, *tree.buffers)))
-            # A weight cast under no_grad would stay in autocast's cache and cut the gradient of the real forward.
+            # A weight cast under no_grad would stay in the autocast cache, and have no gradient in the real forward.
             torch.set_autocast_cache_enabled(False)
             stack.callback(torch.set_autocast_cache_enabled, cache_enabled)
-            # The fused encoder layer reads its children's weights, which only an evaluation on one rank would do.
+            # The fused encoder layer reads its children's weights, which happens only in an evaluation on one rank.
             torch.backends.mha.set_fastpath_enabled(False)
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
             stack.callback(self._put_back, writes)
@@ -72,7 +72,7 @@ class Preserved:
             module.restore()
         self.shared.restore()
         for parameter, original in self._data:
-            parameter.data = original  # `Module.to` in a forward exchanges it, which no operation shows
+            parameter.data = original  # `Module.to` in a forward replaces the data, which no operation reports
         for parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
@@ -83,10 +83,10 @@ class Preserved:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage in cycles meanwhile.
+    """Disable the collection of cyclic garbage within the block.
 
-    A forward that is watched makes many objects that live until its end, and would bring forward a collection of all
-    that the imports made: longer than the forward of a small model, and part of the times that are measured.
+    An observed forward creates many objects that live until its end. They would trigger a collection of everything that
+    the imports created, which takes longer than the forward of a small model and would be part of the measured times.
     """
     if not gc.isenabled():
         yield
@@ -107,7 +107,7 @@ def _copy_buffers(tree: ModelTree) -> None:
 
 @contextlib.contextmanager
 def preserved_random_numbers(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Put back the random numbers of torch, on the CPU and the devices of these tensors, of Python and of NumPy."""
+    """Restore the random number generators of PyTorch (CPU and these tensors' devices), Python and NumPy on exit."""
     devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices.add(torch.cuda.current_device())
@@ -124,7 +124,7 @@ def preserved_random_numbers(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 class Writes:
-    """Keeps the values of parameters and gradients that a forward is about to overwrite."""
+    """Saves the values of parameters and gradients that a forward is about to overwrite."""
 
     def __init__(self, tree: ModelTree) -> None:
         """Watch the storages of the parameters, their gradients, and the original buffers."""
@@ -136,29 +136,29 @@ class Writes:
                     self.watch(tensor)
 
     def watch(self, tensor: torch.Tensor) -> None:
-        """Keep a tensor's values too, should they be overwritten."""
+        """Also save the values of this tensor if they are about to be overwritten."""
         if tensor.layout is torch.strided:
             self._watched.setdefault(_storage_key(tensor), []).append(tensor)
 
     def before_write(self, tensor: torch.Tensor) -> None:
-        """Keep what `tensor` shares memory with, if it belongs to the model."""
+        """Save the watched tensors that share memory with `tensor`."""
         if tensor.layout is not torch.strided:
             return
         for watched in self._watched.get(_storage_key(tensor), ()):
             self.keep(watched)
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keep the values of `tensor`, unless they are kept already."""
+        """Save the values of `tensor`, unless they are saved already."""
         if id(tensor) not in self._saved:
             keep_version = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
             self._saved[id(tensor)] = (tensor, tensor.detach().clone(), keep_version)
 
     def written(self) -> list[torch.Tensor]:
-        """What was written to so far."""
+        """Return the tensors that were written to so far."""
         return [tensor for tensor, _, _ in self._saved.values()]
 
     def restore(self) -> None:
-        """Put the kept values back, without a change of version."""
+        """Restore the saved values, without changing the version."""
         with torch.no_grad():
             for tensor, values, keep_version in self._saved.values():
                 with keep_version:
@@ -171,10 +171,10 @@ def _storage_key(tensor: torch.Tensor) -> int:
 
 
 class ModuleState:
-    """The attributes of one module, with what is in those, one level deep."""
+    """The attributes of one module and their contents, one level deep."""
 
     def __init__(self, module: nn.Module, left_out: frozenset[str] = frozenset()) -> None:
-        """Remember them, but for those whose names are left out."""
+        """Save the attributes, except those in `left_out`."""
         self._module, self._held = module, vars(module)
         self._left_out = left_out
         self._attributes = {name: value for name, value in self._held.items() if name not in left_out}
@@ -182,7 +182,7 @@ class ModuleState:
         self._cells = containers_in([*self._attributes.values(), *self._in_slots.values()])
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the attributes."""
         others = {name: value for name, value in self._held.items() if name in self._left_out}
         restore_dict(self._held, others | self._attributes)
         restore_slots(self._module, self._in_slots)
@@ -191,9 +191,9 @@ class ModuleState:
 
 @contextlib.contextmanager
 def moved_to(tree: ModelTree, device: torch.device) -> Iterator[None]:
-    """Run with the parameters and buffers on `device`, and put the very same storages back afterwards.
+    """Move the parameters and buffers to `device` within the block, and restore the original storages afterwards.
 
-    Meant to be used inside `Preserved.during`, whose copies of the buffers it moves.
+    Use it inside `Preserved.during`, whose copies of the buffers it moves.
     """
     parameters = [entry.tensor for entry in tree.parameters if entry.tensor.device != device]
     originals = [parameter.data for parameter in parameters]
@@ -216,16 +216,16 @@ def copied_arguments(
     device: torch.device | None = None,
     keep: Callable[[torch.Tensor], bool] = lambda tensor: isinstance(tensor, nn.Parameter),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the tensors in arguments, so that a forward that writes to its inputs leaves the caller's alone.
+    """Copy the tensors in arguments, so that a forward that writes to its inputs does not change the caller's.
 
     Args:
-        args: Positional arguments; tensors in lists, tuples, dicts and registered types are found.
+        args: Positional arguments. Tensors in lists, tuples, dicts and registered types are found.
         kwargs: Keyword arguments.
-        device: Where the copies go; None leaves each where it is.
-        keep: Tensors to hand on as they are (the model's own parameters).
+        device: The device of the copies; None for the device of each tensor.
+        keep: Returns whether to pass a tensor on uncopied. By default, parameters are.
 
     Returns:
-        The same arguments with one copy for each distinct tensor.
+        The same arguments with one copy of each distinct tensor.
     """
     copies: dict[int, torch.Tensor] = {}
 
@@ -235,7 +235,7 @@ def copied_arguments(
         if id(item) not in copies:
             copy = item.detach().clone() if device is None else item.detach().to(device, copy=True)
             copy.requires_grad_(item.requires_grad)
-            if item.requires_grad and not item.is_leaf:  # which may be written to in place
+            if item.requires_grad and not item.is_leaf:  # non-leaf tensors may be written to in place
                 with torch.enable_grad():
                     copy = copy.clone()
             copies[id(item)] = copy

@@ -1,4 +1,4 @@
-"""What functions can get hold of, change and use, as far as their code tells."""
+"""Finds what functions can reach, change and use, from their code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from shardwright.contents import FOREIGN, INTERNAL, kind_of
 from shardwright.partition.variables import MISSING, codes_of, content_of, is_own
 
-#: Code that reaches more objects is not looked through any further.
+#: The search stops when code reaches more objects than this.
 _MOST_OBJECTS = 2000
 _LOADS_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _SETTERS = frozenset({"setattr", "delattr", "__setattr__", "__dict__", "vars"})
@@ -25,32 +25,32 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _WALKS = frozenset({"modules", "children", "named_modules", "named_children"})
 
 
-#: What a lambda that consists of a call of one of these gives is nothing.
+#: A lambda that consists of a call of one of these returns nothing.
 _GIVE_NOTHING = frozenset(
     {"setattr", "delattr", "print", "append", "appendleft", "extend", "insert", "add", "update", "discard", "clear"}
     | {"__setattr__", "__delattr__", "__setitem__", "setitem", "info", "debug", "warning"}
 )
 
 
-#: Methods and functions that change a container, apart from those that have a name which ends with an underscore.
+#: Methods and functions that change a container, in addition to those whose name ends with an underscore.
 _MUTATE = frozenset(
     {"append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "clear", "discard"}
     | {"pop", "popleft", "popitem", "remove", "reverse", "rotate", "sort", "subtract", "write"}
     | {"__setitem__", "__delitem__", "setitem", "delitem", "difference_update", "intersection_update"}
 )
-#: Ways to what is in a tensor for which torch counts no version.
+#: Names that give access to a tensor's values without a change of its version.
 _PAST_VERSIONS = frozenset({"data", "numpy", "__array__", "storage", "untyped_storage", "set_", "from_dlpack"})
 
 
 class _Code(NamedTuple):
-    """The attributes that code loads and stores, the variables that it stores, and whether it may return something."""
+    """Attributes that code loads and stores, variables that it stores, and whether it may return a value."""
 
     loaded: frozenset[str]
     stored: frozenset[str]
     globals: frozenset[str]
     cells: frozenset[str]
     returns: bool
-    #: Whether it may change what is in a container or tensor.
+    #: Whether it may change the contents of a container or tensor.
     mutates: bool
 
 
@@ -78,22 +78,22 @@ def _read(code: types.CodeType) -> _Code:
 
 
 def _texts_in(constant: Any) -> list[str]:
-    parts = constant if isinstance(constant, tuple) else (constant,)  # a tuple has names of keyword arguments
+    parts = constant if isinstance(constant, tuple) else (constant,)  # a tuple may hold names of keyword arguments
     return [name for part in parts if isinstance(part, str) for name in part.split(".")]
 
 
 def _writes_in_place(names: Iterable[str]) -> bool:
-    """Whether some of these names are of tensors' methods that write to them."""
+    """Return whether some of these are names of in-place methods of tensors."""
     return any(name.endswith("_") and not name.startswith("_") for name in names)
 
 
 def _returns(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
-    """Whether it may return anything but None."""
+    """Return whether the code may return anything but None."""
     if code.co_name == "<lambda>":
         begun = [each for each in instructions if each.opname.startswith("LOAD_")]
         names = [str(each.argval) for each in begun]
         length = next((n for n, each in enumerate(begun[1:], 1) if each.opname not in _LOADS_ATTRIBUTES), len(begun))
-        if names and names[length - 1] in _GIVE_NOTHING:  # which is what it calls first, and so last
+        if names and names[length - 1] in _GIVE_NOTHING:  # the function that it calls last
             return False
     before = None
     for each in instructions:
@@ -108,23 +108,23 @@ def _returns(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
 
 
 class Reach:
-    """What functions can get hold of: what they enclose or are given, and what lies behind the names in their code."""
+    """Objects that functions can reach: enclosed values, arguments, and what the names in their code refer to."""
 
     def __init__(
         self, functions: Iterable[Any], given: Iterable[Any] = (), instead: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """Look through functions.
+        """Search the code of functions.
 
         Args:
-            functions: The functions, or what is called like one.
-            given: What they are called with, as far as that is known.
-            instead: By the id of a tensor, the one that stands in its place.
+            functions: The functions or other callables.
+            given: The arguments of their calls, as far as known.
+            instead: By the id of a tensor, its replacement.
         """
         self._instead = instead or {}
         self.names: set[str] = set()
-        #: Whether the code may change what is in a container or tensor.
+        #: Whether the code may change the contents of a container or tensor.
         self.mutates = False
-        #: Attributes that the code reads and sets, and the variables that it uses or sets.
+        #: Attributes that the code reads and sets, and variables that it uses.
         self.loaded: set[str] = set()
         self.stored: set[str] = set()
         self.variables: set[Hashable] = set()
@@ -140,7 +140,7 @@ class Reach:
                 self._follow(value)
 
     def attributes(self) -> Iterator[tuple[Any, str]]:
-        """Attributes of modules and other objects that the code may set."""
+        """Yield the attributes of modules and other objects that the code may set."""
         for value in self.objects.values():
             kind = kind_of(type(value))
             if isinstance(value, nn.Module) or (kind is not None and kind.has_names):
@@ -148,11 +148,11 @@ class Reach:
 
     @property
     def passes_versions(self) -> bool:
-        """Whether torch may not notice that the code writes to a tensor."""
+        """Whether the code may write to a tensor without a change of the tensor's version."""
         return self.mutates and not _PAST_VERSIONS.isdisjoint(self.names)
 
     def uses(self, place: Hashable) -> bool:
-        """Whether the code may use what `attributes` and `places` of other code tell that it may change."""
+        """Return whether the code may use something that `attributes` or `places` of other code report as changed."""
         if place in self.variables or place in self.objects:
             return True
         if not isinstance(place, tuple) or place[1] not in self.loaded:
@@ -161,14 +161,14 @@ class Reach:
         return place[0] in self.objects or place[0] in {id(base) for kind in kinds for base in kind.__mro__}
 
     def _homes(self) -> Iterator[type]:
-        """The classes whose own attributes the code may use."""
+        """Yield the classes whose own attributes the code may use."""
         yield from self._classes.values()
         if not _CLASS.isdisjoint(self.names):
             for kind in {type(value) for value in self.objects.values()}:
                 yield from (base for base in kind.__mro__ if is_own(base.__module__))
 
     def places(self) -> Iterator[tuple[Hashable, str]]:
-        """What the code may change apart from attributes, with words for it."""
+        """Yield what the code may change apart from attributes, with a description."""
         for number, value in self.objects.items():
             kind = kind_of(type(value))
             if isinstance(value, torch.Tensor) or (kind is not None and kind.write is not None and not kind.has_names):
@@ -254,11 +254,11 @@ class Reach:
 
 
 def may_act(function: Any, reach: Reach) -> bool:
-    """Whether a backward hook may change gradients: it returns something, or writes to tensors.
+    """Return whether a backward hook may change gradients: it may return a value, or write to tensors.
 
     Args:
         function: The hook.
-        reach: What it can get hold of.
+        reach: What it can reach.
     """
     return _writes_in_place(reach.loaded) or _may_return(function)
 
@@ -269,7 +269,7 @@ def _may_return(function: Any) -> bool:
 
 
 def looks_at_first(function: Any) -> bool:
-    """Whether a function, or what is called like one, uses the first argument that it is given."""
+    """Return whether a callable uses its first argument."""
     function, index = _function_of(function)
     if function is None:
         return True
@@ -283,7 +283,7 @@ def looks_at_first(function: Any) -> bool:
 
 
 def _function_of(value: Any) -> tuple[types.FunctionType | None, int]:
-    """The function behind what is called like one, and which of its arguments is the first that the call gives."""
+    """Return the function behind a callable, and the index of its parameter that receives the first argument."""
     given = 0
     while not isinstance(value, types.FunctionType):
         if isinstance(value, functools.partial):

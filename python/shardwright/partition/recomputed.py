@@ -1,4 +1,4 @@
-"""Modules that change what they keep inside a checkpoint: backward computes that again, which one rank has to do."""
+"""Joins modules that change state inside a checkpoint, which the backward recomputes, with all their submodules."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from shardwright.patches import replaced
 
 
 class Recomputed:
-    """Looks at what modules hold around their own code, while it runs inside a checkpoint."""
+    """Compares the state of modules before and after their code runs inside a checkpoint."""
 
     def __init__(self, tree: ModelTree, stack: Stack) -> None:
-        """Watch nothing yet."""
+        """Start without any record."""
         self._tree = tree
         self._stack = stack
         self._depth = 0
-        #: What modules held when their code began, by path, the innermost last.
+        #: State of modules at the start of their code, with their paths, innermost last.
         self._before: list[tuple[str, list[tuple[Attribute, Seen]]]] = []
-        #: Full names of attributes that were changed inside a checkpoint, and the paths of the modules that hold them.
+        #: Full names of attributes that changed inside a checkpoint, with the paths of the modules that hold them.
         self._changed: dict[str, str] = {}
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Note the checkpoints that this thread enters."""
+        """Detect the checkpoints that this thread enters."""
         original, function = getattr(torch_checkpoint, GENERATOR), torch_checkpoint.CheckpointFunction
 
         def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -65,16 +65,16 @@ class Recomputed:
             self._depth -= 1
 
     def called(self, path: str) -> None:
-        """Code of a module begins."""
+        """Record the start of a module's code."""
         if self._depth:
             module = self._tree.by_path[path].module
             names: list[str] = []
-            if not isinstance(module, torch.jit.ScriptModule):  # which stays whole anyway
+            if not isinstance(module, torch.jit.ScriptModule):  # never divided
                 names = [*module._buffers, *(name for name in vars(module) if name not in INTERNAL)]
             self._before.append((path, [((module, name), seen_of((module, name))) for name in names]))
 
     def returned(self, path: str) -> None:
-        """It has ended; those that have raised inside are passed over."""
+        """Record the end of a module's code. Modules inside it that raised an exception are skipped."""
         while self._depth and self._before:
             begun, held = self._before.pop()
             if begun != path:
@@ -85,10 +85,11 @@ class Recomputed:
             break
 
     def joins(self, kept: Iterable[KeptState]) -> Iterator[JoinReason]:
-        """Each such module with all that is in it.
+        """Yield joins of each such module with all its submodules.
 
         Args:
-            kept: What the forward changes and later ones find; what is set anew in each is the same both times.
+            kept: State that the forward changes and later forwards read. State that each forward sets anew is the same
+                in the recomputation.
         """
         known = {name for state in kept for name in state.names}
         joined = set()

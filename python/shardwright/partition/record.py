@@ -1,4 +1,4 @@
-"""What the trace of a forward tells, as a value."""
+"""The result of tracing a forward, as a value."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shardwright.partition.measure import Measurement
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRecord:
-    """What the trace saw of one module.
+    """The trace's observations of one module.
 
     Attributes:
-        execution_index: Its place in the order of first executions; None if it was not executed.
-        num_calls: How often it was called.
+        execution_index: Its position in the order of first executions; None if it was not executed.
+        num_calls: The number of its calls.
         own_seconds: Seconds in its own code, without the modules it calls; None if not measured.
-        operations: Floating-point operations in it, modules it calls included, as far as PyTorch can count them.
+        operations: Floating-point operations in it, including modules it calls, as far as they are counted.
         own_activation_bytes: Bytes it keeps for its backward that no other module kept before: measured, or estimated
             as the bytes of its results.
         output_bytes: Bytes of its own results.
@@ -38,10 +38,10 @@ class ModuleRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one forward told about a model.
+    """The observations of one forward of a model.
 
     Attributes:
-        device: Where it ran.
+        device: The device that it ran on.
         modules: A record for each module, by path, in ``named_modules()`` order.
         calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
             counts as the root, whose path is empty.
@@ -49,12 +49,11 @@ class Trace:
         written_buffers: Names of the buffers that the forward changed.
         attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
             that set it.
-        temporaries: Those of them that were set before anything read them.
-        reads: Path and name of each attribute of a module that others have read, with the paths of those.
-        flows: State that one execution of a module leaves for another, past arguments and results.
-        kept: What modules keep from one microbatch to the next.
-        measurement: How long everything took, in order, where that was measured; `ModuleRecord.own_seconds` are its
-            sums.
+        temporaries: Those `attributes` that were set before anything read them.
+        reads: Path and name of each attribute of a module that other modules read, with the paths of those modules.
+        flows: State that one execution of a module leaves for another, other than arguments and results.
+        kept: State that modules keep from one microbatch to the next.
+        measurement: The time of each piece, in order, if measured. `ModuleRecord.own_seconds` are its sums.
         measured_memory: Whether `ModuleRecord.own_activation_bytes` was measured and not estimated.
     """
 
@@ -72,16 +71,16 @@ class Trace:
     measured_memory: bool
 
     def order(self) -> list[str]:
-        """Paths of the executed modules in the order of their first execution."""
+        """Return the paths of the executed modules in the order of their first execution."""
         indices = {
             path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
         }
         return sorted(indices, key=indices.__getitem__)
 
     def together_with(self, other: Trace) -> Trace:
-        """This trace, with what another forward of the same model changed and kept; costs are this one's."""
+        """Return this trace with the changed and kept state of another forward added. The costs are this trace's."""
         writers = _united(self.attributes, other.attributes)
-        # A name that one of them read before it set it is no temporary in either.
+        # A name that one of the forwards read before setting it is not a temporary in the result.
         set_first = (self.temporaries | (other.attributes.keys() - self.attributes.keys())) & (
             other.temporaries | (self.attributes.keys() - other.attributes.keys())
         )

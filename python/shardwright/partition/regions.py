@@ -1,4 +1,4 @@
-"""Calls of a forward that cannot go to another rank, so that caller and callee must share one."""
+"""Calls of a forward that cannot go to another rank, so that caller and callee must be on the same rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _CODE = (types.FunctionType, types.MethodType, functools.partial, nn.Module, Ite
 
 
 def stays_here(values: object) -> str | None:
-    """What among arguments or results cannot go to another rank; None if all of it can.
+    """Return why arguments or results cannot go to another rank; None if all of them can.
 
-    Functions, iterators and modules cannot, for their code would run there; nor values of types that are not known, and
-    tensors of kinds that have no bytes to send. Key/value caches do not count: a call that would carry one is refused
-    with what to write instead, where a model whose layers stay together for it would not be divided.
+    Functions, iterators and modules cannot, because their code would run there; neither can values of unknown types,
+    nor tensors of kinds that cannot be sent as bytes. Key/value caches are not considered: a call that would carry one
+    raises an error with an alternative, whereas keeping the layers together for it would prevent the division of the
+    model.
     """
     code: list[object] = [leaf for leaf in tree_leaves(values) if isinstance(leaf, _CODE)]
     if code:
@@ -52,25 +53,25 @@ def stays_here(values: object) -> str | None:
 
 
 class Regions:
-    """Tells whether the forward that is being traced is where no call can leave the rank, and why."""
+    """Determines whether the traced forward is in a region where no call can leave the rank, and why."""
 
     def __init__(self, *, saves_tensors: bool) -> None:
-        """Watch nothing yet.
+        """Start outside any region.
 
         Args:
-            saves_tensors: Whether the trace itself has hooks on saved tensors in place.
+            saves_tensors: Whether the trace itself has installed hooks on saved tensors.
         """
         self._saves_tensors = saves_tensors
         self._functions: list[str] = []
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Note the custom functions whose forward this thread runs."""
+        """Detect the custom autograd functions whose forward this thread runs."""
         original = torch.autograd.Function.__dict__["apply"]
         thread = threading.get_ident()
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            # What torch's own checkpoints run may leave the rank: they are translated.
+            # Calls inside PyTorch's own checkpoints may leave the rank, because those are translated.
             if threading.get_ident() != thread or cls.__module__ == "torch.utils.checkpoint":
                 return original.__get__(None, cls)(*args, **kwargs)
             self._functions.append(cls.__name__)
@@ -83,7 +84,7 @@ class Regions:
             yield
 
     def why_whole(self, arguments: object) -> str | None:
-        """Why a call made now with these arguments must stay on its rank; None if it need not."""
+        """Return why a call made now with these arguments must stay on its rank; None if it need not."""
         foreign = stays_here(arguments)
         if foreign is not None:
             return f"calls it with a {foreign}"

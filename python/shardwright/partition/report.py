@@ -1,4 +1,4 @@
-"""Showing a decision to people."""
+"""Shows a decision to people."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def announce(decision: Decision) -> None:
 
 
 def render(decision: Decision, console: Console) -> None:
-    """Print a decision as a table: what each rank holds, and where the modules went.
+    """Print a decision as a table: what each rank holds, and where the modules are.
 
     Args:
         decision: The decision.
-        console: Where to print.
+        console: The console to print to.
     """
     from rich.table import Table
 
@@ -64,7 +64,7 @@ def render(decision: Decision, console: Console) -> None:
 
 
 def assignments(decision: Decision) -> dict[int, list[str]]:
-    """For each pp_rank, the topmost modules that went there; what is below them and not listed is with them."""
+    """Return, for each pp_rank, its topmost modules. Submodules are on the same rank unless they are listed."""
     placed: dict[int, list[str]] = {rank: [] for rank in range(decision.num_devices)}
     for path, rank in decision.modules.items():
         if path in decision.follows:
@@ -76,7 +76,7 @@ def assignments(decision: Decision) -> dict[int, list[str]]:
 
 
 def _runs(paths: list[str]) -> list[str]:
-    """The paths with runs of numbered siblings as one: ``h.2``, ``h.3`` become ``h.2-3``."""
+    """Return the paths with consecutive numbered siblings merged: ``h.2``, ``h.3`` become ``h.2-3``."""
     runs: list[tuple[str, int | None, int]] = []
     for path in paths:
         parent, _, name = path.rpartition(".")

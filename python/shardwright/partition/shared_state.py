@@ -1,11 +1,11 @@
 """Python objects that several modules of a model share, and whether a forward changed them.
 
-A cache object that layers hold together, a list in two modules, a global variable: on several ranks each would have a
-copy of its own. So what is reachable from modules' attributes, and what the code of their classes uses of its global
-variables, is remembered before a forward, compared and put back after it. What a forward puts in before it calls a
-module, and takes out again afterwards, has changed too, as another microbatch may run meanwhile: so it is compared at
-both ends of every call as well. Who uses which attribute of an object that is not a container (a configuration, say)
-is noted meanwhile, so that only those who use what changes belong together.
+On several ranks, each rank has its own copy of a cache object that layers share, of a list in two modules, or of a
+global variable. So everything that is reachable from attributes of modules, and from the global variables that the code
+of their classes uses, is recorded before a forward, and compared and restored after it. A change that a forward makes
+before it calls a module and reverts afterwards counts too, because another microbatch may run meanwhile. The state is
+therefore also compared at the start and end of every call. The users of each attribute of an object that is not a
+container (such as a configuration) are recorded, so that only the users of changed attributes are joined.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from shardwright.partition.tree import ModelTree
 from shardwright.partition.variables import Variable, is_own, variables_of
 from shardwright.patches import replaced
 
-#: Of containers with more items, only the number of items is compared in the middle of a forward.
+#: For containers with more items, only the number of items is compared during a forward.
 _MAX_LOOKED_AT = 1024
-#: Behind a module's attributes, or a global variable, no more containers are compared there, the nearest first.
+#: The most containers compared during a forward for a module's attributes or a global variable, nearest first.
 _MAX_OF_MODULE, _MAX_OF_VARIABLE = 64, 16
-#: The flag of classes whose attributes cannot be set, such as those of C code.
+#: The flag of classes whose attributes cannot be set, such as those implemented in C.
 _IMMUTABLE = 1 << 8
 _MISSING = object()
 
 AttributeKey = tuple[int, str]
 """The id of a module or another object, and the name of one of its attributes."""
 
-#: Who asks for one of these can read and set every attribute of an object.
+#: Attributes that give access to every attribute of an object.
 _WHOLE = frozenset({"__dict__", "__reduce_ex__", "__reduce__", "__getstate__"})
 
 
 class _Cell(Cell):
-    """One container or object, with what was in it and who reaches it."""
+    """One container or object, with its previous contents and the attributes and variables that reach it."""
 
     __slots__ = ("attributes", "changed_meanwhile", "children", "names_meanwhile", "size", "variables", "written")
 
@@ -50,7 +50,7 @@ class _Cell(Cell):
         self.variables: set[str] = set()
         self.written: set[int] = set()
         self.children: list[Any] = []
-        #: Whether it was another in the middle of the forward, and which attributes of an object were.
+        #: Whether it had other contents during the forward, and for an object, in which attributes.
         self.changed_meanwhile = False
         self.names_meanwhile: set[str] = set()
         self.size = kind.size(value)
@@ -60,7 +60,7 @@ class _Cell(Cell):
         return self.changed_meanwhile or bool(self.written) or not are_unchanged(self.parts_now, self.parts)
 
     def look(self) -> None:
-        """Note what is not as it was before the forward, in the middle of it."""
+        """Record differences from the state before the forward, during the forward."""
         if not self._is_as_before():
             self.changed_meanwhile = True
             if self.kind.has_names:
@@ -75,7 +75,7 @@ class _Cell(Cell):
         return are_unchanged(self.parts_now, self.parts)
 
     def changed_names(self) -> list[str]:
-        """Of an object: which of its attributes have changed."""
+        """Return the names of an object's attributes that have changed."""
         now, before = self.kind.read(self.value), self.before
         return [
             name
@@ -88,11 +88,11 @@ class _Cell(Cell):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A container or an object that modules reach, and that has changed.
+    """A container or object that modules reach and that has changed.
 
     Attributes:
         held: The attributes through which modules reach it.
-        names: The object and those of its attributes that have changed, where it is known who uses them; else nothing.
+        names: The object and its changed attributes, if the users of these are known; otherwise empty.
     """
 
     held: set[AttributeKey]
@@ -100,7 +100,7 @@ class Change:
 
 
 class _Reached(NamedTuple):
-    """What some modules and their code reach: lists and dicts with what was in them, and the rest."""
+    """What some modules and their code reach: lists and dicts with their previous contents, and the rest."""
 
     containers: list[tuple[Any, Any, _Cell]]
     others: list[_Cell]
@@ -109,25 +109,25 @@ class _Reached(NamedTuple):
 
 
 class SharedState:
-    """What the modules of a model can reach of Python's own objects, as it was when this was made."""
+    """The Python objects that the modules of a model can reach, in the state in which they were recorded."""
 
     def __init__(self, tree: ModelTree) -> None:
-        """Remember the contents of what the modules of `tree` can reach."""
+        """Record the contents of everything that the modules of `tree` can reach."""
         self._tree = tree
         self._cells: dict[int, _Cell] = {}
         self._tensors: dict[int, tuple[torch.Tensor, list[_Cell]]] = {}
-        #: The attributes of objects that were set while they were watched; "" if any may have been.
+        #: Attributes of objects that were set while they were observed; "" if any attribute may have been.
         self._set: set[AttributeKey] = set()
         #: The modules whose classes use a global variable, by its name.
         self._users: dict[str, list[str]] = {}
         self._variables: dict[str, tuple[Variable, Any]] = {}
         of_class: dict[type, dict[str, Variable]] = {}
         self._modules = [entry.module.__dict__ for entry in tree.modules]
-        #: By module and by global variable, what is reached from there; and by the paths of modules, from all of them.
+        #: What is reached from a module or a global variable; and, by the paths of modules, from all of them.
         self._cells_of: dict[int | str, list[_Cell]] = {}
         self._variables_of: dict[str, list[str]] = {}
         self._reached: dict[tuple[str, ...], _Reached] = {}
-        #: Objects of which an attribute was set, and variables that were others, in the middle of the forward.
+        #: Objects with an attribute that was set, and variables that had another value, during the forward.
         self._set_objects: set[int] = set()
         self._variables_meanwhile: set[str] = set()
         for entry in tree.modules:
@@ -141,7 +141,7 @@ class SharedState:
         self._add_methods(of_class)
 
     def _use(self, variables: Mapping[str, Variable], paths: Iterable[str]) -> None:
-        """The code of these modules uses these variables."""
+        """Record that the code of these modules uses these variables."""
         for full_name, variable in variables.items():
             users = self._users.setdefault(full_name, [])
             users += [path for path in paths if path not in users]
@@ -150,9 +150,9 @@ class SharedState:
                 self._add(self._variables[full_name][1], None, full_name)
 
     def _add_methods(self, of_class: dict[type, dict[str, Variable]]) -> None:
-        """What is used by the methods of objects of the script's own classes that modules reach."""
+        """Add what the methods of reachable objects use, for objects of the script's own classes."""
         cells = list(self._cells.values())
-        for cell in cells:  # grows
+        for cell in cells:  # grows during the iteration
             kind = type(cell.value)
             if not cell.kind.has_names or not is_own(kind.__module__):
                 continue
@@ -188,7 +188,7 @@ class SharedState:
     def _made(self, value: Any, kind: Kind) -> _Cell:
         cell = _Cell(value, kind)
         items = cell.parts
-        for item in items:  # grows
+        for item in items:  # grows during the iteration
             inner = kind_of(type(item))
             if inner is None:
                 if isinstance(item, torch.Tensor):
@@ -200,22 +200,22 @@ class SharedState:
         return cell
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """The tensors found in containers and objects."""
+        """Return the tensors found in containers and objects."""
         return (tensor for tensor, _ in self._tensors.values())
 
     def held_tensors(self) -> Iterator[tuple[torch.Tensor, AttributeKey]]:
-        """Those tensors, with each attribute through which modules reach them."""
+        """Return those tensors, each with every attribute through which modules reach it."""
         return ((tensor, key) for tensor, cells in self._tensors.values() for cell in cells for key in cell.attributes)
 
     def written(self, tensor: torch.Tensor) -> None:
-        """An operation writes to this tensor."""
+        """Record an operation that writes to this tensor."""
         found = self._tensors.get(id(tensor))
         for cell in found[1] if found is not None else ():
             cell.written.add(id(tensor))
 
     @contextlib.contextmanager
     def watching(self, note: Callable[[AttributeKey], None]) -> Iterator[None]:
-        """Call `note` with each attribute of an object that anyone reads, sets or deletes."""
+        """Call `note` with each attribute of an object that is read, set or deleted."""
         kinds = dict.fromkeys(type(cell.value) for cell in self._cells.values() if cell.kind.has_names)
 
         def used(value: Any, name: str, sets: bool) -> None:
@@ -232,12 +232,16 @@ class SharedState:
             yield
 
     def holders(self, number: int) -> set[AttributeKey]:
-        """The attributes through which modules reach a container or an object, which is given by its id."""
+        """Return the attributes through which modules reach a container or an object, given by its id."""
         cell = self._cells.get(number)
         return set() if cell is None else cell.attributes
 
     def places(self) -> Iterator[tuple[Hashable, set[str]]]:
-        """Who uses each variable, by the id of its cell, or that of what holds it and its name; and what is in it."""
+        """Yield the places of variables and of their contents, each with the modules that use it.
+
+        A variable's place is the id of its cell, or the id of its holder and its name. The place of its contents is
+        their id.
+        """
         for full_name, (variable, _) in self._variables.items():
             key = id(variable.holder)
             place = key if isinstance(variable.holder, types.CellType) else (key, variable.name)
@@ -247,7 +251,7 @@ class SharedState:
                 yield number, set(self._users[full_name])
 
     def look(self, paths: Iterable[str]) -> None:
-        """In the middle of a forward: note what is no longer as it was of what modules, and their code, reach."""
+        """Record, during a forward, changes in what these modules and their code reach."""
         around = tuple(paths)
         reached = self._reached.get(around)
         if reached is None:
@@ -284,7 +288,7 @@ class SharedState:
         reached = _Reached([], [], {}, variables)
         for number, cell in cells.items():
             if cell.kind.has_names and not type(cell.value).__flags__ & _IMMUTABLE:
-                reached.objects[number] = cell  # of which it is noted when an attribute is set
+                reached.objects[number] = cell  # changes are recorded when an attribute is set
             elif type(cell.value) in (list, dict):
                 reached.containers.append((cell.value, cell.before, cell))
             else:
@@ -292,18 +296,18 @@ class SharedState:
         return reached
 
     def changes(self) -> Iterator[Change]:
-        """The containers and objects that have changed."""
+        """Yield the containers and objects that have changed."""
         for cell in self._cells.values():
             if not cell.attributes or not cell.changed:
                 continue
             names: list[AttributeKey] = []
             if cell.kind.has_names and (id(cell.value), "") not in self._set:
                 names = [(id(cell.value), name) for name in cell.changed_names()]
-            # What changed without a sign of who did it may be anyone's.
+            # If an attribute changed without an observed write, any user may have changed it.
             yield Change(held=cell.attributes, names=tuple(names) if self._set.issuperset(names) else ())
 
     def changed_variables(self) -> dict[str, list[str]]:
-        """The global variables that have changed, with the paths of the modules whose code uses them."""
+        """Return the global variables that have changed, with the paths of the modules that use them."""
         names = {name for cell in self._cells.values() if cell.variables and cell.changed for name in cell.variables}
         names |= {
             full_name for full_name, (variable, before) in self._variables.items() if variable.read() is not before
@@ -311,7 +315,7 @@ class SharedState:
         return {name: self._users[name] for name in sorted(names)}
 
     def restore(self) -> None:
-        """Put back what has changed; the values of tensors are somebody else's business."""
+        """Restore what has changed, except the values of tensors."""
         for variable, before in self._variables.values():
             if variable.read() is not before:
                 variable.write(before)
@@ -334,7 +338,7 @@ def _watched(kind: type, used: Callable[[Any, str, bool], None]) -> contextlib.A
         except AttributeError:
             used(value, "" if hasattr(kind, "__getattr__") else name, False)
             raise
-        # Another name for some attribute may be any.
+        # A name that is not an attribute of its own may stand for any attribute.
         used(value, name if is_own(value, name) else "", False)
         return item
 

@@ -1,4 +1,4 @@
-"""Joins that the kinds of modules tell without a trace: code that reads what lies in other modules."""
+"""Joins that follow from the kinds of modules, without a trace: code that reads tensors of other modules."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shardwright.partition.tree import ModelTree, TensorEntry, join_path
 
 
 def shared_buffer_joins(entry: TensorEntry) -> dict[tuple[str, str], str]:
-    """Who holds a buffer that changes belongs together."""
+    """Return the joins of all holders of a buffer that changes, each with a reason."""
     first = entry.holders[0]
     return {(first, other): f"shares the buffer {entry.name} with it, which changes" for other in entry.holders[1:]}
 
 
 def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]:
-    """Joins that the kinds of modules tell without a trace.
+    """Return the joins that follow from the kinds of modules, without a trace.
 
     Args:
         tree: The model.
-        traced: Whether a trace tells of shared buffers that change; without one all shared buffers are taken to.
+        traced: Whether a trace reports which shared buffers change. Without a trace, all of them are assumed to.
     """
     joins: dict[tuple[str, str], str] = {}
     for entry in tree.modules:
@@ -49,7 +49,7 @@ def structural_joins(tree: ModelTree, *, traced: bool) -> tuple[JoinReason, ...]
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this module runs code made by ``torch.compile``."""
+    """Return whether calling this module runs code made by ``torch.compile``."""
     return "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None
 
 

@@ -1,4 +1,4 @@
-"""One forward of the whole model, watched, to learn what the partition needs to know (paper, appendix C.1)."""
+"""Traces one forward of the whole model, to collect what the partition needs (paper, appendix C.1)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _TRACING: ContextVar[bool] = ContextVar("shardwright_tracing", default=False)
 
 
 def is_tracing() -> bool:
-    """Whether the code that asks is run by the trace of the first step, whose results are thrown away."""
+    """Return whether the calling code is run by the trace of the first step, whose results are discarded."""
     return _TRACING.get()
 
 
 def choose_device(module: nn.Module, trace_device: Literal["cpu", "gpu"]) -> torch.device | None:
-    """Where to trace `module`.
+    """Return the device on which to trace `module`.
 
     Args:
         module: The model.
-        trace_device: What ``smp.DistributedModel(trace_device=...)`` says. ``"gpu"`` means the current CUDA device, or
-            the CPU where there is none.
+        trace_device: The ``trace_device`` of ``smp.DistributedModel``. ``"gpu"`` means the current CUDA device, or the
+            CPU if there is none.
 
     Returns:
-        The device to move the model to for the trace; None to leave it where it is, which holds for a model on the
-        meta device and one whose parameters are on several devices.
+        The device to move the model to for the trace; None to leave the model where it is, which is returned for a
+        model on the meta device and for one whose parameters are on several devices.
     """
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     if len(devices) != 1 or any(device.type == "meta" for device in devices):
@@ -70,31 +70,31 @@ def trace_forward(
     together: Callable[[bool], bool] = bool,
     progress: Progress | None = None,
 ) -> Trace:
-    """Run one forward of `module` and tell what happened; nothing of it can be seen afterwards.
+    """Run one forward of `module`, and return what was observed. The forward has no lasting effects.
 
-    Random number generators, buffers, parameters, gradients and attributes of modules are as before, and the caller's
-    tensors keep their values: the forward gets copies. To measure times, the forward runs again, up to three times, as
-    the first run is slowed down by the watching.
+    Random number generators, buffers, parameters, gradients and attributes of modules are restored, and the caller's
+    tensors keep their values, because the forward receives copies. To measure times, the forward runs again, up to
+    three times, because observation slows down the first run.
 
     Args:
         module: The whole model.
         call: Runs the forward on copies of the arguments: the model itself, or any method of it.
         args: Positional arguments of `call`.
         kwargs: Keyword arguments of `call`.
-        device: Where to run (see `choose_device`); None leaves model and arguments where they are. On the CPU, a module
-            that needs an operation which only the GPU has runs there, if there is one.
-        measure_times: Measure seconds; not on the meta device. None does so where a forward computes enough to be
-            worth it, and goes without where it cannot.
+        device: The device to run on (see `choose_device`); None leaves model and arguments where they are. On the CPU,
+            a module that needs an operation that only the GPU has runs on the GPU, if there is one.
+        measure_times: Whether to measure seconds, which the meta device does not support. None measures them if the
+            forward computes enough, and omits them where they cannot be measured.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
-        together: Makes ranks whose modules hold collectives decide alike whether a forward runs again.
-        progress: Says what takes long.
+        together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
+        progress: Reports phases that take long.
 
     Returns:
         The trace.
 
     Raises:
-        PartitionError: If times are to be measured for a model without values (on the meta device, or delayed), or the
-            GPU has too little memory.
+        PartitionError: Times are to be measured for a model without values (on the meta device, or delayed), or the GPU
+            has too little memory.
     """
     progress = progress or Progress(0)
     tree = ModelTree.of(module)
@@ -106,7 +106,7 @@ def trace_forward(
     with _tracing(module, where):
         with progress.phase("tracing one forward of the model"):
             recording = run.watched(measure_memory)
-            # What modules keep they change in training, which an evaluation before it does not show.
+            # Modules may change state only in training, which a trace of an evaluation does not show.
             trained = None if module.training else run.watched_in_training()
         measurement = None
         if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
@@ -118,7 +118,7 @@ def trace_forward(
 
 @contextlib.contextmanager
 def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
-    """What runs inside is a trace; where it lacks memory, the error says what to do."""
+    """Mark the block as part of a trace, and explain errors due to lack of memory."""
     token = _TRACING.set(True)
     try:
         yield
@@ -132,7 +132,7 @@ def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
 
 
 class _Run:
-    """Runs the same forward, each time from the same state."""
+    """Runs the same forward several times, each time from the same state."""
 
     def __init__(
         self,
@@ -157,14 +157,14 @@ class _Run:
         try:
             return self._watched(measure_memory, gradients=measure_memory)
         except RuntimeError as problem:
-            # A forward that differentiates something itself (forces from an energy) cannot run without gradients.
+            # A forward that computes gradients itself (such as forces from an energy) cannot run without them.
             if measure_memory or "grad" not in str(problem):
                 raise
             _LOGGER.debug("the trace runs again with gradients: %s", problem)
             return self._watched(measure_memory, gradients=True)
 
     def watched_in_training(self) -> _Recording | None:
-        """The forward of all modules in training mode; None where it fails, as one that needs labels may."""
+        """Return the recording of a forward in training mode; None if it fails, for example for lack of labels."""
         preserved, written, gradients = self._preserved, self._written, self._gradients
         try:
             return self._watched(False, gradients=gradients, training=True)
@@ -175,7 +175,7 @@ class _Run:
             self._preserved, self._written, self._gradients = preserved, written, gradients
 
     def _watched(self, measure_memory: bool, *, gradients: bool, training: bool = False) -> _Recording:
-        self._preserved = None  # what an attempt before noted is of no use
+        self._preserved = None  # discards the records of an earlier attempt
         with self._prepared(gradients) as (args, kwargs, writes, preserved):
             for entry in self._tree.modules if training else ():
                 entry.module.training = True
@@ -200,7 +200,7 @@ class _Run:
     def timed(
         self, where: torch.device, *, needed: bool, together: Callable[[bool], bool] = bool
     ) -> Measurement | None:
-        """Measure the forward; None where it only runs once and that is not `needed`."""
+        """Measure the forward; None if it can run only once and the measurement is not `needed`."""
         try:
             return repeated(lambda: self._timed(where), together)
         except torch.OutOfMemoryError:
@@ -213,7 +213,7 @@ class _Run:
 
     def _timed(self, where: torch.device) -> Measurement:
         with self._prepared(self._gradients) as (args, kwargs, writes, _):
-            # Watching would slow this run down, but the first one told what will be written to.
+            # Observation would slow down this run, but the first one has recorded what is written to.
             for tensor in self._written:
                 writes.keep(tensor)
             stack = Stack()
@@ -225,7 +225,7 @@ class _Run:
     @contextlib.contextmanager
     def _prepared(self, gradients: bool) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], Writes, Preserved]]:
         own = {id(entry.tensor) for entry in self._tree.parameters}
-        # Under inference mode the copies of buffers would be tensors that nothing else may write to.
+        # In inference mode, the copies of buffers would be tensors that cannot be written to outside it.
         with (
             uncollected(),
             torch.inference_mode(False),
@@ -244,7 +244,7 @@ class _Run:
 
 
 class _Recording:
-    """Everything the watched run notes, and the observer that notes it."""
+    """The records of an observed run, and the observer that makes them."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class _Recording:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Measure what autograd keeps, without keeping it."""
+        """Measure what autograd saves, without keeping it."""
         if not self._measure_memory:
             yield
             return
@@ -354,7 +354,7 @@ class _Recording:
         self._joins = (*joins, *self.recomputed.joins(self.audit.kept()))
 
     def is_large(self) -> bool:
-        """Whether the forward computes enough to be measured."""
+        """Return whether the forward computes enough to be measured."""
         return self._operations.get("", 0) >= MIN_OPERATIONS
 
     def trace(self, device: torch.device, measurement: Measurement | None, measured_memory: bool) -> Trace:
@@ -391,6 +391,6 @@ class _Recording:
         )
 
     def _kind(self, entry: ModuleEntry) -> tuple[str, int, int]:
-        """What a module does, as far as that tells how long it takes."""
+        """Return a key that is equal for modules expected to take equally long."""
         operations, nbytes = (of.get(entry.path, 0) for of in (self._operations, self._output_bytes))
         return type(entry.module).__qualname__, operations, nbytes

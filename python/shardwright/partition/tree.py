@@ -1,4 +1,4 @@
-"""The module tree as plain data: paths, parents, and who directly holds which parameters and buffers."""
+"""The module tree as plain data: paths, parents, and which module directly holds which parameters and buffers."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from shardwright.errors import PartitionError
 
 
 def join_path(path: str, name: str) -> str:
-    """The full name of `name` inside the module at `path` (the root's path is empty)."""
+    """Return the full name of `name` inside the module at `path` (the root's path is empty)."""
     return f"{path}.{name}" if path else name
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements, which is what a rank that owns it keeps."""
+    """Return the size in bytes of a tensor's elements, which is what a rank that owns it keeps."""
     return tensor.numel() * tensor.element_size()
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether a module can be executed; a list of modules, say, only holds them."""
+    """Return whether a module can be executed. A ``ModuleList``, for example, cannot."""
     return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's values are; 0 of one that has none."""
+    """Return the address of a tensor's values; 0 for a tensor without any."""
     has_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_delayed(tensor)
     return tensor.data_ptr() if has_memory else 0
 
 
 def hooks_on(module: nn.Module) -> list[Any]:
-    """The hooks of a module's forward and backward."""
+    """Return the hooks of a module's forward and backward."""
     every = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return [hook for hooks in every for hook in hooks.values()]
 
@@ -78,7 +78,7 @@ class TensorEntry:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The first name."""
         return self.names[0]
 
 
@@ -94,7 +94,7 @@ class ModelTree:
 
     @staticmethod
     def of(module: nn.Module) -> ModelTree:
-        """Read the tree of `module`.
+        """Build the tree of `module`.
 
         Raises:
             PartitionError: If a parameter has no shape yet (a lazy module that has not seen data).
@@ -133,7 +133,7 @@ class ModelTree:
         )
 
     def names_to_paths(self) -> Iterator[tuple[str, str]]:
-        """Every name of every module with the path that stands for it."""
+        """Yield every name of every module, with the path of the module."""
         for entry in self.modules:
             for alias in entry.aliases:
                 yield alias, entry.path
@@ -141,11 +141,11 @@ class ModelTree:
 
 class _TensorTable:
     def __init__(self) -> None:
-        #: By id: its index, the tensor, its names and its holders.
+        #: By id of a tensor: its index, the tensor, its names and its holders.
         self._rows: dict[int, tuple[int, torch.Tensor, list[str], dict[str, None]]] = {}
 
     def add(self, held: Mapping[str, torch.Tensor | None], path: str, aliases: list[str]) -> dict[str, int]:
-        """The index of each tensor that a module holds, by its name there."""
+        """Return the index of each tensor that a module holds, by its name there."""
         return {name: self._add(tensor, path, aliases, name) for name, tensor in held.items() if tensor is not None}
 
     def _add(self, tensor: torch.Tensor, path: str, aliases: list[str], name: str) -> int:
@@ -167,7 +167,7 @@ class _TensorTable:
 
 
 def why_without_values(tree: ModelTree) -> str | None:
-    """Why a model cannot be computed with, in words; None if it can."""
+    """Return why a model has no values to compute with, as text; None if it has them."""
     if any(entry.tensor.is_meta for entry in tree.parameters):
         return "is on the meta device"
     if any(is_delayed(entry.tensor) for entry in tree.parameters):
@@ -176,7 +176,7 @@ def why_without_values(tree: ModelTree) -> str | None:
 
 
 def device_of(tree: ModelTree) -> torch.device:
-    """Where a model is, by the first of its tensors; the CPU if it has none."""
+    """Return the device of the model's first tensor; the CPU if it has none."""
     for entry in (*tree.parameters, *tree.buffers):
         return entry.tensor.device
     return torch.device("cpu")

@@ -1,6 +1,6 @@
-"""What a forward writes to and torch counts no version for: through `.data`, or by batch normalisation.
+"""Finds writes of a forward that do not change a tensor's version: through `.data`, or by batch normalization.
 
-A backward that needs such a buffer, or plain tensor, finds, without an error, what later microbatches have left in it.
+A backward that needs such a buffer or plain tensor silently reads the values that later microbatches have left in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardwright.partition.observe import Stack
 from shardwright.partition.plain import PlainTensor
 from shardwright.partition.tree import ModelTree, TensorEntry
 
-#: Operations of which no backward needs what they are given.
+#: Operations whose backward does not need their arguments.
 _SAVES_NOTHING = frozenset({"clone", "copy_", "_to_copy", "_local_scalar_dense", "add", "sub", "add_", "sub_"})
 
 
@@ -33,10 +33,10 @@ class _Watched(NamedTuple):
 
 
 class UnversionedWrites:
-    """Notes by their memory what is done with buffers and plain tensors, in one forward of a model."""
+    """Records accesses to buffers and plain tensors in one forward of a model, by their memory."""
 
     def __init__(self, tree: ModelTree, stack: Stack, plain: Iterable[PlainTensor]) -> None:
-        """Know the buffers, which are those of the trace already, and the plain tensors."""
+        """Register the plain tensors and the buffers, which must already be those of the trace."""
         self._stack = stack
         self._watched: list[_Watched] = []
         for entry in tree.modules:
@@ -51,19 +51,19 @@ class UnversionedWrites:
         self._by_memory = {one.tensor.untyped_storage()._cdata: index for index, one in enumerate(self._watched)}
         self._destinations: set[int] = set()
         self._written: dict[int, set[str]] = {}
-        #: Whose values a backward may need, and who has used them.
+        #: Tensors whose values a backward may need, and the users of each.
         self._needed: set[int] = set()
         self._users: dict[int, set[str]] = {}
 
     def written(self, tensor: torch.Tensor) -> None:
-        """The next operation writes to this tensor."""
+        """Record that the next operation writes to this tensor."""
         index = self._index_of(tensor)
         if index is not None:
             self._destinations.add(id(tensor))
             self._written.setdefault(index, set()).add(self._stack.top.path)
 
     def operation(self, func: Any, tensors: list[torch.Tensor]) -> None:
-        """An operation is given these tensors."""
+        """Record an operation with these tensor arguments."""
         for tensor in tensors if self._watched else ():
             index = self._index_of(tensor)
             if index is not None and id(tensor) not in self._destinations:
@@ -77,12 +77,12 @@ class UnversionedWrites:
         if index is None and tensor.layout is torch.strided and not tensor.is_meta:
             try:
                 index = self._by_memory.get(tensor.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):  # of torch.func, or another kind of tensor
+            except (NotImplementedError, RuntimeError):  # a tensor of torch.func, or of another kind
                 return None
         return index
 
     def found(self) -> Iterator[tuple[tuple[str, ...], set[str], bool]]:
-        """Their names, once the forward is over: who writes to them and uses them, and whether a backward may."""
+        """Yield, after the forward: names, users including writers, and whether a backward may need the values."""
         for index, one in enumerate(self._watched):
             if one.tensor._version == one.version and (index in self._written or one.has_changed()):
                 users = self._written.get(index, set()) | self._users.get(index, set())
@@ -90,7 +90,7 @@ class UnversionedWrites:
 
 
 def _saves_nothing(func: Any) -> bool:
-    """Whether no backward needs what an operation is given, for all that is known of it."""
+    """Return whether the backward of an operation is known not to need its arguments."""
     is_view: bool = getattr(func, "is_view", False)
     return is_view or getattr(getattr(func, "overloadpacket", None), "__name__", "") in _SAVES_NOTHING
 
@@ -102,9 +102,9 @@ def _has_values_of(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def silently_written(tree: ModelTree, buffers: Iterable[tuple[int, torch.Tensor]]) -> set[int]:
-    """Those buffers of a trace, by number, that have not the values of the model's own.
+    """Return the indices of the buffers of a trace whose values differ from the model's own.
 
-    Batch normalisation writes to its buffers without a word of it in the operation's schema.
+    Batch normalization writes to its buffers, but the operation's schema does not say so.
     """
     own = [(index, buffer, tree.buffers[index].tensor) for index, buffer in buffers if not buffer.is_meta]
     return {index for index, buffer, tensor in own if not torch.equal(buffer.to(tensor.device), tensor)}

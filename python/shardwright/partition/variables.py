@@ -1,7 +1,7 @@
-"""Values that the code of modules reaches by names, and that may hold state: global variables and their like.
+"""Values that the code of modules reaches by name and that may hold state, such as global variables.
 
-Besides the global variables of a function: the variables of the script's own Python modules, attributes of its classes
-and functions, values that functions enclose, and default arguments.
+These are global variables of a function, variables of the script's own Python modules, attributes of its classes and
+functions, values that functions enclose, and default arguments.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torch import nn
 from shardwright.contents import FOREIGN, kind_of
 
 _MAX_DEPTH = 4
-#: Functions in containers with more items, or deeper in them, are not looked for.
+#: The limits of the search for functions in containers: number of items, and depth.
 _MAX_ITEMS, _MAX_LEVELS = 1024, 2
 _NOT_IN_A_FORWARD = frozenset({"__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights"})
 _STORES = tuple(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _INSTALLED = ("site-packages", "dist-packages")
-#: What is found in a class and holds no state of its own.
+#: Types of class members that hold no state of their own.
 _CODE = (types.FunctionType, property, classmethod, staticmethod, types.ModuleType, types.MemberDescriptorType)
 MISSING: Any = object()
 
 
 class Variable(NamedTuple):
-    """A name, and where it has its value: a namespace, a class, or a cell of a function's closure."""
+    """A name and the holder of its value: a namespace, a class, or a cell of a function's closure."""
 
     holder: dict[str, Any] | type | types.CellType
     name: str
 
     def read(self) -> Any:
-        """The value now; `MISSING` if there is none."""
+        """Return the current value; `MISSING` if there is none."""
         if isinstance(self.holder, types.CellType):
             return content_of(self.holder)
         return (self.holder if isinstance(self.holder, dict) else vars(self.holder)).get(self.name, MISSING)
 
     def write(self, value: Any) -> None:
-        """Give it this value, or none."""
+        """Set the value; `MISSING` removes it."""
         if isinstance(self.holder, types.CellType):
             self.holder.cell_contents = value
         elif isinstance(self.holder, dict):
@@ -59,7 +59,7 @@ Found = Iterator[tuple[str, Variable]]
 
 
 def variables_of(kind: type) -> Found:
-    """What the methods of a class reach that may hold state, by full names."""
+    """Yield the variables that the methods of a class reach and that may hold state, with their full names."""
     seen: set[types.CodeType] = set()
     used: set[str] = set()
     bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
@@ -76,7 +76,7 @@ def variables_of(kind: type) -> Found:
 
 
 def _attributes_of(kind: type, used: Iterable[str]) -> Found:
-    """Those attributes of a class of the script's own that code uses."""
+    """Yield the attributes that code uses of one of the script's own classes."""
     if not is_own(kind.__module__):
         return
     own = vars(kind)
@@ -91,7 +91,7 @@ def _attributes_of(kind: type, used: Iterable[str]) -> Found:
 
 @functools.lru_cache(maxsize=1024)
 def is_own(module: str) -> bool:
-    """Whether a Python module is the script's own, and not of an installed package."""
+    """Return whether a Python module belongs to the script, not to an installed package."""
     root = module.partition(".")[0]
     if root in FOREIGN or (root in sys.stdlib_module_names and root != "__main__"):
         return False
@@ -100,9 +100,9 @@ def is_own(module: str) -> bool:
 
 
 def codes_of(function: types.FunctionType) -> list[types.CodeType]:
-    """The code of a function, and of those that it defines."""
+    """Return the code of a function and of the functions that it defines."""
     codes = [function.__code__]
-    for code in codes:  # grows
+    for code in codes:  # grows during the iteration
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return codes
 
@@ -121,7 +121,7 @@ def _variables_in(function: types.FunctionType, seen: set[types.CodeType], depth
         stored = _stored_by(code)
         for name in code.co_names:
             value = variables.get(name, MISSING)
-            if value is MISSING and name not in stored:  # most are names of attributes
+            if value is MISSING and name not in stored:  # most such names are attributes
                 continue
             for inner in _functions_in(value):
                 yield from _variables_in(inner, seen, depth + 1)
@@ -136,7 +136,7 @@ def _variables_in(function: types.FunctionType, seen: set[types.CodeType], depth
 
 
 def _own_of(function: types.FunctionType) -> Found:
-    """What a function of the script's own encloses, and its default arguments."""
+    """Yield the enclosed values and default arguments of one of the script's own functions."""
     if not is_own(function.__module__ or ""):
         return
     full_name = f"{function.__module__}.{function.__qualname__}"
@@ -149,7 +149,7 @@ def _own_of(function: types.FunctionType) -> Found:
 
 
 def _in_module(home: types.ModuleType, used: Iterable[str], seen: set[types.CodeType], depth: int) -> Found:
-    """Those variables of one of the script's own Python modules that code uses, and what its functions reach."""
+    """Yield the variables that code uses of one of the script's own Python modules, and what its functions reach."""
     if not is_own(home.__name__):
         return
     for name in used:
@@ -168,15 +168,15 @@ def _named(path: str, namespace: dict[str, Any], used: Iterable[str]) -> Found:
 
 
 def content_of(cell: types.CellType) -> Any:
-    """What is in a cell of a closure; `MISSING` if nothing is."""
+    """Return the content of a closure cell; `MISSING` if it is empty."""
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # empty
         return MISSING
 
 
 def _functions_in(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
-    """The functions that a value is or holds, and the methods of a context manager: what code that has it may run."""
+    """Yield the functions that a value is or contains, including the methods of a context manager."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, functools.partial):

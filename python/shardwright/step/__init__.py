@@ -1,4 +1,4 @@
-"""``smp.step``: one forward and backward function, run once per microbatch."""
+"""``smp.step``: a forward and backward function that runs once per microbatch."""
 
 from shardwright.step.decorator import StepFunction, step
 from shardwright.step.output import StepOutput

@@ -1,4 +1,4 @@
-"""Variables outside a step function that it assigns: microbatches take turns in the middle of it."""
+"""Warns of outer variables that a step function assigns. Microbatches may take turns between two uses of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def assigned_outside(function: Callable[..., Any]) -> list[str]:
-    """The names that a function declares ``global`` or ``nonlocal`` and assigns, in the order of their first use."""
+    """Return the ``global`` and ``nonlocal`` names that a function assigns, in the order of first assignment."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return []
@@ -26,7 +26,7 @@ def assigned_outside(function: Callable[..., Any]) -> list[str]:
 
 
 def warn_of_assigned(runtime: Runtime, name: str, function: Callable[..., Any]) -> None:
-    """Warn of them on the rank that runs the function."""
+    """Log a warning about such variables. Call it on the rank that runs the function."""
     names = assigned_outside(function)
     if names:
         runtime.logger.warning(

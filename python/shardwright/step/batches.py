@@ -1,4 +1,4 @@
-"""What a batch shows: whether a pipeline's ranks were given the same one, and whether its microbatches count alike."""
+"""Checks batches: whether the ranks of a pipeline received the same one, and whether microbatches count alike."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
     from shardwright.step.decorator import StepFunction
 
-#: By the argument's name, a checksum of its tensors.
+#: A checksum of the tensors of each argument, by the argument's name.
 Fingerprints = dict[str, int]
 
-#: The target that PyTorch's losses leave out, by default.
+#: The target that PyTorch's losses ignore by default.
 _IGNORED = -100
-#: Batches are compared in so many first calls of a step function, and in one of so many later.
+#: Batches are compared in the first calls of a step function, and then once in a number of calls.
 _FIRST_CALLS = 3
 _LATER_CALLS = 100
-#: How many values of a tensor are looked at, evenly spread.
+#: The approximate number of values of a tensor in its checksum, evenly spaced.
 _VALUES = 1024
 
 
 def is_compared(call: int) -> bool:
-    """Whether ranks compare batches in a call of a step function, by its number from 1."""
+    """Return whether ranks compare batches in the call of a step function with this number, counted from 1."""
     return call <= _FIRST_CALLS or call % _LATER_CALLS == 0
 
 
 def fingerprints(arguments: Iterable[tuple[str, Any]]) -> Fingerprints:
-    """Checksums of shapes, dtypes and some values of the tensors in arguments; arguments without any are left out."""
+    """Return checksums of shapes, dtypes and some values of the tensors in each argument that has any."""
     found: Fingerprints = {}
     for name, value in arguments:
         tensors = [] if isinstance(value, torch.nn.Module) else [leaf for leaf in tree_leaves(value) if _is_plain(leaf)]
@@ -58,7 +58,7 @@ def _checksum(tensor: torch.Tensor, start: int) -> int:
 
 
 def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerprints, roots: Fingerprints) -> None:
-    """Warn, once, of arguments that are another batch here than on the first rank of the pipeline."""
+    """Log a warning, once, if arguments differ from those of the first rank of the pipeline."""
     others = [name for name, checksum in ours.items() if roots.get(name, checksum) != checksum]
     if not others or step.warned_of_batches:
         return
@@ -76,7 +76,7 @@ def warn_of_others(runtime: Runtime, step: StepFunction[..., Any], ours: Fingerp
 
 
 def differing_labels(splitter: Splitter, parts: Sequence[MicrobatchArguments]) -> LabelCounts | None:
-    """The first tensor with labels that losses leave out, so that microbatches have different numbers of the rest."""
+    """Return the first label tensor of which microbatches have different numbers of values to count, or None."""
     counts: dict[str, list[int]] = {}
     for args, kwargs in parts:
         for argument, value in splitter.named(args, kwargs):
@@ -87,7 +87,7 @@ def differing_labels(splitter: Splitter, parts: Sequence[MicrobatchArguments]) -
 
 
 def warn_of_labels(runtime: Runtime, step: StepFunction[..., Any], labels: LabelCounts) -> None:
-    """Warn, once, that a mean of microbatches' means is not the mean over the batch."""
+    """Log a warning that the mean of the microbatches' means is not the mean over the batch."""
     step.warned_of_labels = True
     shown = ", ".join(map(str, labels.counts[:8])) + (", ..." if len(labels.counts) > 8 else "")
     runtime.logger.warning(

@@ -19,15 +19,16 @@ R = TypeVar("R")
 
 
 class StepFunction(Generic[P, R]):
-    """A step function: called on every rank, its body runs once per microbatch on pp_rank 0 (the paper, 4.3).
+    """A step function. It is called on every rank, and its body runs once per microbatch on pp_rank 0 (the paper, 4.3).
 
     Attributes:
-        name: The qualified name by which ranks compare what they call.
-        detach_outputs: Whether returned tensors lose their graph.
-        microbatches: Into how many parts a batch is split; None for the configuration's.
-        calls: How often it was called.
-        warned_of_batches: Whether this rank has said that its batch is not that of the first rank of its pipeline.
-        warned_of_labels: Whether this rank has said that microbatches have different numbers of labels.
+        name: The qualified name, by which ranks check that they call the same function.
+        detach_outputs: Whether returned tensors are detached from the graph.
+        microbatches: The number of parts of a batch; None for the number in the configuration.
+        calls: The number of calls.
+        warned_of_batches: Whether this rank has warned that its batch differs from that of the first rank of its
+            pipeline.
+        warned_of_labels: Whether this rank has warned that microbatches have different numbers of labels.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class StepFunction(Generic[P, R]):
         detach_outputs: bool = True,
         microbatches: int | None = None,
     ) -> None:
-        """Wrap ``function``; see :func:`step`."""
+        """Wrap ``function``. See :func:`step`."""
         if microbatches is not None and (type(microbatches) is not int or microbatches < 1):
             raise ConfigError(f"smp.step: microbatches of {function.__qualname__} is {microbatches!r}; at least 1")
         functools.update_wrapper(self, function)
@@ -52,14 +53,14 @@ class StepFunction(Generic[P, R]):
         self.warned_of_labels = False
 
     def num_microbatches(self, runtime: Runtime) -> int:
-        """Into how many parts a batch is split in this job."""
+        """Return the number of parts that a batch is split into in this job."""
         return self.microbatches or runtime.place.cfg.microbatches
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Run one step; returns the function's result with every tensor replaced by a :class:`StepOutput`.
+        """Run one step, and return the function's result with every tensor replaced by a :class:`StepOutput`.
 
         Raises:
-            RemoteError: Another rank failed; carries its traceback.
+            RemoteError: Another rank failed. The error carries its traceback.
             StepMismatchError: Ranks called different step functions.
             ConfigError: The batch cannot be split into microbatches.
         """
@@ -67,7 +68,7 @@ class StepFunction(Generic[P, R]):
         return run_step(current_runtime(), self, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bind like a function, so that methods can be step functions."""
+        """Bind to an instance like a function, so that methods can be step functions."""
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
 
@@ -94,25 +95,27 @@ def step(
     detach_outputs: bool = True,
     microbatches: int | None = None,
 ) -> StepFunction[P, R] | Callable[[Callable[P, R]], StepFunction[P, R]]:
-    """Decorate a function that runs one forward, and with ``model.backward`` one backward, of a model.
+    """Decorate a function that runs one forward and, with ``model.backward``, one backward of a model.
 
-    Its arguments are split into ``microbatches`` parts and the body runs once for each, pipelined over the ranks.
-    Clip gradients and step the optimizer outside, once per call. Usable bare or called.
+    Its arguments are split into ``microbatches`` parts, and the body runs once for each part, pipelined over the ranks.
+    Clip gradients and run the optimizer's step outside, once per call. The decorator can be used with or without
+    arguments.
 
     Args:
-        function: The function, when used bare.
-        non_split_inputs: Names of arguments that every microbatch gets whole.
-        input_split_axes: Axes along which arguments are split, by name; 0 for the others.
+        function: The function, if the decorator is used without arguments.
+        non_split_inputs: Names of arguments that every microbatch receives whole.
+        input_split_axes: Axes along which arguments are split, by name. The default is axis 0.
         detach_outputs: Detach returned tensors, which frees their graph.
-        microbatches: Into how many parts batches are split, in place of the configuration's number: 1 for an
-            evaluation or a generation that takes any number of samples.
+        microbatches: The number of parts, instead of the number in the configuration. Use 1 for an evaluation or a
+            generation with any number of samples.
 
     Raises:
-        ConfigError: ``microbatches`` is not a number from 1, or an option names what is not an argument.
+        ConfigError: ``microbatches`` is not an integer of at least 1, or an option names a parameter that does not
+            exist.
 
     Returns:
-        The step function. Where ``function`` returns a tensor, it returns a :class:`StepOutput`, also inside
-        containers, on every rank of the pipeline.
+        The step function. For each tensor that ``function`` returns, also inside containers, it returns a
+        :class:`StepOutput` on every rank of the pipeline.
     """
 
     def decorate(wrapped: Callable[P, R]) -> StepFunction[P, R]:

@@ -1,4 +1,4 @@
-"""Large tensors that a step function returned: they stay on the root until another rank uses them."""
+"""Large tensors that a step function returned. They stay on the root until another rank uses them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_SENT_BYTES = 1 << 16
 
 
 class DeferredTensor:
-    """A returned tensor that the root keeps for this rank until it is used, or no longer wanted."""
+    """A returned tensor that the root keeps for this rank until it is used or no longer referenced."""
 
     __slots__ = ("__weakref__", "_key", "_release", "_root", "_runtime")
 
     def __init__(self, root: int, key: int) -> None:
-        """Name the tensor that global rank ``root`` has published under ``key``."""
+        """Refer to the tensor that global rank ``root`` has published under ``key``."""
         self._root = root
         self._key = key
         self._runtime: Runtime | None = None
@@ -36,13 +36,13 @@ class DeferredTensor:
 
     @staticmethod
     def publish(runtime: Runtime, tensor: torch.Tensor) -> DeferredTensor:
-        """On the root: keep a tensor for the other ranks of the pipeline."""
+        """Keep a tensor for the other ranks of the pipeline. Called on the root."""
         key = runtime.node.publish(*encode(tensor.detach()), runtime.place.pp_ranks[1:])
         return DeferredTensor(runtime.place.rank, key)
 
     @staticmethod
     def received(fields: tuple[int, int]) -> DeferredTensor:
-        """On another rank: from what travelled."""
+        """Create the object on another rank from the fields that were sent."""
         runtime = current_runtime()
         deferred = DeferredTensor(*fields)
         deferred._runtime = runtime
@@ -51,14 +51,14 @@ class DeferredTensor:
         return deferred
 
     def fields(self) -> tuple[int, int]:
-        """What travels: the root's global rank and the key."""
+        """Return the fields to send: the root's global rank and the key."""
         return self._root, self._key
 
     def fetch(self) -> torch.Tensor:
-        """Bring the tensor here; once.
+        """Fetch the tensor from the root. Call this method only once.
 
         Raises:
-            PeerLostError: The root is gone.
+            PeerLostError: The root is no longer there.
         """
         assert self._runtime is not None, "the root has the tensor itself"
         self._release.detach()
@@ -68,7 +68,7 @@ class DeferredTensor:
 
 
 def _release(runtime: Runtime, root: int, key: int) -> None:
-    """Tell the root that nobody here wants the tensor; one that is gone keeps none."""
+    """Notify the root that this rank no longer needs the tensor, unless the root is no longer there."""
     with contextlib.suppress(ShardwrightError):
         runtime.node.release(root, key)
 
@@ -76,24 +76,24 @@ def _release(runtime: Runtime, root: int, key: int) -> None:
 registry.add(DeferredTensor, "shardwright:DeferredTensor", DeferredTensor.fields, DeferredTensor.received)
 
 
-#: Dense tensors, and what makes a sparse or a nested one of them.
+#: Dense tensors, and what is needed to build a sparse or a nested tensor from them.
 _Fields = tuple[list[torch.Tensor], tuple[int, int, list[int], bool] | None, tuple[int, int, int] | None]
 
 
 class ResultOfParts:
-    """Stands for a returned sparse or nested tensor on its way, which arrives as itself."""
+    """A returned sparse or nested tensor in the form in which it is sent. The receiver gets the tensor itself."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Take it apart."""
+        """Decompose the tensor into dense tensors."""
         self._tensors, ((_, self._composite),) = take_apart([tensor.detach()], "the result of a step")
 
     def fields(self) -> _Fields:
-        """Its parts, and what it is."""
+        """Return the fields to send: the dense tensors, and how to build the tensor from them."""
         return self._tensors, self._composite.sparse, self._composite.nested
 
     @staticmethod
     def received(fields: _Fields) -> torch.Tensor:
-        """The tensor."""
+        """Build the tensor from the fields."""
         tensors, sparse, nested = fields
         if sparse is not None:
             composite = _core.Composite.of_sparse(*sparse)
@@ -107,7 +107,7 @@ registry.add(ResultOfParts, "shardwright:ResultOfParts", ResultOfParts.fields, R
 
 
 def deferring_large(runtime: Runtime, tensor: torch.Tensor) -> Any:
-    """The tensor itself, or for a large one what stands for it on the other ranks."""
+    """Return the tensor itself or, for a large one, the object that represents it on the other ranks."""
     if has_parts(tensor):
         return ResultOfParts(tensor)
     if tensor.numel() * tensor.element_size() <= MAX_SENT_BYTES:

@@ -1,4 +1,4 @@
-"""The end of a step that has failed: every rank is told, and all that it did here is undone."""
+"""Ends a failed step: notifies every rank, and undoes the step's changes on this rank."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
     from shardwright.step.transaction import StepTransaction
 
-#: How long a failed step waits for a task that still runs; it is left to itself after that.
+#: How long a failed step waits for a running task. After that it continues without waiting.
 _UNWIND_SECONDS = 1.0
 
 
 def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransaction) -> None:
-    """End a failed step: tell every rank, unless the failure came from elsewhere or from a task; undo it here.
+    """End a failed step: notify every rank, unless the failure came from another rank or a task, and undo it here.
 
-    Whatever goes wrong meanwhile, every rank is told, and all is undone that can be.
+    Further errors do not prevent the notification, nor the undoing of everything that can be undone.
     """
     here = f"rank {runtime.place.rank} on host {socket.gethostname()!r}"
     updates = runtime[Updates]
@@ -40,7 +40,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
     attempt = functools.partial(_attempt, runtime)
     attempt(functools.partial(_report, runtime, error))
     if runtime.place.launch.world_size > 1 and not attempt(functools.partial(runtime.server.unwind, _UNWIND_SECONDS)):
-        # The script's thread may be the one that raised, at a signal for example, while a task runs.
+        # The script's thread may have raised the error, for example at a signal, while a task runs.
         updates.refuse(
             f"step {runtime.step.number} was undone on {here} while a module still computed, whose gradients came "
             "too late to be undone"
@@ -60,7 +60,7 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
 
 
 def _put_back_state(runtime: Runtime) -> None:
-    """Put back what modules keep."""
+    """Restore the state that modules keep."""
     if (lost := rollback(runtime)) is not None:
         runtime.logger.warning("%s", lost)
         runtime[Updates].refuse(
@@ -69,10 +69,10 @@ def _put_back_state(runtime: Runtime) -> None:
 
 
 def _attempt(runtime: Runtime, part: Callable[[], object]) -> bool:
-    """Do a part of what ends a failed step; whether it went well and did not return False."""
+    """Run one part of the end of a failed step, and return whether it neither raised nor returned False."""
     try:
         return part() is not False
-    except BaseException:  # what comes after it has to be done, too
+    except BaseException:  # the remaining parts must run too
         runtime.logger.warning(
             "rank %d could not clean up after step %d", runtime.place.rank, runtime.step.number, exc_info=True
         )
@@ -84,7 +84,7 @@ def _report(runtime: Runtime, error: BaseException) -> None:
         return
     if error is runtime[WorkerPool].error:
         return
-    if not isinstance(error, RemoteError):  # which says where itself
+    if not isinstance(error, RemoteError):  # its message names the rank
         failure_text.add_note(
             error, f"(rank {runtime.place.rank} on host {socket.gethostname()!r}, step {runtime.step.number})"
         )

@@ -1,7 +1,8 @@
-"""What may not be done in the code of a step: it would happen on one rank, or once per microbatch, and be lost.
+"""Raises errors for operations that are not allowed inside a step.
 
-The step function runs on pp_rank 0 only, for every microbatch anew, and a module on the rank that owns it. Settings of
-modules, optimizers and clipping belong outside, where every rank runs the script.
+The step function runs only on pp_rank 0, once for every microbatch, and a module runs on the rank that owns it. There,
+settings of modules, optimizer calls and clipping would affect one rank only, or be repeated for each microbatch. They
+belong outside the step, where every rank runs the script.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shardwright.patches import original_of
 
 
 def refuse_in_step(what: str, hint: str) -> None:
-    """Raise :class:`FrameError` in the code of a step; a hook of a parameter, which runs at its end, is not meant."""
+    """Raise :class:`FrameError` inside a step, except in hooks of parameters, which run at its end."""
     frame = current_frame()
     runtime = find_runtime()
     alone = runtime is not None and runtime.step.running and runtime.place.pp_size == 1 and not runtime.step.committing
@@ -38,7 +39,7 @@ def refuse_in_step(what: str, hint: str) -> None:
 
 
 def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether parameters of a model of the running step are among these."""
+    """Return whether parameters of a model of the running step are among these tensors."""
     runtime = find_runtime()
     if runtime is None or not runtime.step.running:
         return False
@@ -46,12 +47,12 @@ def _holds_known(parameters: Iterable[torch.Tensor]) -> bool:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """What an optimizer trains."""
+    """Return an iterator over the parameters of an optimizer."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """``Module.__setattr__``, which copies of the module on other ranks would not see."""
+    """Replace ``Module.__setattr__``, because copies of the module on other ranks would not be changed."""
     module_locations.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         module_locations.refuse_making(module, name, value)
@@ -60,14 +61,14 @@ def set_attribute(module: nn.Module, name: str, value: Any) -> None:
 
 
 def delete_attribute(module: nn.Module, name: str) -> None:
-    """``Module.__delattr__``, refused as a change is."""
+    """Replace ``Module.__delattr__``, and check it like an assignment."""
     module_locations.refuse_change(module, name, None)
     module_locations.is_set(module, name, None)
     original_of(delete_attribute)(module, name)
 
 
 def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
-    """``Module.add_module``, refused as a change is, and for parameters that no optimizer would train."""
+    """Replace ``Module.add_module``, and check it like an assignment, also for parameters without an optimizer."""
     module_locations.refuse_change(module, name, child)
     if isinstance(child, nn.Module):
         module_locations.refuse_making(module, name, child)
@@ -76,7 +77,7 @@ def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
 
 
 def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
-    """``Module.register_buffer``, refused as a change is."""
+    """Replace ``Module.register_buffer``, and check it like an assignment."""
     module_locations.refuse_change(module, name, None)
     module_locations.is_set(module, name, None)
     original_of(register_buffer)(module, name, *args, **kwargs)
@@ -87,19 +88,19 @@ def _child_changes(module: nn.Module, name: str) -> None:
     module_locations.is_set(module, name, None)
 
 
-#: By class and name, the containers' methods that change children past these.
+#: Methods of containers that change children without the functions above, by class and name.
 container_methods = {place: notifying(_child_changes) for place in CONTAINER_METHODS}
 
 
 def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-    """``Module.register_parameter``, likewise."""
+    """Replace ``Module.register_parameter``, and check it like an assignment."""
     if isinstance(parameter, nn.Parameter):
         module_locations.refuse_making(module, name, parameter)
     original_of(register_parameter)(module, name, parameter)
 
 
 def _registering() -> Callable[..., Any]:
-    """One of ``Module.register_*hook``, refused in a step for a module elsewhere, where the hook would not be."""
+    """Return a replacement of ``Module.register_*hook`` that raises in a step for a module of another rank."""
 
     def register(module: nn.Module, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         module_locations.refuse_hook(module, hook)
@@ -115,21 +116,21 @@ register_full_backward_pre_hook = _registering()
 
 
 def zero_module(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """``Module.zero_grad``, refused in the code of a step."""
+    """Replace ``Module.zero_grad``, and raise an error inside a step."""
     if _holds_known(module.parameters()):
         refuse_in_step(f"{type(module).__name__}.zero_grad", "zero gradients")
     original_of(zero_module)(module, *args, **kwargs)
 
 
 def zero_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-    """``Optimizer.zero_grad``, refused in the code of a step."""
+    """Replace ``Optimizer.zero_grad``, and raise an error inside a step."""
     if _holds_known(parameters_of(optimizer)):
         refuse_in_step(f"{type(optimizer).__name__}.zero_grad", "zero gradients")
     original_of(zero_optimizer)(optimizer, *args, **kwargs)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """``Optimizer.state_dict``, refused where it would be one rank's part."""
+    """Replace ``Optimizer.state_dict``, and raise an error if it would be only one rank's part."""
     if not isinstance(optimizer, DistributedOptimizer):
         parameters = list(parameters_of(optimizer))
         absent = sum(map(is_sentinel, parameters))
@@ -144,7 +145,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any)
 
 
 def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """An optimizer's step begins: refused in the code of a step, and noted for the other ranks."""
+    """Raise an error inside a step; otherwise record that an optimizer's step begins."""
     runtime = find_runtime()
     if runtime is None:
         return
@@ -160,14 +161,14 @@ def before_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """An optimizer's step has ended on this rank."""
+    """Record that an optimizer's step has ended on this rank."""
     runtime = find_runtime()
     if runtime is not None and runtime.place.launch.world_size > 1:
         runtime[Updates].ends(optimizer)
 
 
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.nn.utils.get_total_norm``, refused where it would be the norm of one rank's part."""
+    """Replace ``torch.nn.utils.get_total_norm``, and raise an error if it would be the norm of one rank's part."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_part_of_norm(gradients)
     return original_of(total_norm)(gradients, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""``torch.amp.GradScaler`` on a divided model: the ranks of a pipeline skip an optimizer's step together, or none does.
+"""``torch.amp.GradScaler`` for a divided model: all ranks of a pipeline skip an optimizer's step, or none does.
 
-The step function scales the loss, on pp_rank 0; every rank then unscales the gradients that it holds, and would decide
-by these alone whether any overflowed.
+The step function scales the loss, on pp_rank 0. Every rank then unscales the gradients that it holds. Without these
+replacements, each rank would decide from its own gradients whether any overflowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.step.guards import parameters_of, refuse_in_step
 
 
 def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it trains a divided model, which every rank of the pipeline answers alike."""
+    """Return whether the optimizer trains a divided model. The result is the same on every rank of the pipeline."""
     runtime = find_runtime()
     if runtime is None or runtime.place.pp_size == 1:
         return False
@@ -40,7 +40,7 @@ def _spans_ranks(optimizer: torch.optim.Optimizer) -> bool:
 def unscale_grads_(
     scaler: GradScaler, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, *rest: Any
 ) -> dict[torch.device, torch.Tensor]:
-    """``GradScaler._unscale_grads_``: all ranks of a pipeline find infinities, or none does."""
+    """Replace ``GradScaler._unscale_grads_``, so that all ranks of a pipeline find infinities, or none does."""
     spans = _spans_ranks(optimizer)
     if spans:
         refuse_in_step(f"{type(scaler).__name__}.unscale_ (or step)", "unscale gradients")
@@ -53,12 +53,12 @@ def unscale_grads_(
     anywhere = float(any(gather_over(PP_GROUP, here, "GradScaler.unscale_")))
     for value in found.values():
         value.fill_(anywhere)
-    # A rank may hold none of the optimizer's parameters, or no gradients of them.
+    # A rank may hold no parameters of the optimizer, or no gradients for them.
     return found or {found_inf.device: found_inf.fill_(anywhere)}
 
 
 def check_scale_growth_tracker(scaler: GradScaler, function: str) -> Any:
-    """``GradScaler._check_scale_growth_tracker``, on ranks that have scaled no loss."""
+    """Replace ``GradScaler._check_scale_growth_tracker``, for ranks that have not scaled a loss."""
     runtime = find_runtime()
     if runtime is not None and not runtime.place.is_root and scaler._scale is None:
         scaler._lazy_init_scale_growth_tracker(runtime.place.device)  # the first loss was scaled on pp_rank 0
@@ -66,6 +66,6 @@ def check_scale_growth_tracker(scaler: GradScaler, function: str) -> Any:
 
 
 def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-    """``GradScaler.update``, refused in the code of a step."""
+    """Replace ``GradScaler.update``, and raise an error inside a step."""
     refuse_in_step(f"{type(scaler).__name__}.update", "update the scale")
     original_of(update)(scaler, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Gradients summed in one order, whatever the order in which requests come in (``deterministic_server``)."""
+"""Sums gradients in a fixed order, independent of the order of requests (``deterministic_server``)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torch.utils.hooks import RemovableHandle
 if TYPE_CHECKING:
     from shardwright.execution.turn import Turn
 
-#: A task's place in the step, which no timing changes: its microbatch, and where in it the module was called.
+#: A task's place in the step, independent of timing: its microbatch, and the place of the module's call in it.
 TaskPlace = tuple[int, int]
 
 
 class OrderedGradients:
-    """Keeps what each task adds to a parameter's gradient apart until the step ends.
+    """Keeps the contribution of each task to a parameter's gradient separate until the step ends.
 
-    Floating-point sums depend on their order, and which of two requests a rank serves first depends on timing. So the
-    sums are made at the end, by microbatch and place. Until then there is a gradient for each microbatch.
+    Floating-point sums depend on the order of the addends, and timing determines which of two requests a rank serves
+    first. The sums are therefore computed at the end, ordered by microbatch and place. Until then there is a gradient
+    for each task's place.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], turn: Turn) -> None:
-        """Begin to listen to the parameters that need a gradient."""
+        """Register hooks on the parameters that require a gradient."""
         self._turn = turn
         self._parts: dict[nn.Parameter, dict[TaskPlace, torch.Tensor]] = {}
         self._handles: list[RemovableHandle] = [
@@ -34,7 +35,7 @@ class OrderedGradients:
         ]
 
     def __call__(self, parameter: nn.Parameter) -> None:
-        """A task has added to the parameter's gradient: put it aside."""
+        """Store the gradient that a task has added to the parameter, and clear the parameter's gradient."""
         gradient, parameter.grad = parameter.grad, None
         task = self._turn.current
         assert gradient is not None, "it was just accumulated"
@@ -44,7 +45,7 @@ class OrderedGradients:
         parts[place] = parts[place] + gradient if place in parts else gradient
 
     def finish(self) -> None:
-        """Leave each parameter the sum."""
+        """Set each parameter's gradient to the sum."""
         for parameter, parts in self._parts.items():
             _, *others = places = sorted(parts)
             total = parts[places[0]]
@@ -54,7 +55,7 @@ class OrderedGradients:
         self.stop()
 
     def stop(self) -> None:
-        """Listen no more, and forget what was put aside."""
+        """Remove the hooks, and discard the stored gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

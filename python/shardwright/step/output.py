@@ -1,4 +1,4 @@
-"""What a step function returns: one value per microbatch, merged."""
+"""The results of a step function: one value per microbatch, merged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardwright.values.state import dict_functions
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """A special method that the one microbatch's tensor has, too."""
+    """Return a special method that is forwarded to the only microbatch's tensor."""
 
     def method(self: StepOutput, *arguments: Any) -> Any:
         return getattr(self._only(name), name)(*arguments)
@@ -34,11 +34,11 @@ def _operator(name: str) -> Callable[..., Any]:
 class StepOutput:
     """One returned tensor of a step function, for every microbatch.
 
-    Usable on every rank of the pipeline; large tensors are brought from the root when they are first used.
+    It can be used on every rank of the pipeline. A large tensor is fetched from the root when it is first used.
 
-    With one microbatch it can be used as the tensor itself. With several it is not known whether a mean, a sum or all
-    of them are meant (a loss, a number of hits, a batch of logits): what a tensor would do is then refused, and the
-    error says what to write.
+    With one microbatch, the object can be used like the tensor itself. With several, a tensor operation would be
+    ambiguous: a mean, a sum or all of them could be meant (a loss, a number of hits, a batch of logits). Tensor
+    operations then raise an error, which describes what to write instead.
     """
 
     __slots__ = ("_outputs", "_weights")
@@ -46,22 +46,22 @@ class StepOutput:
     def __init__(
         self, outputs: Sequence[torch.Tensor | DeferredTensor], weights: Sequence[float] | None = None
     ) -> None:
-        """Keep the microbatches' tensors, and how much each counts in their mean; None for all alike."""
+        """Store the microbatches' tensors, and their weights in the mean. None weights all equally."""
         self._outputs = list(outputs)
         self._weights = weights
 
     def _only(self, what: str) -> torch.Tensor:
-        """The tensor of the only microbatch.
+        """Return the tensor of the only microbatch.
 
         Raises:
-            ShardwrightError: There are several.
+            ShardwrightError: There are several microbatches.
         """
         if len(self._outputs) > 1:
             raise ShardwrightError(_several(what, len(self._outputs)))
         return self.outputs[0]
 
     def __getattr__(self, name: str) -> Any:
-        """What a tensor has and this class has not."""
+        """Return an attribute of a tensor that this class does not have."""
         if name.startswith("_") or not hasattr(torch.Tensor, name):
             raise AttributeError(f"a StepOutput has no attribute {name!r}; its tensors are in .outputs")
         if name == "backward":
@@ -76,7 +76,7 @@ class StepOutput:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """A function of torch that was given step outputs: with the tensors of the only microbatch in their places."""
+        """Call a PyTorch function with the tensors of the only microbatch in place of step outputs."""
         name = getattr(func, "__name__", str(func))
         args, kwargs = tree_map(
             lambda item: item._only(name) if isinstance(item, StepOutput) else item, (args, kwargs or {})
@@ -84,11 +84,11 @@ class StepOutput:
         return func(*args, **kwargs)
 
     def __format__(self, specification: str) -> str:
-        """The text of ``repr``, or the only number as it is to be formatted."""
+        """Return the text of ``repr`` or, with a format specification, the only tensor formatted with it."""
         return format(self._only(f"format {specification!r}"), specification) if specification else str(self)
 
     def __eq__(self, other: object) -> Any:
-        """Whether it is the same; compared with a number or a tensor, as the only tensor would be."""
+        """Compare by identity with other step outputs, and like the only tensor with numbers and tensors."""
         if isinstance(other, (numbers.Number, torch.Tensor)):
             return self._only("__eq__") == other
         return NotImplemented
@@ -96,12 +96,12 @@ class StepOutput:
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        """How many microbatches."""
+        """Return a text with the number of microbatches."""
         return f"StepOutput({len(self._outputs)} microbatches)"
 
     @property
     def outputs(self) -> list[torch.Tensor]:
-        """The tensors, in order of microbatch.
+        """The tensors, in the order of microbatches.
 
         Raises:
             PeerLostError: A large tensor was not fetched before the root left.
@@ -111,10 +111,11 @@ class StepOutput:
         return fetched
 
     def reduce_mean(self) -> torch.Tensor:
-        """The mean over microbatches, of one microbatch's shape and dtype.
+        """Return the mean over microbatches, with the shape and dtype of one microbatch.
 
-        Where ``model.backward`` was given weights, the mean that they make: a microbatch of weight 0 does not count,
-        whatever its value. Where an evaluation's batch does not divide evenly, each microbatch counts by its samples.
+        If ``model.backward`` received weights, the mean is weighted by them; a microbatch of weight 0 does not count,
+        whatever its value. If the batch of an evaluation does not divide evenly, each microbatch is weighted by its
+        number of samples.
         """
         if self._weights is None:
             return self.reduce_sum() / len(self.outputs)
@@ -125,18 +126,18 @@ class StepOutput:
         return sum(terms[1:], start=terms[0]) if terms else torch.full_like(self.outputs[0], math.nan)
 
     def reduce_sum(self) -> torch.Tensor:
-        """The sum over microbatches, of one microbatch's shape and dtype."""
+        """Return the sum over microbatches, with the shape and dtype of one microbatch."""
         self._check_shapes("summed")
         first, *others = self.outputs
         return sum(others, start=first)
 
     def concat(self) -> torch.Tensor:
-        """The microbatches joined along axis 0; 0-dim tensors are stacked."""
+        """Return the microbatches concatenated along axis 0. 0-dim tensors are stacked."""
         outputs = self.outputs
         return torch.stack(outputs) if outputs[0].dim() == 0 else torch.cat(outputs, dim=0)
 
     def stack(self) -> torch.Tensor:
-        """The microbatches along a new axis 0."""
+        """Return the microbatches stacked along a new axis 0."""
         self._check_shapes("stacked")
         return torch.stack(self.outputs)
 
@@ -165,10 +166,10 @@ for _name in (*_UNARY, *_COMPARED, *_BINARY, *(f"r{each}" for each in _BINARY)):
 
 
 def merge_microbatches(results: list[Any], weights: Sequence[float] | None = None) -> Any:
-    """One structure with every tensor replaced by the :class:`StepOutput` of all microbatches, with their weights.
+    """Merge the results of the microbatches into one structure, with a :class:`StepOutput` for every tensor.
 
-    What is not a tensor is returned as it is when all microbatches agree, else as the list of the microbatches'
-    values.
+    Values other than tensors are returned unchanged if all microbatches agree, otherwise as the list of the
+    microbatches' values.
     """
     first = results[0]
     if all(isinstance(result, (torch.Tensor, DeferredTensor)) for result in results):
@@ -197,12 +198,12 @@ def _like(original: dict[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _sequence_like(original: Any, items: list[Any]) -> Any:
-    """A list or tuple of a class with other items; a named tuple without code of its class, which may look at them."""
+    """Return a list or tuple of the original's class with other items. A named tuple's own code does not run."""
     return original._make(items) if hasattr(original, "_make") else type(original)(items)
 
 
 def _with(original: Any, values: dict[str, Any]) -> Any:
-    """A dataclass's object with other values, without its ``__init__``, which may not take them."""
+    """Return a copy of a dataclass object with other values, without a call of its ``__init__``."""
     copied = copy.copy(original)
     for name, value in values.items():
         object.__setattr__(copied, name, value)
@@ -218,13 +219,13 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any], *, in_registered: bool = False) -> Any:
-    """The value with every tensor in its dicts, lists, tuples and dataclasses replaced.
+    """Return the value with every tensor in its dicts, lists, tuples and dataclasses replaced.
 
     Args:
         value: Any value.
-        function: Makes what replaces a tensor.
-        in_registered: Whether tensors in objects of registered types are replaced too, which
-            :func:`merge_microbatches` leaves as they are.
+        function: Returns the replacement of a tensor.
+        in_registered: Whether to replace tensors in objects of registered types too, which :func:`merge_microbatches`
+            leaves unchanged.
     """
     if isinstance(value, torch.Tensor):
         return function(value)

@@ -1,4 +1,4 @@
-"""Running one step: split, execute, agree, commit."""
+"""Runs one step: split, execute, agree, commit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.timeline.trace import begin_step
 from shardwright.values import encode
 
-#: A step departs once, and gets stricter three times; ranks that noticed different things first may need one more.
+#: A step departs once and becomes stricter three times. Ranks that detected different causes may need one more run.
 _MAX_RUNS = 6
 
 if TYPE_CHECKING:
@@ -63,14 +63,15 @@ if TYPE_CHECKING:
 def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one step on this rank: as the root, as a peer of the root, or alone.
 
-    A step is run again, on all ranks, if a module departed in it from what static mode expected, then as in dynamic
-    mode; and if microbatches came to what a module keeps in another order than in one process, then in a stricter one.
+    A step is repeated on all ranks in two cases: if a module departed from what static mode expected, it runs again as
+    in dynamic mode; and if microbatches used a module's state in another order than in one process, it runs again in a
+    stricter order.
     """
     runtime.check_process(step.name)
     refuse_compiled((*args, *kwargs.values()))
     runtime.step.num_microbatches = step.num_microbatches(runtime)
     runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
-    # Where nobody knows who writes what modules keep, nobody knows which calls have to be waited for.
+    # If the writers of modules' state are unknown, so are the calls to wait for.
     predicts = not runtime[StateOrder].one_at_a_time
     with interrupts.InterruptibleStep():
         for _ in range(_MAX_RUNS - 1):
@@ -104,9 +105,9 @@ def _run_once(
 ) -> Any:
     if runtime.step.running or running_task() is not None:
         raise ShardwrightError(f"{step.name} was called inside another step function; steps do not nest")
-    models = runtime[Models].alive  # held, so that none is collected while the step runs
+    models = runtime[Models].alive  # keeps the models alive during the step
     placements = [model.placement for model in models]
-    # One rank alone has only one order.
+    # A single rank has only one order.
     ordered = runtime.place.cfg.deterministic_server and runtime.place.pp_size > 1
     may_depart = predicts and runtime[_core.Sites].learns
     transaction = StepTransaction(placements, runtime[Turn] if ordered else None, attributes=may_depart)
@@ -136,7 +137,7 @@ def _run_once(
     except BaseException as error:
         with interrupts.DeferSignals():
             fail_step(runtime, error, transaction)
-        if isinstance(error, StepAborted):  # a wait of this thread was unwound with the tasks; now the reason is known
+        if isinstance(error, StepAborted):  # a wait of this thread was aborted with the tasks; the reason is now known
             runtime.check_abort([])
         raise
     finally:
@@ -156,7 +157,7 @@ def _run_once(
 def _begin_reductions(
     runtime: Runtime, transaction: StepTransaction, placements: Sequence[Placement]
 ) -> list[Placement]:
-    """Prepare for the step's collectives; the models that take part in them."""
+    """Prepare the collectives of the step, and return the models that take part in them."""
     if runtime[ReplicaCollectives].dp is None:
         return list(placements)
     for collectives in runtime[ReplicaCollectives].all:
@@ -189,7 +190,7 @@ def _run_tasks(
 def _prepare(
     runtime: Runtime, step: StepFunction[..., Any], transaction: StepTransaction, taking_part: Sequence[Placement]
 ) -> None:
-    """Average over microbatches and over data-parallel ranks, and run hooks: all that may still fail."""
+    """Do everything that may still fail: average over microbatches and data-parallel ranks, and run hooks."""
     runtime.step.committing = True
     divisor = agreed_divisor(runtime)
     if (labels := runtime[StepWeights].labels) is not None and runtime[StepWeights].is_plain:
@@ -201,7 +202,7 @@ def _prepare(
 
 
 def _commit(runtime: Runtime, transaction: StepTransaction, taking_part: Sequence[Placement]) -> None:
-    """Succeed, together with all other ranks."""
+    """Complete the step successfully, together with all other ranks."""
     if runtime.place.launch.world_size > 1:
         vote(runtime)
     transaction.finish()
@@ -227,7 +228,7 @@ def _finished(step: StepFunction[..., Any], result: Any) -> Any:
 def _split(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[MicrobatchArguments]:
-    """The arguments of each microbatch; notes how much each of them counts."""
+    """Return the arguments of each microbatch, and record the weight of each."""
     parts, runtime[StepWeights].counts = step.splitter.split(args, kwargs, runtime.step.num_microbatches)
     if is_compared(step.calls) and not step.warned_of_labels and torch.is_grad_enabled():
         runtime[StepWeights].labels = differing_labels(step.splitter, parts)
@@ -237,7 +238,7 @@ def _split(
 def _run_alone(
     runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
-    """A pipeline of one rank: plain PyTorch, microbatch after microbatch."""
+    """Run the step in a pipeline of one rank: plain PyTorch, one microbatch after another."""
     runtime.begin_step_alone(step.name)
     runtime.step.entered = True
     recorder, results = runtime[_core.AloneRecorder], []
@@ -258,14 +259,14 @@ def _run_alone(
 
 
 class _Pipeline:
-    """One step of a pipeline of several ranks, seen from one of them."""
+    """One step of a pipeline of several ranks, from the perspective of one rank."""
 
     def __init__(self, runtime: Runtime, step: StepFunction[..., Any]) -> None:
         self.runtime = runtime
         self.step = step
         self.parts: list[MicrobatchArguments | None] = []
         self.results: list[Any] = []
-        #: Of the batch that this rank was given, in steps in which ranks compare batches.
+        #: Checksums of this rank's batch, in steps in which ranks compare batches.
         self.batch: Fingerprints | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -302,7 +303,7 @@ class _Pipeline:
             self.parts = []
 
     def run_root(self, microbatch: int) -> None:
-        """The root task of a microbatch, on a worker: the step function itself."""
+        """Run the root task of a microbatch on a worker: the step function itself."""
         task = running_task()
         assert task is not None, "root tasks run on workers"
         arguments, self.parts[microbatch] = self.parts[microbatch], None
@@ -321,7 +322,7 @@ class _Pipeline:
         self.settle_controls(task)
 
     def settle_controls(self, task: RunningTask) -> None:
-        """Take the answers to the control requests that this microbatch sent without waiting."""
+        """Receive the answers to the control requests that this microbatch sent without waiting."""
         requests, self.runtime[Models].pending_controls = self.runtime[Models].pending_controls, []
         if requests:
             with self.runtime.progress.phase("waiting for the other ranks to take the partition over"):
@@ -330,7 +331,7 @@ class _Pipeline:
                 placement.delivered()
 
     def supervise(self) -> list[Any]:
-        """The main thread's part: start workers, serve control requests, until the step has ended everywhere."""
+        """Start workers and serve control requests on the main thread, until the step has ended on all ranks."""
         runtime = self.runtime
         while True:
             event = runtime.server.supervise()

@@ -1,4 +1,4 @@
-"""Splitting a step function's arguments into microbatches."""
+"""Splits the arguments of a step function into microbatches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MicrobatchArguments = tuple[tuple[Any, ...], dict[str, Any]]
 class Splitter:
     """Splits the arguments of one step function (the split rule of the spec).
 
-    Every tensor found in an argument, directly or nested in lists, tuples, dicts and sets, is narrowed along axis 0
-    (or its argument's axis) into equal slices. 0-dim tensors and everything else pass whole. An object with a method
-    ``smp_slice(num_mb, mb, axis)`` is split by calling it.
+    Every tensor in an argument, directly or nested in lists, tuples, dicts and sets, is narrowed into equal slices
+    along axis 0, or along the axis given for the argument. 0-dim tensors and all other values are passed whole. An
+    object with a method ``smp_slice(num_mb, mb, axis)`` is split by calling it.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Splitter:
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], num_microbatches: int
     ) -> tuple[list[MicrobatchArguments], list[int] | None]:
-        """The arguments of each microbatch, and the number of its samples where these differ.
+        """Return the arguments of each microbatch, and its number of samples if the numbers differ.
 
         Returns:
-            The arguments; and None where all microbatches have as many samples. Where gradients are disabled a batch
+            The arguments; and the numbers of samples, or None if they are all equal. With gradients disabled, a batch
             need not divide evenly: the first microbatches then have one sample more.
 
         Raises:
-            ConfigError: A tensor's size on its axis is not divisible by the number of microbatches, or smaller where
-                gradients are disabled, or tensors to be split disagree in size.
+            ConfigError: A tensor's size along its axis is not divisible by the number of microbatches or, with
+                gradients disabled, smaller than it; or tensors to be split have different sizes.
         """
         if num_microbatches == 1 and not _has_slicer((args, kwargs)):
             return [(args, kwargs)], None
@@ -74,14 +74,14 @@ class Splitter:
         return [(row[:count], dict(zip(kwargs, row[count:], strict=True))) for row in rows], counts
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The arguments of a call with their names."""
+        """Return the arguments of a call with their names."""
         names = self._names.get(len(args))
         if names is None:
             names = self._names[len(args)] = self._positional_names(len(args))
         return [*zip(names, args, strict=True), *kwargs.items()]
 
     def _positional_names(self, count: int) -> list[str]:
-        """The names of so many positional arguments; the last one's repeats for ``*args``."""
+        """Return the names of ``count`` positional arguments. The last one is repeated for ``*args``."""
         names = list(self._signature.parameters)
         return [names[min(index, len(names) - 1)] if names else f"argument {index}" for index in range(count)]
 
@@ -103,7 +103,7 @@ class Splitter:
             )
 
     def _divide(self, path: str, value: Any, axis: int, count: int, sizes: dict[str, int]) -> Sequence[Any]:
-        """A value's part in each microbatch; notes the size of every tensor that is split."""
+        """Return the parts of a value for the microbatches, and record the size of every split tensor."""
         if isinstance(value, torch.Tensor):
             axes = value.dim()
             if axes == 0:
@@ -116,7 +116,7 @@ class Splitter:
             if size == 0:  # nothing to divide
                 return [value] * count
             if size % count:
-                if not _divides_unevenly(size, count):  # refused once all sizes are known
+                if not _divides_unevenly(size, count):  # raises an error once all sizes are known
                     return [value] * count
                 return torch.split(value, _counts(size, count), axis)
             return value.chunk(count, axis)
@@ -136,12 +136,12 @@ class Splitter:
 
 
 def _divides_unevenly(size: int, count: int) -> bool:
-    """Whether so many samples may be divided into parts of different sizes: nothing is averaged over them."""
+    """Return whether this number of samples may be split unevenly: gradients are disabled, so none are averaged."""
     return size >= count and not torch.is_grad_enabled()
 
 
 def _counts(size: int, count: int) -> list[int]:
-    """So many samples in parts as even as they can be."""
+    """Return sizes of parts of ``size`` samples that differ by at most one."""
     return [size // count + (part < size % count) for part in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""A step is a transaction: what it changes is kept apart until it has succeeded on every rank."""
+"""A step as a transaction: its changes are kept separate until it has succeeded on every rank."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
     from shardwright.execution.turn import Turn
     from shardwright.model.placement import Placement
 
-#: What torch keeps in a module's attributes itself; parameters' gradients and buffers are put back apart.
+#: Attributes of modules that belong to PyTorch. Gradients and buffers are restored separately.
 _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class StepTransaction:
-    """Keeps a step's gradients apart from earlier ones, and remembers what a failed step must put back.
+    """Separates a step's gradients from earlier ones, and saves what must be restored after a failed step.
 
-    Parameters' own hooks are taken off during the step and run once, on the step's whole gradient: microbatches
-    are an implementation detail that a hook must not see.
+    Hooks of parameters are removed during the step and run once, on the gradient of the whole step, because they must
+    not see microbatches.
     """
 
     def __init__(
         self, placements: Sequence[Placement], ordered_by: Turn | None = None, *, attributes: bool = False
     ) -> None:
-        """Change nothing yet.
+        """Create a transaction that has changed nothing yet.
 
         Args:
-            placements: Where the models' modules live.
-            ordered_by: Whose tasks' gradients are summed in one order; None for the order in which they come.
-            attributes: Whether the step may be run again, and must find modules' attributes as they were.
+            placements: The placements of the models.
+            ordered_by: The turn whose tasks' gradients are summed in a fixed order; None for the order of arrival.
+            attributes: Whether the step may run again, and needs the original attributes of modules.
         """
         self._placements = placements
         self._ordered_by = ordered_by
         self._has_attributes = attributes
         self._averaged: list[nn.Parameter] = []
         self._over_tensor_group: list[nn.Parameter] = []
-        #: Those whose gradients belong to the step.
+        #: Parameters whose gradients belong to the step.
         self.parameters: list[nn.Parameter] = []
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
-        #: Gradients that are still to be added to earlier ones.
+        #: Gradients to be added to earlier ones.
         self._unsummed: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[tuple[nn.Parameter, dict[int, Any], dict[int, Any]]] = []
         self._buffers: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
@@ -60,9 +60,9 @@ class StepTransaction:
         self._begun = False
 
     def begin(self) -> None:
-        """Take gradients and hooks off the models' local parameters, copy buffers and the RNG state.
+        """Remove gradients and hooks from the models' local parameters, and copy buffers and the RNG state.
 
-        First all that may fail is done; then what changes anything.
+        Everything that may fail is done before anything is changed.
         """
         hooked = []
         for placement in self._placements:
@@ -82,7 +82,7 @@ class StepTransaction:
                 if buffer is not None:
                     self._buffers.append((module, name, buffer, buffer.clone()))
         self._random = process.random_state()
-        # Of a model that is being divided the attributes change for good.
+        # Dividing a model changes its attributes permanently.
         divided = [one for one in self._placements if self._has_attributes and one.partitioned]
         self._attributes = [ModuleState(module, _OF_TORCH) for one in divided for module in one.module.modules()]
         self._begun = True
@@ -95,7 +95,7 @@ class StepTransaction:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the parameters' gradients are the step's as soon as they are there: none before, and no hooks."""
+        """Whether the parameters' gradients are those of the step alone: no earlier gradients, hooks or fixed order."""
         return not self._hooks and not self._earlier and self._ordered is None
 
     def _take_hooks(self, parameter: nn.Parameter) -> None:
@@ -110,14 +110,14 @@ class StepTransaction:
             self._hooks.append((parameter, held[0], held[1]))
 
     def prepare(self, divisor: float, tensor_divisor: int, *, in_place: bool) -> None:
-        """Average the step's gradients over microbatches, run hooks once, and add what was there before.
+        """Average the step's gradients over microbatches, run hooks once, and add the earlier gradients.
 
-        All of it can be taken back; what cannot be is left to :meth:`finish`.
+        All of this can be undone. What cannot be undone is left to :meth:`finish`.
 
         Args:
-            divisor: What the sum over microbatches is divided by: their number, or their weights.
-            tensor_divisor: How many tp ranks' samples the gradients of distributed parameters are the sum of.
-            in_place: Whether nobody needs the sums with earlier gradients before the step has succeeded.
+            divisor: The divisor of the sum over microbatches: their number, or the sum of their weights.
+            tensor_divisor: The number of tp ranks whose samples are summed in the gradients of distributed parameters.
+            in_place: Whether the sums with earlier gradients are not needed before the step has succeeded.
         """
         if self._ordered is not None:
             self._ordered.finish()
@@ -130,7 +130,7 @@ class StepTransaction:
             self._unsummed = self._earlier
         else:
             for parameter, earlier in self._earlier:
-                if not is_sentinel(parameter):  # else given up to its owner by a partition made in this step
+                if not is_sentinel(parameter):  # a partition made in this step may have released it
                     new = parameter.grad
                     parameter.grad = earlier.clone() if new is None else earlier + new
         for parameter, hooks in late:
@@ -138,7 +138,7 @@ class StepTransaction:
                 hook(parameter)
 
     def finish(self) -> None:
-        """The step has succeeded on every rank."""
+        """Complete the step, after it has succeeded on every rank."""
         for parameter, earlier in self._unsummed:
             if not is_sentinel(parameter):
                 parameter.grad = _sum(earlier, parameter.grad)
@@ -160,14 +160,14 @@ class StepTransaction:
     @staticmethod
     def _put_hooks_back(parameter: nn.Parameter, tensor_hooks: dict[int, Any], post_hooks: dict[int, Any]) -> None:
         if is_sentinel(parameter):
-            return  # given up in this step, which divided the model: its hooks run on the rank that owns it
+            return  # released by a partition made in this step: its hooks run on the rank that owns it
         if tensor_hooks and parameter._backward_hooks is not None:
             parameter._backward_hooks.update(tensor_hooks)
         if post_hooks and parameter._post_accumulate_grad_hooks is not None:
             parameter._post_accumulate_grad_hooks.update(post_hooks)
 
     def rollback(self) -> None:
-        """Fail: leave gradients, hooks, buffers and the RNG as they were before the step."""
+        """Restore gradients, hooks, buffers and the RNG state from before the step."""
         if not self._begun:
             return
         if self._ordered is not None:
@@ -184,13 +184,13 @@ class StepTransaction:
         with torch.no_grad():
             for module, name, buffer, copy in self._buffers:
                 now = module._buffers.get(name)
-                if now is None or not is_sentinel(now):  # else given up to its owner by a partition made in this step
+                if now is None or not is_sentinel(now):  # a partition made in this step may have released it
                     put_values(buffer, copy)
                     module._buffers[name] = buffer
         self.restore_random_numbers()
 
     def restore_random_numbers(self) -> None:
-        """Leave the RNG as it was before the step."""
+        """Restore the RNG state from before the step."""
         process.restore_random_state(self._random)
 
 
@@ -207,7 +207,7 @@ def _divide_gradients(parameters: list[nn.Parameter], divisor: float) -> None:
     if not dense:
         return
     if math.frexp(divisor)[0] == 0.5:
-        # A power of two: the product with its reciprocal, which float32 holds, is the quotient, in half the time.
+        # A power of two: multiplying by the reciprocal, exact in float32, equals division and takes half the time.
         single = dense[0].dtype == torch.float32
         torch._foreach_mul_(dense, _number(1 / divisor, torch.float32 if single else torch.float64))
     else:
@@ -216,7 +216,10 @@ def _divide_gradients(parameters: list[nn.Parameter], divisor: float) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
-    """A number as a tensor, which torch need not wrap anew for every gradient; in their own dtype it costs half."""
+    """Return a number as a cached tensor, so that PyTorch does not wrap it again for every gradient.
+
+    An operation with a number of the gradients' own dtype takes half the time.
+    """
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 

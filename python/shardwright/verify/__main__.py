@@ -1,4 +1,4 @@
-"""``python -m shardwright.verify``; see :mod:`shardwright.verify.command`."""
+"""``python -m shardwright.verify``. See :mod:`shardwright.verify.command`."""
 
 import sys
 

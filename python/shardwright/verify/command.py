@@ -18,7 +18,7 @@ from shardwright.rendezvous import loopback_store
 
 EXACT, DIFFERENT, MISUSE = 0, 1, 2
 _POLL_SECONDS = 0.1
-#: How long the other ranks may take to end by themselves once one has failed.
+#: How long the other ranks may take to exit after one has failed.
 _END_SECONDS = 15.0
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _EPILOG = """
@@ -33,7 +33,7 @@ the step could not be run.
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Return the parser of the command's arguments."""
     made = argparse.ArgumentParser(
         prog="python -m shardwright.verify",
         description="Verify that a distributed step equals the same step in one process.",
@@ -61,7 +61,7 @@ def _positive(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command, and return its exit status."""
     given = parser().parse_args(arguments)  # exits with 2 on misuse
     path, _, function = given.target.rpartition(":")
     if not path or not function.isidentifier() or not Path(path).is_file():
@@ -83,7 +83,7 @@ def _refuse(why: str) -> int:
 def _run(given: argparse.Namespace, folder: Path) -> int:
     result, options = folder / "report.json", folder / "options.json"
     options.write_text(json.dumps({**vars(given), "result": str(result)}))
-    # The ranks meet here, so that no port has to be free at a later moment.
+    # The ranks rendezvous at this store, so that no port has to be free later.
     store = loopback_store(0, given.timeout)
     processes = _start(given.pp * given.dp, options, folder, store)
     try:
@@ -130,7 +130,7 @@ def _start_rank(command: list[str], environment: dict[str, str], log: IO[bytes])
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> int | None:
-    """Wait for all; returns the first rank that failed, None if none did before the deadline."""
+    """Wait for all processes; return the first rank that failed, or None if none failed before the deadline."""
     failed = None
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]

@@ -1,4 +1,4 @@
-"""On rank 0: runs the step in one process, asks every rank for what it computed, and makes the report."""
+"""The comparison on rank 0: runs the step in one process, collects what every rank computed, and makes the report."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Replica:
         index: Its data-parallel rank.
         root: The global rank that runs the step function.
         ranks: All its global ranks.
-        arguments: What its root gave the step function.
-        seed: What its root's generator was seeded with.
-        random: The states of its root's generators when the step began.
+        arguments: The arguments that its root passed to the step function.
+        seed: The seed of its root's generator.
+        random: The states of its root's generators at the start of the step.
     """
 
     index: int
@@ -50,7 +50,7 @@ class Replica:
 
 
 class Comparison:
-    """What rank 0 compares.
+    """The comparison on rank 0.
 
     Attributes:
         reference: The whole models.
@@ -58,12 +58,12 @@ class Comparison:
     """
 
     def __init__(self, verified: Verification, modules: list[nn.Module], reader: EvidenceReader) -> None:
-        """Ask every rank for an overview.
+        """Request an overview from every rank.
 
         Args:
             verified: The step that was run on all ranks.
             modules: Whole modules of the same models.
-            reader: Asks the ranks.
+            reader: Reads the evidence of the ranks.
         """
         runtime = verified.runtime
         self.verified = verified
@@ -84,7 +84,7 @@ class Comparison:
         seed, state, devices = self.reader.read(root, "random")
         generator = torch.Generator()
         generator.set_state(state)
-        if devices:  # that root's device is another one than this rank's
+        if devices:  # the device of that root differs from this rank's
             devices = {torch.cuda.current_device(): next(iter(devices.values()))}
         ranks = self.runtime.place.topology.group("PP_GROUP", root)
         return Replica(index, root, ranks, arguments, int(seed), (generator, devices))
@@ -92,7 +92,7 @@ class Comparison:
     # --- running
 
     def load(self) -> None:
-        """Give the whole models the values that the first replica started from."""
+        """Set the whole models to the values that the first replica started from."""
         with torch.no_grad():
             for kind, tensors, holders in (
                 ("start_parameters", self.reference.named_parameters(), self._holders_of_parameters()),
@@ -114,17 +114,17 @@ class Comparison:
         self._first_buffers = {name: buffer.clone() for name, buffer in self.reference.named_buffers().items()}
 
     def _holders_of_parameters(self) -> dict[str, int]:
-        """By full name, the rank of the first replica that owns the parameter."""
+        """Return, by full name, the rank of the first replica that owns the parameter."""
         ranks = self.replicas[0].ranks
         return {name: rank for rank in reversed(ranks) for group in self.ranks[rank].groups for name in group}
 
     def _holders_of_buffers(self, replica: int) -> dict[str, int]:
-        """By full name, the first rank of a replica that holds the buffer."""
+        """Return, by full name, the first rank of a replica that holds the buffer."""
         ranks = self.replicas[replica].ranks
         return {name: rank for rank in reversed(ranks) for name in self.ranks[rank].start_buffers}
 
     def expect(self) -> tuple[list[Expected], NamedGradients]:
-        """Run every replica's step in this process; compare results on the way, which may be large."""
+        """Run every replica's step in this process, and compare its results before the next replica runs."""
         expected, gradients = [], []
         for replica in self.replicas:
             one = self.run(replica, self.num_microbatches, recorded=True)
@@ -137,7 +137,7 @@ class Comparison:
         return expected, self.reference.mean(gradients, weights, self.num_microbatches)
 
     def run(self, replica: Replica, num_microbatches: int, *, recorded: bool) -> Expected:
-        """One replica's step from its start, with the random numbers of its ranks."""
+        """Run one replica's step from its start in this process, with the random numbers of its ranks."""
         self.reference.load_buffers(self._starting_buffers(replica))
         process.restore_random_state(replica.random)
         args, kwargs = copied_arguments(*replica.arguments)
@@ -149,7 +149,7 @@ class Comparison:
         return self.reference.run(self.verified.step, parts, seeds, recorded)
 
     def _starting_buffers(self, replica: Replica) -> Mapping[str, torch.Tensor]:
-        """As in the ranks' step, training starts from the first replica's buffers, unless the model says otherwise."""
+        """Return the buffers that a replica starts from: in training those of the first replica, by default."""
         shared = torch.is_grad_enabled() and all(model._options["broadcast_buffers"] for model in self.verified.models)
         if replica.index == 0 or shared:
             return self._first_buffers
@@ -186,7 +186,7 @@ class Comparison:
                 self._add("buffer", name, rank, found)
 
     def _compare_gradients(self, wanted: NamedGradients) -> dict[str, tuple[float, str]]:
-        """A row for each parameter and rank; returns the worst error and its reason by name."""
+        """Add a row for each parameter and rank, and return the worst error and its reason by name."""
         floor = floor_of(wanted.values())
         worst: dict[str, tuple[float, str]] = {}
         for rank, said in enumerate(self.ranks):
@@ -201,7 +201,7 @@ class Comparison:
         return worst
 
     def _compare_ties(self) -> dict[str, str]:
-        """A row for each tie; returns in words what is untied, by name."""
+        """Add a row for each tie, and return a description of each untied parameter by name."""
         ties: dict[int, list[str]] = {}
         for name, parameter in self.reference.named_parameters().items():
             ties.setdefault(id(parameter), []).append(name)
@@ -224,11 +224,11 @@ class Comparison:
     # --- the report
 
     def report(self, tolerance: float | None, whole_batch: bool) -> Report:
-        """Run, compare, and say what was found; every other rank answers questions meanwhile.
+        """Run and compare the step, and return the report. Every other rank must serve its evidence meanwhile.
 
         Args:
-            tolerance: What is allowed; None for that of the dtype.
-            whole_batch: Whether to look for what microbatches change.
+            tolerance: The tolerance; None for that of the dtype.
+            whole_batch: Whether to check for effects of splitting the batch into microbatches.
         """
         self.load()
         expected, gradients = self.expect()

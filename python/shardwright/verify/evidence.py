@@ -1,4 +1,4 @@
-"""What each rank has to show of the verified step, and how rank 0 asks for it."""
+"""The evidence of the verified step that each rank keeps, and how rank 0 requests it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _QUESTIONS = "verification"
 _ANSWERS = "verification answers"
-#: Stands for an argument that cannot be sent: rank 0 takes its own.
+#: Placeholder for an argument that cannot be sent. Rank 0 uses its own.
 LOCAL = "<local>"
 
 
 class Overview(NamedTuple):
-    """What a rank says first.
+    """The first evidence that a rank sends.
 
     Attributes:
         record: Its module calls.
@@ -46,19 +46,19 @@ class Overview(NamedTuple):
 
 @dataclass
 class Evidence:
-    """One rank's part.
+    """The evidence of one rank.
 
     Attributes:
         record: Its module calls.
-        start_parameters: By full name, the values that the step started from.
-        start_buffers: The same of buffers.
-        gradients: By full name, what the step gave.
-        buffers: By full name, their values after the step.
-        groups: Full names of the parameters held here, those of one tensor together.
+        start_parameters: The values of its parameters at the start of the step, by full name.
+        start_buffers: The values of its buffers at the start of the step, by full name.
+        gradients: The gradients from the step, by full name.
+        buffers: The values of its buffers after the step, by full name.
+        groups: Full names of its parameters. The names of one tensor form a group.
         hooked: Full names of the parameters with gradient hooks of the user.
         requests: Forward and backward requests that this rank sent.
-        results: On a root, by microbatch, the leaves of what the step function returned.
-        losses: On a root, by microbatch, the tensors that ``model.backward`` was given.
+        results: On a root, by microbatch, the leaves of the step function's result.
+        losses: On a root, by microbatch, the tensors given to ``model.backward``.
         inputs: On a root, the leaves of the step function's arguments.
         random: On a root, the seed and the states of the generators of the CPU and of its device when the step began.
     """
@@ -77,7 +77,7 @@ class Evidence:
     random: tuple[str, torch.Tensor | None, dict[int, torch.Tensor]] = ("0", None, {})
 
     def answer(self, what: str, which: Any) -> Any:
-        """What rank 0 asks for."""
+        """Return the requested piece of evidence."""
         if what == "overview":
             start_buffers, buffers = list(self.start_buffers), list(self.buffers)
             return Overview(self.record, self.groups, start_buffers, buffers, self.hooked, self.requests)
@@ -89,10 +89,10 @@ class Evidence:
 
 
 def serve(runtime: Runtime, evidence: Evidence) -> str:
-    """On every rank but 0: answer until the report comes, and return it as text.
+    """Serve the evidence of a rank other than 0 until the report arrives, and return the report as text.
 
     Raises:
-        ShardwrightError: Rank 0 could not make one.
+        ShardwrightError: Rank 0 could not make the report.
     """
     while True:
         what, which = receive_on(runtime, 0, _QUESTIONS)
@@ -104,29 +104,29 @@ def serve(runtime: Runtime, evidence: Evidence) -> str:
 
 
 class EvidenceReader:
-    """On rank 0: asks ranks, itself too."""
+    """Reads the evidence of all ranks, on rank 0."""
 
     def __init__(self, runtime: Runtime, own: Evidence) -> None:
-        """Ask the ranks of a runtime."""
+        """Create a reader for the ranks of a runtime."""
         self._runtime = runtime
         self._own = own
 
     def read(self, rank: int, what: str, which: Any = None) -> Any:
-        """One piece of a rank's evidence; see :class:`Evidence`."""
+        """Return one piece of a rank's evidence. See :class:`Evidence`."""
         if rank == self._runtime.place.rank:
             return self._own.answer(what, which)
         send_on(self._runtime, rank, _QUESTIONS, (what, which))
         return receive_on(self._runtime, rank, _ANSWERS)
 
     def finish(self, what: str, text: str) -> None:
-        """End the others' part, by a report or a failure."""
+        """End the service of the other ranks, with a report or a failure."""
         for rank in range(self._runtime.place.launch.world_size):
             if rank != self._runtime.place.rank:
                 send_on(self._runtime, rank, _QUESTIONS, (what, text))
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The leaves of a step function's arguments, as they can be sent."""
+    """Return the leaves of a step function's arguments, in a form that can be sent."""
     found: list[tuple[str, Any]] = []
 
     def sent(path: str, leaf: Any) -> Any:
@@ -146,10 +146,10 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[st
 def with_inputs(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[tuple[str, Any]], rank: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Rank 0's arguments with another root's leaves in the place of its own.
+    """Return rank 0's arguments with the leaves of another root's arguments.
 
     Raises:
-        ConfigError: That root's arguments have another structure.
+        ConfigError: The arguments of that root have another structure.
     """
     rest: Iterator[tuple[str, Any]] = iter(inputs)
 

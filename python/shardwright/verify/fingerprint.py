@@ -1,8 +1,8 @@
-"""A few numbers that stand for a tensor: enough to tell how far two tensors are apart, wherever each of them lies.
+"""Fingerprints of tensors: a few numbers that suffice to estimate the distance of two tensors on different ranks.
 
-The norm of a difference is estimated from projections onto fixed vectors of random signs: the mean square of
-``(a - b) . s`` over such ``s`` is the square of the norm of ``a - b``. So rank 0 need not hold the outputs of all
-modules, and nobody need send them.
+The norm of a difference is estimated from projections onto fixed vectors ``s`` of random signs: the mean square of
+``(a - b) . s`` over such vectors is the square of the norm of ``a - b``. Rank 0 therefore need not hold the outputs of
+all modules, and the ranks need not send them.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import NamedTuple
 
 import torch
 
-#: Estimates are good to about a third with so many; a difference is never estimated as zero, short of a coincidence.
+#: With this many, estimates are accurate to about a third. A difference is estimated as zero only by coincidence.
 NUM_PROJECTIONS = 8
 _COLUMNS = 4096
 _ROWS = 256
 
 
 class Fingerprint(NamedTuple):
-    """What stays of a tensor.
+    """The fingerprint of a tensor.
 
     Attributes:
         shape: Its shape.
         dtype: Its dtype, such as ``"float32"``.
-        root_mean_square: Of its finite elements.
-        projections: Onto the sign vectors.
-        not_finite: How many elements are NaN, infinite and minus infinite.
+        root_mean_square: The root mean square of its finite elements.
+        projections: The projections onto the sign vectors.
+        not_finite: The numbers of elements that are NaN, infinity and minus infinity.
     """
 
     shape: tuple[int, ...]
@@ -37,12 +37,12 @@ class Fingerprint(NamedTuple):
     not_finite: tuple[int, int, int]
 
     def describe(self) -> str:
-        """Shape and dtype in words."""
+        """Return the shape and the dtype as text."""
         return f"{self.shape} {self.dtype}"
 
 
 def fingerprint(tensor: torch.Tensor) -> Fingerprint:
-    """The fingerprint of a tensor of any dtype; for a sparse one, of its dense form."""
+    """Return the fingerprint of a tensor of any dtype. A sparse tensor has that of its dense form."""
     values = tensor.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()
@@ -65,9 +65,9 @@ def fingerprint(tensor: torch.Tensor) -> Fingerprint:
 
 
 def distance(found: Fingerprint, expected: Fingerprint, floor: float = 0.0) -> float:
-    """The root mean square of the difference, relative to that of ``expected``, or to ``floor`` where that is more.
+    """Return the root mean square of the difference, relative to that of ``expected``, or to ``floor`` if larger.
 
-    Infinite for tensors of another shape, another dtype, or with other elements that are not finite.
+    The result is infinite for tensors of different shapes or dtypes, or with different numbers of non-finite elements.
     """
     if (found.shape, found.dtype, found.not_finite) != (expected.shape, expected.dtype, expected.not_finite):
         return math.inf
@@ -81,7 +81,7 @@ def distance(found: Fingerprint, expected: Fingerprint, floor: float = 0.0) -> f
 
 @functools.cache
 def _signs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signs by column and by row; the sign of an element is the product of both, so that few numbers make many."""
+    """Return signs by column and by row. The sign of an element is their product, so that few signs suffice."""
     generator = torch.Generator().manual_seed(0)
     columns = torch.randint(2, (_COLUMNS, NUM_PROJECTIONS), generator=generator)
     rows = torch.randint(2, (_ROWS, NUM_PROJECTIONS), generator=generator)
@@ -97,5 +97,5 @@ def _project(part: torch.Tensor, start: int) -> list[float]:
         sums += (part[: whole * _COLUMNS].view(whole, _COLUMNS) @ columns * rows[:whole]).sum(dim=0)
     if rest:
         sums += part[whole * _COLUMNS :] @ columns[:rest] * rows[whole % _ROWS]
-    # Each stretch of rows has signs of its own: a turn of the projections.
+    # Each block of rows has its own signs, by a rotation of the projections.
     return sums.roll(start // (_ROWS * _COLUMNS)).tolist()

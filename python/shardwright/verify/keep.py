@@ -1,4 +1,4 @@
-"""A verification leaves everything as it was: what its step changes on a rank is kept before, and put back."""
+"""Keeps a verification free of side effects: saves what its step changes on a rank, and restores it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class Start:
-    """The values that one model has on this rank when the step starts; in host memory.
+    """The values of one model on this rank at the start of the step, in host memory.
 
-    One process starts from these very values, so a copy of them is needed in any case.
+    The step in one process starts from the same values, so a copy of them is needed in any case.
 
     Attributes:
         parameters: By name.
-        buffers: By name; those that are registered under several names, under each.
+        buffers: By name. A buffer that is registered under several names is listed under each.
     """
 
     def __init__(self, placement: Placement) -> None:
-        """Copy what this rank holds."""
+        """Copy the values that this rank holds."""
         module = placement.module
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         copies: dict[int, torch.Tensor] = {}
@@ -59,7 +59,7 @@ class Start:
         self._held = Snapshot(parts, (), ())
 
     def put_back(self) -> None:
-        """Give tensors and attributes of modules their values again."""
+        """Restore the values of tensors and the attributes of modules."""
         for state in self._modules:
             state.restore()
         self._held.restore()
@@ -71,7 +71,7 @@ class Start:
 
 
 class _Gradients:
-    """The gradients that a rank has, taken off for a step; and their values, where a step may write to their memory."""
+    """The gradients of a rank, removed for a step, with their values if a step may write to their memory."""
 
     def __init__(self, placement: Placement) -> None:
         as_views = bool(placement.options["gradient_as_bucket_view"])
@@ -84,7 +84,7 @@ class _Gradients:
 
     def put_back(self) -> None:
         for parameter, gradient, copy in self._held:
-            if is_sentinel(parameter):  # given up to its owner by a partition made in the step
+            if is_sentinel(parameter):  # released by a partition made in the step
                 continue
             if gradient is not None and copy is not None:
                 gradient.copy_(copy)
@@ -93,7 +93,7 @@ class _Gradients:
 
 @contextlib.contextmanager
 def _reducing(replicas: Replicas) -> Iterator[None]:
-    """A step that reduces gradients whatever accumulation asks for, and of which nothing is remembered."""
+    """Make a step reduce gradients regardless of accumulation, without any lasting effect."""
     passes, replicas._passes = replicas._passes, int(replicas._options["backward_passes_per_step"]) - 1
     gradient_counts = None if replicas._reducer is None else replicas._reducer.gradient_counts()
     try:
@@ -106,10 +106,10 @@ def _reducing(replicas: Replicas) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
-    """Run one step that counts for nothing.
+    """Run one step without lasting effects.
 
     Yields:
-        By model id, the values that the step starts from; of a model that the step divides, once it has.
+        By model id, the values that the step starts from. A model that the step divides is added once it is divided.
     """
     starts: dict[int, Start] = {}
     placements = runtime[Models].placements
@@ -120,7 +120,7 @@ def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
             stack.enter_context(_reducing(placement.replicas))
             stack.callback(_Gradients(placement).put_back)
             stack.callback(setattr, placement, "post_step_hooks", placement.post_step_hooks)
-            placement.post_step_hooks = PostPartitionHooks()  # theirs wait for the first step of the script
+            placement.post_step_hooks = PostPartitionHooks()  # the script's hooks wait for its first step
             if placement.partitioned:
                 starts[placement.model_id] = Start(placement)
             else:

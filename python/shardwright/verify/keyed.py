@@ -1,8 +1,8 @@
-"""Random numbers in one process as the ranks of a job draw them.
+"""Random numbers in one process, drawn as on the ranks of a job.
 
-The library starts each request to another rank from a seed of its own, derived from where the caller stands; see
-:mod:`shardwright.execution.reproducible`. Where the model is divided is known, so one process does the same, and
-dropout drops the same elements on both sides.
+The library starts each request to another rank from its own seed, derived from the caller's position; see
+:mod:`shardwright.execution.reproducible`. The division of the model is known, so one process can use the same seeds.
+Dropout then drops the same elements on both sides.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shardwright.partition.decision import Decision
 
 
 class KeyedCalls:
-    """Seeds the calls of a whole model that are requests in a divided one."""
+    """Seeds those calls in a whole model that are requests in the divided model."""
 
     def __init__(self) -> None:
-        """The step function runs, on the first rank of the pipeline."""
+        """Start in the step function, on the first rank of the pipeline."""
         self._ranks = [0]
 
     def install(self, modules: Mapping[str, nn.Module], decision: Decision) -> None:
-        """Intercept every call of the modules of a copy, which nobody needs afterwards."""
+        """Intercept every call of the modules of a copy. The interception is not removed."""
         owners: dict[nn.Module, int] = {
             module: decision.modules[path]
             for path, module in modules.items()
@@ -62,7 +62,7 @@ class KeyedCalls:
             reproducible.pass_calls(seed, 1)
 
     def _run_sequential(self, module: nn.Sequential, owners: Mapping[nn.Module, int], input: Any) -> Any:
-        """As the rank that runs it does: consecutive children of one other rank in one request."""
+        """Run an ``nn.Sequential`` as in the divided model: consecutive children of one other rank are one request."""
         here = self._ranks[-1]
         children = list(module._modules.values())
 

@@ -1,4 +1,4 @@
-"""Which module departs first: from two records and the errors of parameters' gradients."""
+"""Finds the first module that departs, from two records and the errors of the parameters' gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shardwright.verify.report import Departure
 
 @dataclass
 class ValueFlow:
-    """Which calls used which tensors, as seen in one process.
+    """Which calls used which tensors, as observed in one process.
 
     Attributes:
-        users: By output or argument, the calls that got that very tensor as an argument, in the order of their start.
-        parents: By call, the calls around it, from the outermost to the innermost.
-        drew: By call, the sources of random numbers that it drew from: ``"torch"``, ``"random"``, ``"numpy"``.
+        users: By output or argument, the calls that received this tensor as an argument, in the order of their start.
+        parents: By call, the enclosing calls, from the outermost to the innermost.
+        drew: By call, the sources of its random numbers: ``"torch"``, ``"random"``, ``"numpy"``.
     """
 
     users: dict[TensorKey, list[CallKey]] = field(default_factory=dict)
@@ -29,11 +29,11 @@ class ValueFlow:
 
 @dataclass(frozen=True)
 class Side:
-    """What the ranks of one replica recorded.
+    """The records of the ranks of one replica.
 
     Attributes:
-        record: Of all its ranks together.
-        rank_of: The global rank that recorded a call.
+        record: The merged record of all its ranks.
+        rank_of: The global rank that recorded each call.
     """
 
     record: ModuleRecord
@@ -41,7 +41,7 @@ class Side:
 
     @staticmethod
     def of(records: Mapping[int, ModuleRecord]) -> Side:
-        """Put the ranks' records together."""
+        """Merge the records of the ranks."""
         whole, rank_of = ModuleRecord(), {}
         for rank, record in records.items():
             whole.calls.update(record.calls)
@@ -53,7 +53,7 @@ class Side:
 
 
 def comparable_calls(found: ModuleRecord, expected: ModuleRecord) -> list[CallKey]:
-    """The calls, in execution order, of modules that were called equally often on both sides."""
+    """Return the calls of modules that were called equally often on both sides, in execution order."""
     counts: dict[tuple[str, int], list[int]] = {}
     for side, record in enumerate((found, expected)):
         for path, microbatch, _ in record.calls:
@@ -64,7 +64,7 @@ def comparable_calls(found: ModuleRecord, expected: ModuleRecord) -> list[CallKe
 def first_forward(
     side: Side, expected: ModuleRecord, replica: int, tolerance: float
 ) -> tuple[Departure, CallKey] | None:
-    """The first call, in execution order, whose outputs depart."""
+    """Return the first call, in execution order, whose outputs depart; None if there is none."""
     sizes = sorted(f.root_mean_square for outputs in expected.calls.values() for f, _ in outputs)
     floor = FLOOR * sizes[len(sizes) // 2] if sizes else 0.0
     for key in comparable_calls(side.record, expected):
@@ -98,7 +98,7 @@ def _departure(side: Side, replica: int, key: CallKey, what: str, error: float, 
 
 
 def _other_microbatch(side: Side, expected: ModuleRecord, key: CallKey, number: int, tolerance: float) -> str:
-    """Whether the output is what another microbatch's should be."""
+    """Return a note if the output equals that of another microbatch in one process; otherwise an empty text."""
     path, microbatch, call = key
     here = side.record.calls[key][number][0]
     for (other_path, other, other_call), outputs in expected.calls.items():
@@ -115,14 +115,14 @@ def first_backward(
     names: Iterable[str],
     tolerance: float,
 ) -> Departure | None:
-    """The first module, in backward order, whose gradient departs.
+    """Return the first module, in backward order, whose gradient departs; None if there is none.
 
     Args:
-        sides: By replica, what its ranks recorded and what one process did.
-        flow: Who used what.
-        gradient_errors: By parameter, the error of its gradient and in words what is wrong.
+        sides: By replica, the records of its ranks and of one process.
+        flow: Which calls used which tensors.
+        gradient_errors: By parameter, the error of its gradient and a description.
         names: The paths of all modules, in the model's order.
-        tolerance: What is allowed.
+        tolerance: The tolerance.
     """
     modules = _modules_with_bad_parameters(gradient_errors, tolerance)
     if not modules:
@@ -134,7 +134,7 @@ def first_backward(
             if error is not None and not error <= tolerance:
                 blamed, what = _blame((key, number), flow, side)
                 return _departure(side, replica, blamed, what, error, "backward")
-            if key[0] in modules and number >= 0:  # its outputs' gradient agrees, that of its own parameters does not
+            if key[0] in modules and number >= 0:  # its outputs' gradient agrees, its parameters' does not
                 return _parameter_departure(key[0], *modules[key[0]], replica, side.rank_of.get(key))
     path = next((path for path in reversed(list(names)) if path in modules), next(iter(modules)))
     return _parameter_departure(path, *modules[path])
@@ -150,7 +150,7 @@ def _parameter_departure(
 def _modules_with_bad_parameters(
     errors: Mapping[str, tuple[float, str]], tolerance: float
 ) -> dict[str, tuple[str, float, str]]:
-    """By module, the worst of its own parameters: name, error and detail."""
+    """Return, by module, the worst of its own parameters: name, error and detail."""
     found: dict[str, tuple[str, float, str]] = {}
     for name, (error, detail) in errors.items():
         path = name.rpartition(".")[0]
@@ -160,7 +160,7 @@ def _modules_with_bad_parameters(
 
 
 def _gradient_error(found: ModuleRecord, key: TensorKey, wanted: Fingerprint, floor: float) -> float | None:
-    """None where the ranks could not see that gradient."""
+    """Return the error of a tensor's gradient; None if the ranks could not observe that gradient."""
     if key not in found.watched:
         return None
     here = found.gradients.get(key)
@@ -170,7 +170,7 @@ def _gradient_error(found: ModuleRecord, key: TensorKey, wanted: Fingerprint, fl
 
 
 def _blame(key: TensorKey, flow: ValueFlow, side: Side) -> tuple[CallKey, str]:
-    """Whose backward gave a tensor a wrong gradient: what used it, if that is known, else what made it."""
+    """Return the call whose backward produced a wrong gradient: a user of the tensor if known, else its producer."""
     missing = key not in side.record.gradients
     users = flow.users.get(key, [])
     blamed = _around(users, flow)
@@ -183,7 +183,7 @@ def _blame(key: TensorKey, flow: ValueFlow, side: Side) -> tuple[CallKey, str]:
 
 
 def _around(calls: list[CallKey], flow: ValueFlow) -> CallKey | None:
-    """The innermost of the calls that is inside all others or has them inside; None if they lie side by side."""
+    """Return the innermost call that encloses, or is enclosed by, each of the others; None if there is none."""
     chains = [(*flow.parents.get(call, ()), call) for call in calls]
     longest = max(chains, key=len, default=())
     if longest and all(call in longest for call in calls):

@@ -1,4 +1,4 @@
-"""The measure: how far what the ranks computed is from what one process computed."""
+"""Measures errors: how far the results of the ranks are from those of one process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-#: A gradient's error is relative to its own largest element, or to this part of the largest of all gradients: the bias
-#: of an attention's keys has a true gradient of zero, and noise relative to noise says nothing.
+#: A gradient's error is relative to its own largest element, or to this fraction of the largest of all gradients. The
+#: true gradient of an attention's key bias, for example, is zero, and noise relative to noise is meaningless.
 FLOOR = 1e-3
 
-#: What is allowed, by the coarsest dtype that the step computes with. Both sides run the same kernels on the same
-#: shapes, so only the order of additions differs: over microbatches, over replicas, and where several uses of a tensor
-#: meet. That is a few units in the last place of the sums' dtype.
+#: The tolerance by the coarsest dtype that the step computes with. Both sides run the same kernels on the same shapes,
+#: so only the order of additions differs: over microbatches, over replicas, and over several uses of a tensor. The
+#: difference is a few units in the last place of the sums' dtype.
 TOLERANCES: Mapping[str, float] = {
     "float64": 1e-10,
     "complex128": 1e-10,
@@ -27,19 +27,19 @@ TOLERANCES: Mapping[str, float] = {
 
 
 def tolerance_for(dtypes: Iterable[str]) -> tuple[str, float]:
-    """The coarsest of the dtypes that a step computed with, and what is allowed for it."""
+    """Return the coarsest of the dtypes that a step computed with, and the tolerance for it."""
     found = [dtype for dtype in dtypes if dtype in TOLERANCES]
     coarsest = max(found, key=TOLERANCES.__getitem__, default="float64")
     return coarsest, TOLERANCES[coarsest]
 
 
 def floor_of(gradients: Iterable[torch.Tensor | None]) -> float:
-    """What errors of gradients are at least relative to; see :data:`FLOOR`."""
+    """Return the least value that errors of gradients are relative to. See :data:`FLOOR`."""
     return FLOOR * max((size_of(gradient) for gradient in gradients if gradient is not None), default=0.0)
 
 
 def size_of(tensor: torch.Tensor) -> float:
-    """The largest magnitude of an element; that of finite ones only."""
+    """Return the largest magnitude of the finite elements; 0 if there are none."""
     if not tensor.numel():
         return 0.0
     values = _comparable(tensor).abs()
@@ -48,15 +48,15 @@ def size_of(tensor: torch.Tensor) -> float:
 
 
 def error_of(found: torch.Tensor | None, expected: torch.Tensor | None, floor: float = 0.0) -> tuple[float, str]:
-    """The largest difference of two tensors, relative to the largest element of ``expected``.
+    """Return the largest difference of two tensors, relative to the largest element of ``expected``.
 
     Args:
-        found: What the ranks computed; None is a gradient that is not there.
-        expected: What one process computed.
-        floor: Relative to this where it is more.
+        found: The result of the ranks; None for a missing gradient.
+        expected: The result of one process; None for a missing gradient.
+        floor: The least value that the error is relative to.
 
     Returns:
-        The error, infinite where the two cannot be compared, and why in that case.
+        The error, infinite if the two cannot be compared, and in that case the reason.
     """
     if found is None or expected is None:
         if found is expected:
@@ -89,7 +89,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors and plain values in a structure, each with the way to it."""
+    """Yield the tensors and plain values in a structure, each with its path."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, f"{path}[{key!r}]")
@@ -104,12 +104,12 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a structure, in order."""
+    """Return the tensors in a structure, in order."""
     return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def plain(value: Any) -> Any:
-    """What of a leaf can be sent and compared: a tensor, a plain value, or the name of its type."""
+    """Return a leaf in a form that can be sent and compared: a tensor, a plain value, or the name of its type."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -118,7 +118,7 @@ def plain(value: Any) -> Any:
 
 
 def error_of_leaf(found: Any, expected: Any) -> tuple[float, str]:
-    """The error of one leaf of what a step function returned."""
+    """Return the error of one leaf of what a step function returned."""
     if isinstance(found, torch.Tensor) and isinstance(expected, torch.Tensor):
         return error_of(found, expected)
     if type(found) is float and type(expected) is float:

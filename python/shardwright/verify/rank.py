@@ -1,4 +1,4 @@
-"""One rank of the job that ``python -m shardwright.verify`` starts; its argument is a file of options."""
+"""One rank of the job that ``python -m shardwright.verify`` starts. Its argument is a file of options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import shardwright as smp
 
 
 def load(path: str, name: str) -> Callable[[], Any]:
-    """A function of a script, whose folder can be imported from."""
+    """Return a function of a script, with the script's folder on the import path."""
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
@@ -32,7 +32,7 @@ def load(path: str, name: str) -> Callable[[], Any]:
 
 
 def main(options_path: str) -> None:
-    """Build, verify, and on rank 0 write the outcome."""
+    """Build the model, verify the step, and write the outcome on rank 0."""
     options = json.loads(Path(options_path).read_text())
     path, _, name = options["target"].rpartition(":")
     build = load(path, name)

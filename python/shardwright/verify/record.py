@@ -1,4 +1,4 @@
-"""What is kept of every module call: fingerprints of its outputs, and of the gradients that reach them."""
+"""Records every module call: fingerprints of its outputs, and of the gradients that reach them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shardwright.values import register_type
 from shardwright.verify.fingerprint import Fingerprint, fingerprint
 from shardwright.verify.measure import tensors_in
 
-#: A module's path, the microbatch, and which call of it in the microbatch.
+#: A module's path, the microbatch, and the index of the call in the microbatch.
 CallKey = tuple[str, int, int]
-#: A call and one of its tensors: the number of an output, or -1 for its first positional argument, -2 for the next one.
+#: A call and one of its tensors: the index of an output, or -1 for its first positional argument, -2 for the second.
 TensorKey = tuple[CallKey, int]
 
 
@@ -32,10 +32,10 @@ class ModuleRecord:
     """All calls of one run.
 
     Attributes:
-        calls: By call, in the order in which they returned: its outputs, and whether each needs a gradient.
-        gradients: By tensor, in the order in which they came: the whole gradient that reached it.
-        watched: The tensors whose gradient would have been seen.
-        dtypes: The floating-point dtypes that outputs had or autocast computed with.
+        calls: By call, in the order of their returns: its outputs, and whether each requires a gradient.
+        gradients: By tensor, in the order of arrival: the whole gradient that reached it.
+        watched: The tensors whose gradient would have been observed.
+        dtypes: The floating-point dtypes of outputs and of autocast.
     """
 
     calls: dict[CallKey, list[tuple[Fingerprint, bool]]] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class ModuleRecord:
 
 
 class Recorder:
-    """Records the calls of some modules by hooks on all modules, which leave nothing in them.
+    """Records the calls of some modules, by hooks on all modules that leave nothing in them.
 
-    Gradients are seen where autograd runs the node that made a tensor: such hooks see the whole gradient, once, also in
-    a frame whose backward runs level by level, and the library's guards of hooks on tensors do not concern them.
+    Gradients are observed where autograd runs the node that made a tensor. Such a hook sees the whole gradient, once,
+    also in a frame whose backward runs level by level. The library's guards of hooks on tensors do not apply to it.
     """
 
     def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int]) -> None:
-        """Record the modules in ``paths``; ``microbatch`` tells which one runs."""
+        """Record the modules in ``paths``. ``microbatch`` returns the running microbatch."""
         self.record = ModuleRecord()
         self._paths = paths
         self._microbatch = microbatch
@@ -62,7 +62,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record while the block runs."""
+        """Record within the block."""
         handles = [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, with_kwargs=True),
@@ -75,7 +75,7 @@ class Recorder:
             self._last = None
 
     def _path(self, module: nn.Module) -> str | None:
-        # Calls made by a backward are those of a checkpoint that computes a part of the forward again.
+        # Calls during a backward come from a checkpoint that recomputes a part of the forward.
         return None if is_tracing() or torch._C._current_graph_task_id() != -1 else self._paths.get(module)
 
     def _before(self, module: nn.Module, args: Any) -> None:
@@ -84,7 +84,7 @@ class Recorder:
             self.entered(path, args)
 
     def entered(self, path: str, args: Any) -> CallKey:
-        """A module is called, here or on another rank, with these positional arguments."""
+        """Record the call of a module, on this or another rank, with these positional arguments."""
         key = _next(self._entered, path, self._microbatch())
         for number, tensor in enumerate(tensors_in(args)):
             self._watch((key, -1 - number), tensor)
@@ -96,7 +96,7 @@ class Recorder:
             self.returned(path, output)
 
     def returned(self, path: str, output: Any) -> None:
-        """A module that runs here has returned."""
+        """Record the return of a module that runs on this rank."""
         key = _next(self._returned, path, self._microbatch())
         tensors = tensors_in(output)
         self.record.calls[key] = [(fingerprint(tensor), tensor.requires_grad) for tensor in tensors]
@@ -109,7 +109,7 @@ class Recorder:
 
     def _watch(self, key: TensorKey, tensor: torch.Tensor) -> None:
         node = tensor.grad_fn
-        # What came from another rank is watched there: an output by its module's rank, an argument by its caller's.
+        # A tensor of another rank is observed there: an output on the rank of its module, an argument on its caller's.
         if node is not None and slot_of(made_by(node)) is None:
             self.record.watched.add(key)
             node.register_prehook(partial(self._arrived, key, tensor.output_nr))
@@ -118,9 +118,9 @@ class Recorder:
         gradient = gradients[number] if number < len(gradients) else None
         if gradient is None:
             return
-        if self._last is None or self._last[0] is not gradient:  # a tensor may be known by several keys
+        if self._last is None or self._last[0] is not gradient:  # a tensor may have several keys
             self._last = gradient, fingerprint(gradient)
-        self.record.gradients.pop(key, None)  # a second backward: the last one counts
+        self.record.gradients.pop(key, None)  # in a second backward, the last gradient counts
         self.record.gradients[key] = self._last[1]
 
 

@@ -1,4 +1,4 @@
-"""The same step in one process: all replicas' microbatches one after another, in plain PyTorch."""
+"""Runs the same step in one process: all replicas' microbatches one after another, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass
 class Expected:
-    """What one process computed for one replica.
+    """The results of one process for one replica.
 
     Attributes:
         record: Its module calls.
-        results: By microbatch, the leaves of what the step function returned.
-        losses: By microbatch, what ``model.backward`` was given.
-        buffers: Afterwards, by full name.
-        weight: The sum of its microbatches' weights; None where none were given.
+        results: By microbatch, the leaves of the step function's result.
+        losses: By microbatch, the tensors given to ``model.backward``.
+        buffers: The buffers after the step, by full name.
+        weight: The sum of its microbatches' weights; None if there are none.
     """
 
     record: ModuleRecord = field(default_factory=ModuleRecord)
@@ -49,16 +49,16 @@ class Expected:
 
 
 class WatchedFlow(Recorder):
-    """Records calls, and besides who used which tensor, who called whom, and who drew random numbers."""
+    """Records calls, and also who used which tensor, who called whom, and who drew random numbers."""
 
     def __init__(self, paths: Mapping[nn.Module, str], microbatch: Callable[[], int], flow: ValueFlow) -> None:
-        """Write what is seen into ``flow``."""
+        """Record observations in ``flow``."""
         super().__init__(paths, microbatch)
         self._flow = flow
         self._running: list[tuple[CallKey, Any]] = []
 
     def entered(self, path: str, args: Any) -> CallKey:
-        """Note what the call uses, and inside which calls it is."""
+        """Record the tensors that the call uses, and its enclosing calls."""
         key = super().entered(path, args)
         self._flow.parents[key] = tuple(call for call, _ in self._running)
         self._running.append((key, _generators()))
@@ -69,7 +69,7 @@ class WatchedFlow(Recorder):
         return key
 
     def returned(self, path: str, output: Any) -> None:
-        """Note what the call made, and whether it drew random numbers."""
+        """Record the results of the call, and whether it drew random numbers."""
         key, before = self._running.pop()
         self._flow.drew[key] = _drawn(before, _generators())
         super().returned(path, output)
@@ -78,7 +78,7 @@ class WatchedFlow(Recorder):
 
 
 def _users(tensor: torch.Tensor) -> list[CallKey]:
-    """The calls that got this very tensor as an argument; the list goes with the tensor."""
+    """Return the calls that received this tensor as an argument. The list is stored in the tensor."""
     users: list[CallKey] | None = getattr(tensor, "_shardwright_users", None)
     if users is None:
         users = []
@@ -107,10 +107,10 @@ def _drawn(before: tuple[Any, Any, Any], after: tuple[Any, Any, Any]) -> tuple[s
 
 
 class Reference:
-    """The models, whole, in this process.
+    """The whole models in this process.
 
     Attributes:
-        flow: What is seen of the recorded runs.
+        flow: The observations of the recorded runs.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Reference:
         names: Sequence[str],
         device: torch.device,
     ) -> None:
-        """Take whole modules over.
+        """Take ownership of whole modules.
 
         Args:
             models: The distributed models.
-            modules: The whole module of each; used up.
-            names: What each model's names begin with.
-            device: Where to compute.
+            modules: The whole module of each. They are changed, and must not be used afterwards.
+            names: The prefix of each model's names.
+            device: The device to compute on.
         """
         self.models = models
         self.modules = [module.to(device) for module in modules]
@@ -150,7 +150,7 @@ class Reference:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        """Module calls have seeds of their own inside a step only."""
+        """Mark the block as a step, because module calls have their own seeds only inside a step."""
         self._runtime.step.running = True
         try:
             yield
@@ -158,11 +158,11 @@ class Reference:
             self._runtime.step.running = False
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter under each of its full names."""
+        """Return every parameter under each of its full names."""
         return self._named("named_parameters")
 
     def named_buffers(self) -> dict[str, torch.Tensor]:
-        """Every buffer under each of its full names."""
+        """Return every buffer under each of its full names."""
         return self._named("named_buffers")
 
     def _named(self, kind: str) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Reference:
         }
 
     def load_buffers(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Give buffers their values."""
+        """Set the buffers to these values."""
         with torch.no_grad():
             for name, buffer in self.named_buffers().items():
                 buffer.copy_(values[name])
@@ -181,13 +181,13 @@ class Reference:
     def run(
         self, step: StepFunction[..., Any], parts: Sequence[CallArguments], seeds: Sequence[int | None], recorded: bool
     ) -> Expected:
-        """Run the step function for each microbatch; gradients accumulate in the modules.
+        """Run the step function for each microbatch. Gradients accumulate in the modules.
 
         Args:
             step: The step function.
-            parts: Each microbatch's arguments.
-            seeds: Of each microbatch's random numbers; None to draw on.
-            recorded: Whether module calls are recorded, which takes longer than they do.
+            parts: The arguments of each microbatch.
+            seeds: The seed of each microbatch's random numbers; None to continue the current sequence.
+            recorded: Whether to record module calls, which takes longer than the calls themselves.
         """
         expected = Expected()
         running = [0]
@@ -216,7 +216,7 @@ class Reference:
         return expected
 
     def take_gradients(self) -> dict[str, torch.Tensor | None]:
-        """The gradients that accumulated, and a clean slate."""
+        """Return the accumulated gradients, and clear them."""
         found = {name: parameter.grad for name, parameter in self.named_parameters().items()}
         for module in self.modules:
             module.zero_grad(set_to_none=True)
@@ -228,13 +228,13 @@ class Reference:
         weights: Sequence[float | None],
         microbatches: int,
     ) -> dict[str, torch.Tensor | None]:
-        """The mean of replicas' gradients, and over microbatches where the model takes it.
+        """Return the mean of replicas' gradients, also over microbatches if the model averages over them.
 
         Args:
-            gradients: Of each replica, the sum over its microbatches; one that is None counts as zero where another
+            gradients: For each replica, the sum over its microbatches. A gradient of None counts as zero if another
                 replica has one.
-            weights: Of each replica, the sum of its microbatches' weights, None where none were given.
-            microbatches: How many a replica has.
+            weights: For each replica, the sum of its microbatches' weights; None if there are none.
+            microbatches: The number of microbatches of a replica.
         """
         weighted = any(weight is not None for weight in weights)
         divisor = math.fsum(weight or 0.0 for weight in weights) / len(weights) or 1.0 if weighted else microbatches

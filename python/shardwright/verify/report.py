@@ -1,4 +1,4 @@
-"""What a verification found, as a value and as a table."""
+"""The result of a verification, as a value and as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 120
 
 
 def first_of(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
+    """Return the first few of some names, and the number of the others."""
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -28,10 +28,11 @@ class Row:
 
     Attributes:
         kind: ``"loss"``, ``"output"``, ``"buffer"``, ``"gradient"`` or ``"tie"``.
-        name: What it is called: a parameter, a buffer, or the place in what the step function returned.
+        name: Its name: a parameter, a buffer, or a position in the step function's result.
         rank: The global rank that has it.
-        error: The largest difference relative to the largest element in one process; infinite if there is none to tell.
-        detail: Why the two cannot be compared, where that is so.
+        error: The largest difference relative to the largest element in one process; infinite if they cannot be
+            compared.
+        detail: Why the two cannot be compared; empty otherwise.
     """
 
     kind: str
@@ -43,17 +44,17 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """The first module that computed something else than in one process.
+    """The first module whose result differs from that in one process.
 
     Attributes:
         module: Its path in the model; empty for the whole model.
-        phase: ``"forward"``, or ``"backward"`` where all outputs agree.
-        what: What of it departs, in words.
-        error: By how much: relative to its size in one process.
+        phase: ``"forward"``, or ``"backward"`` if all outputs agree.
+        what: A description of what differs.
+        error: The difference relative to the size in one process.
         replica: The data-parallel rank.
-        microbatch: The microbatch; None for what is the sum over all.
-        call: Which call of the module in the microbatch, counted from 0.
-        rank: The global rank that ran the module; None where it is not known.
+        microbatch: The microbatch; None for the sum over all of them.
+        call: The index of the module's call in the microbatch, counted from 0.
+        rank: The global rank that ran the module; None if it is not known.
     """
 
     module: str
@@ -66,7 +67,7 @@ class Departure:
     rank: int | None = None
 
     def __str__(self) -> str:
-        """One sentence."""
+        """Return a description in one sentence."""
         where = f"replica {self.replica}"
         if self.microbatch is not None:
             where += f", microbatch {self.microbatch}, call {self.call}"
@@ -77,15 +78,15 @@ class Departure:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What :func:`shardwright.verify` found; the same on every rank.
+    """The result of :func:`shardwright.verify`, the same on every rank.
 
     Attributes:
-        rows: Everything compared, worst first.
+        rows: All comparisons, worst first.
         first_departure: The first module that departs, in execution order; None if none does.
-        notes: What a reader should know besides: no failures.
+        notes: Further information that is not a failure.
         dtype: The coarsest dtype that the step computed with.
-        tolerance: What errors are allowed.
-        num_module_calls: How many module calls were compared.
+        tolerance: The largest error allowed.
+        num_module_calls: The number of compared module calls.
         requests: Forward and backward requests that crossed ranks in the verified step.
         holding: The global ranks that hold parameters.
     """
@@ -111,11 +112,11 @@ class Report:
 
     @property
     def worst(self) -> float:
-        """The largest error of all rows, which come worst first."""
+        """The largest error. Rows are sorted, worst first."""
         return self.rows[0].error if self.rows else 0.0
 
     def __str__(self) -> str:
-        """The table, the first departure and the notes."""
+        """Return the table, the first departure and the notes."""
         load_rich()
         from rich.console import Console
 
@@ -128,7 +129,7 @@ class Report:
         return capture.get().rstrip()
 
     def __rich__(self) -> Table:
-        """One line for each kind, and the worst rows of each."""
+        """Return a table with one line for each kind, and the worst rows of each."""
         load_rich()
         from rich import box
         from rich.table import Table
@@ -150,7 +151,7 @@ class Report:
         return table
 
     def conclusion(self) -> str:
-        """What it comes to, in one or two sentences."""
+        """Return the conclusion in one or two sentences."""
         checked = (
             f"{self.num_module_calls} module calls compared; {self.requests[0]} forward and {self.requests[1]} "
             f"backward requests crossed ranks; parameters on ranks {', '.join(map(str, self.holding))}; tolerance "
@@ -163,12 +164,12 @@ class Report:
         return f"NOT exact. First departure: {self.first_departure}. {checked}"
 
     def to_json(self) -> str:
-        """Everything as JSON; `from_json` reads it back."""
+        """Return the report as JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read what `to_json` wrote."""
+        """Create a report from the result of `to_json`."""
         data: dict[str, Any] = json.loads(text)
         departure = data.pop("first_departure")
         return Report(
@@ -181,7 +182,7 @@ class Report:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The outcome in a few plain values, for tools."""
+        """Return the outcome as a few plain values, for tools."""
         departure = self.first_departure
         return {
             "exact": self.exact,

@@ -1,4 +1,4 @@
-"""``smp.verify``: one step on all ranks, the same step in one process, and what is different."""
+"""``smp.verify``: runs one step on all ranks and the same step in one process, and reports the differences."""
 
 from __future__ import annotations
 
@@ -48,22 +48,23 @@ def verify(
     whole_batch: bool = True,
     **kwargs: Any,
 ) -> Report:
-    """Run one step on all ranks and the same step in one process, and report what is different.
+    """Run one step on all ranks and the same step in one process, and report the differences.
 
-    Put it in front of a call of a step function: ``smp.verify(train_step, model, batch)``. Every rank of the job calls
-    it, with the arguments that it would give the step function. Nothing of it is left: weights, gradients, buffers,
-    random numbers and the count of steps are as before; a model that is not divided yet is divided by it, though.
+    Write it in place of a call of a step function: ``smp.verify(train_step, model, batch)``. Every rank of the job must
+    call it, with the arguments that it would pass to the step function. The verification has no lasting effects:
+    weights, gradients, buffers, random numbers and the number of steps are restored. However, a model that is not
+    divided yet is divided by it.
 
-    One process is rank 0, which then needs memory for the whole model, its gradients and one microbatch.
+    Rank 0 is the one process, and needs memory for the whole model, its gradients and one microbatch.
 
     Args:
         step_function: A function decorated with ``smp.step``.
         *args: Its arguments on this rank.
-        reference: Builds the whole model anew, in place of a copy of the model that the script made: a module, or a
-            list of them for several models. Its weights are set to those of the distributed model.
-        tolerance: The largest error allowed; by default that of the coarsest dtype the step computes with.
-        raise_on_difference: Raise on every rank if anything departs.
-        whole_batch: Also run the whole batch as one microbatch, and note where that gives other gradients.
+        reference: Builds the whole model, for use instead of a copy of the script's model: returns a module, or a list
+            of modules for several models. Its weights are set to those of the distributed model.
+        tolerance: The largest error allowed. The default is that of the coarsest dtype that the step computes with.
+        raise_on_difference: Raise an error on every rank if anything departs.
+        whole_batch: Also run the whole batch as one microbatch, and note differences in the gradients.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -121,11 +122,11 @@ class Verification:
     """One call of :func:`verify` on one rank.
 
     Attributes:
-        runtime: The rank.
+        runtime: The runtime of the rank.
         models: All its models.
-        prefixes: What each model's full names begin with.
+        prefixes: The prefix of each model's full names.
         step: The step function.
-        arguments: What this rank gave it.
+        arguments: The arguments that this rank passes to it.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Verification:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Keep what it is about."""
+        """Store the step to verify."""
         self.runtime = runtime
         self.models = models
         self.prefixes = ["" if len(models) == 1 else f"model {model.model_id}: " for model in models]
@@ -145,12 +146,12 @@ class Verification:
         self._microbatch = -1
 
     def run(self, reference: Build | None, tolerance: float | None, whole_batch: bool) -> Report:
-        """Run the step and compare; see :func:`verify`."""
+        """Run the step and compare. See :func:`verify`."""
         modules: list[nn.Module] = []
         problem: Exception | None = None
         with kept(self.runtime) as starts, uncompiled():
             if self.runtime.place.rank == 0:
-                try:  # the step comes first: the other ranks are in it
+                try:  # run the step first, because the other ranks are in it
                     modules = self._whole_modules(reference)
                 except Exception as error:
                     problem = error
@@ -180,10 +181,10 @@ class Verification:
         return [whole_copy(model) for model in self.models]
 
     def _step(self) -> Evidence:
-        """The step on all ranks, as this rank sees it."""
+        """Run the step on all ranks, and return this rank's evidence."""
         runtime = self.runtime
         evidence = Evidence()
-        args, kwargs = copied_arguments(*self.arguments)  # it may write to them
+        args, kwargs = copied_arguments(*self.arguments)  # the step may write to them
         if runtime.place.is_root:
             evidence.inputs = inputs_of(args, kwargs) if len(runtime.place.dp_ranks) > 1 else []
             generator, devices = process.random_state()
@@ -204,7 +205,7 @@ class Verification:
         return evidence
 
     def _collect(self, evidence: Evidence) -> None:
-        """What the step left on this rank, before it is put back."""
+        """Collect the effects of the step on this rank, before they are undone."""
         for prefix, model in zip(self.prefixes, self.models, strict=True):
             groups: dict[int, list[str]] = {}
             for name, parameter in model.module.named_parameters(remove_duplicate=False):
@@ -212,7 +213,7 @@ class Verification:
                     continue
                 groups.setdefault(id(parameter), []).append(prefix + name)
                 gradient = parameter.grad
-                if gradient is not None:  # a view of a bucket is put to another use before it is compared
+                if gradient is not None:  # copied, because a view of a bucket is overwritten before the comparison
                     gradient = gradient.clone() if gradient._is_view() else gradient.detach()
                 evidence.gradients[prefix + name] = gradient
                 if _has_hooks(parameter):
@@ -227,7 +228,7 @@ class Verification:
         return self._microbatch if task is None else task.microbatch
 
     def _watched_step(self, evidence: Evidence) -> StepFunction[..., Any]:
-        """The step function, under its own name, noting what it returns for each microbatch."""
+        """Return the step function, under its own name, recording its result for each microbatch."""
         watched = copy.copy(self.step)
         function = self.step.function
 
@@ -243,7 +244,7 @@ class Verification:
 
     @contextlib.contextmanager
     def _watched_requests(self, recorder: Recorder) -> Iterator[None]:
-        """Watch the arguments of calls to other ranks."""
+        """Record the arguments of calls to other ranks."""
         prefixes = {model.model_id: prefix for prefix, model in zip(self.prefixes, self.models, strict=True)}
 
         def called(target: RemoteModule, args: Any, children: tuple[int, int] | None) -> None:
@@ -261,7 +262,7 @@ class Verification:
 
     @contextlib.contextmanager
     def _watched_backward(self, evidence: Evidence) -> Iterator[None]:
-        """Note what ``model.backward`` is given."""
+        """Record the tensors given to ``model.backward``."""
         with contextlib.ExitStack() as stack:
             for model in self.models:
                 original = model.backward

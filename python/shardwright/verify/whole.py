@@ -1,4 +1,4 @@
-"""A whole model in one process: a copy of a divided one, or one that the user builds."""
+"""A whole model in one process: a copy of a divided model, or one that the user builds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Build = Callable[[], nn.Module | Sequence[nn.Module]]
 
 
 def whole_copy(model: DistributedModel) -> nn.Module:
-    """A copy of the model's module with all its parameters and buffers in host memory, their values still to be given.
+    """Return a copy of the model's module with all parameters and buffers in host memory, their values not yet set.
 
-    Tied parameters are tied as they were when the model was divided. What the modules of other ranks have set as
-    attributes since then is not in it.
+    Parameters are tied as they were when the model was divided. Attributes that modules of other ranks have set since
+    then are not included.
 
     Raises:
         ConfigError: The module cannot be copied.
@@ -61,7 +61,7 @@ def _empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _uncover(module: nn.Module) -> None:
-    """Take away what the library put in the place of a module's forward on this rank."""
+    """Remove the library's replacement of a module's forward on this rank."""
     held = module.__dict__
     if _is_ours(held.get("_compiled_call_impl")):
         held["_compiled_call_impl"] = None
@@ -94,7 +94,7 @@ def _tie(copied: nn.Module, model: DistributedModel) -> None:
 
 
 def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
-    """The modules that the user's function builds, one for each model, checked by the names of their tensors.
+    """Return the modules that the user's function builds, one for each model, after a check of their tensors' names.
 
     Raises:
         ConfigError: They are not those of the models.
@@ -123,12 +123,12 @@ def built(build: Build, models: Sequence[DistributedModel]) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def in_place_of(models: Sequence[DistributedModel], modules: Sequence[nn.Module], backward: Any) -> Iterator[None]:
-    """Let the models run whole modules in this process while the block runs, however the step function reaches them.
+    """Make the models run whole modules in this process within the block, however the step function reaches them.
 
     Args:
         models: The distributed models.
         modules: The whole module of each.
-        backward: Called in the place of ``model.backward``.
+        backward: Called instead of ``model.backward``.
     """
     with contextlib.ExitStack() as stack:
         for model, module in zip(models, modules, strict=True):

@@ -1,4 +1,4 @@
-"""Where microbatches change the mathematics: the whole batch in one go gives other gradients than its parts."""
+"""Detects effects of microbatches: gradients of the whole batch may differ from those of its parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.verify.report import first_of
 if TYPE_CHECKING:
     from shardwright.verify.compare import Comparison, NamedGradients
 
-#: Another batch size means other kernels and other sums, so a little more than between the ranks and one process.
+#: Another batch size leads to other kernels and other sums, so the tolerance is larger than between ranks and process.
 _TOLERANCE_FACTOR = 10.0
 
 _DROPOUTS = frozenset(
@@ -33,7 +33,7 @@ _DROPOUTS = frozenset(
 
 
 class _Watching(TorchFunctionMode):
-    """Counts the labels of each cross entropy, and switches dropout off."""
+    """Counts the labels of each cross entropy, and disables dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,13 +63,13 @@ class _Watching(TorchFunctionMode):
 def whole_batch_note(
     comparison: Comparison, gradients: NamedGradients, executed: Collection[str], tolerance: float
 ) -> list[str]:
-    """What a reader should know of the step's microbatches; nothing where they change nothing.
+    """Return notes about effects of the step's microbatches; an empty list if there are none.
 
     Args:
-        comparison: What was compared; its whole models are used.
-        gradients: Those of the microbatches, in one process.
+        comparison: The comparison. Its whole models are used.
+        gradients: The gradients with microbatches, in one process.
         executed: The paths of the modules that the step ran.
-        tolerance: What is allowed between the ranks and one process.
+        tolerance: The tolerance between the ranks and one process.
     """
     if all(gradient is None for gradient in gradients.values()):
         return []
@@ -80,7 +80,7 @@ def whole_batch_note(
     by_parts = _run(comparison, count, _Watching())[0] if sources else gradients
     whole, _ = _run(comparison, 1, _Watching() if sources else None)
     name, error = _worst(by_parts, whole)
-    # A step function that counts labels itself may multiply its loss by the number of microbatches, another one here.
+    # A step function that counts labels may multiply its loss by the number of microbatches, which differs here.
     counted = {key: None if gradient is None else gradient / count for key, gradient in whole.items()}
     error = min(error, _worst(by_parts, counted)[1])
     if error <= tolerance * _TOLERANCE_FACTOR:
@@ -119,7 +119,7 @@ def _in_words(norms: list[str], name: str, error: float, counts: list[int]) -> s
 
 
 def _run(comparison: Comparison, num_microbatches: int, mode: _Watching | None) -> tuple[NamedGradients, list[int]]:
-    """Run every replica's batch in so many parts; returns the mean gradients, and each mean loss's number of labels."""
+    """Run every replica's batch in this many parts. Return the mean gradients, and the labels of each mean loss."""
     found, weights = [], []
     with mode or contextlib.nullcontext():
         for replica in comparison.replicas:
