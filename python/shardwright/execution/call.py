@@ -55,7 +55,7 @@ class RemoteModule:
 
     @property
     def passes(self) -> int:
-        """The number of calls with their own seed for which a request counts."""
+        """The number of calls with their own seed that a request counts as."""
         return 1 if self.draws is None else self.draws
 
 
