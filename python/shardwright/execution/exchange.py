@@ -62,7 +62,7 @@ class Arguments:
             )
 
     def written(self) -> list[int]:
-        """Return the indices of tensors written in place; raise :class:`FrameError` if the caller could not see that."""
+        """Return the indices of tensors written in place; raise :class:`FrameError` if the caller could not see it."""
         if self._before.are_reattached():
             raise FrameError(
                 f"module {self.module!r} called requires_grad_() or detach_() on an argument; it runs on another rank "

@@ -46,7 +46,7 @@ class FrameTable:
         return self._frames.pop(key)
 
     def leave(self, left: WeightGradients, place: int) -> int:
-        """Keep weight gradients that a backward has deferred, and its place in the microbatch; return a token for them."""
+        """Keep weight gradients that a backward has deferred, and the place of that backward; return their token."""
         self._num_left += 1
         self._left[self._num_left] = left, place
         return self._num_left
@@ -69,7 +69,7 @@ class FrameTable:
         self._watched.pop(microbatch, None)
 
     def end_step(self) -> None:
-        """Count the frames that the tasks of a successful step have left, and clear the table."""
+        """Clear the table after the tasks of a step are over."""
         self.unclosed += len(self._frames)
         self.clear()
 
