@@ -67,7 +67,7 @@ class DistributedTransformerLMHead(DistributedModule):
         post_layernorm: bool = True,
         **options: Unpack[TransformerOptions],
     ) -> None:
-        """Make a model with fresh weights. Sizes are those of the whole.
+        """Create a model with newly initialized weights. Sizes are those of the whole module.
 
         Args:
             num_layers: See :class:`DistributedTransformer`, as for all that is not said here.
@@ -79,11 +79,11 @@ class DistributedTransformerLMHead(DistributedModule):
             add_lm_head: Whether there is an output layer.
             initializer_range: The standard deviation of embeddings, and of normal weights.
             use_normal_initialization: See there; embeddings are normal always.
-            **options: Of :class:`TransformerOptions`.
+            **options: Options of :class:`TransformerOptions`.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         super().__init__(options.get("group"))
         for name, number, least in (
@@ -128,7 +128,7 @@ class DistributedTransformerLMHead(DistributedModule):
         self.lm_head = TiedOutput(self.word_embedding) if add_lm_head else None
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-        """Apply the model; all ranks of the group call it together.
+        """Apply the model; all ranks of the group must call it together.
 
         Args:
             inputs: (input_ids, attention_mask, token_type_ids, position_ids, labels), or with cross-attention
@@ -149,7 +149,7 @@ class DistributedTransformerLMHead(DistributedModule):
             its own, as its masked ones do.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, a sequence is too long, or on the CPU an id is out of
+            ConfigError: Shapes or dtypes do not match, a sequence is too long, or on the CPU an id is out of
                 range or a mask neither 0 nor 1; all ranks raise it.
         """
         group = self.tp_group

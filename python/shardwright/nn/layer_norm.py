@@ -55,8 +55,8 @@ class DistributedLayerNorm(DistributedModule):
             bias: Whether it has a bias too.
             inside: Whether it is part of another distributed module, which has gathered the samples.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
             ConfigError: Several dims are to be normalized, or the channels do not divide by the tp degree.
@@ -83,7 +83,7 @@ class DistributedLayerNorm(DistributedModule):
                 self.make_parameter("bias", shape, sharding, nn.init.zeros_, **place)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize; all ranks of the group call it together.
+        """Normalize; all ranks of the group must call it together.
 
         Args:
             input: [batch, ..., channels], floating; inside another distributed module what that has gathered.
@@ -92,7 +92,7 @@ class DistributedLayerNorm(DistributedModule):
             Of the same shape and dtype. Half precision is normalized in single.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+            ConfigError: Shapes or dtypes do not match; all ranks raise it.
         """
         if self.divides and not self.inside:
             call = enter(self, LayerInputs(input), self.normalized_shape[0])
@@ -110,7 +110,7 @@ class DistributedLayerNorm(DistributedModule):
         return nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         return f"{self.normalized_shape[0]}, eps={self.eps}, tp_degree={self.tp_group.size}"
 
 

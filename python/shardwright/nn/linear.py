@@ -1,4 +1,4 @@
-"""The linear layers that stand alone: :class:`ParallelLinear` with the layouts of the paper and of Megatron's pair."""
+"""The public linear layers: :class:`ParallelLinear` with the layouts of the paper and of Megatron's pair."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, samples, slices
 class DistributedLinear(ParallelLinear):
     """A linear layer divided over its input channels (paper, section 5.2 and figure 6).
 
-    Tp rank i holds the i-th slice of the weight's columns; the bias is on tp rank 0. Each rank brings its own samples:
-    an all-to-all gives every rank its slice of the features of all samples, it multiplies them, and a reduce-scatter
-    sums the products and gives each sample back to where it came from. So the gradient of a weight is complete, the sum
-    over all samples of the group. Where all ranks bring the same samples (``prescaled_batch``) each keeps its slice of
-    the features, and an all-reduce sums the products; samples count once.
+    Tp rank i holds the i-th slice of the weight's columns; the bias is on tp rank 0. Each rank has its own samples: an
+    all-to-all gives every rank its slice of the features of all samples, each rank multiplies them by its slice of the
+    weight, and a reduce-scatter sums the products and returns each sample to its rank. The gradient of the weight is
+    therefore complete: the sum over all samples of the group. If all ranks have the same samples
+    (``prescaled_batch``), each rank takes its slice of the features, and an all-reduce sums the products; samples count
+    once.
 
-    A call takes [batch, ..., in_features] and returns [batch, ..., out_features]; the batch may differ between ranks,
-    and be 0. With ``prescaled_batch`` it is the same on all ranks.
+    The input is [batch, ..., in_features], the output [batch, ..., out_features]; the batch may differ between ranks,
+    and may be 0. With ``prescaled_batch`` it is the same on all ranks.
 
     Attributes:
         weight: [out_features, in_features / tp degree].
@@ -37,18 +38,18 @@ class DistributedLinear(ParallelLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
+        """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
-            in_features: Of the whole layer.
-            out_features: Of the whole layer.
-            bias: Whether it has one.
+            in_features: The number of input features of the whole layer.
+            out_features: The number of output features of the whole layer.
+            bias: Whether the layer has a bias.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: ``in_features`` does not divide by the tensor parallelism degree.
+            ConfigError: ``in_features`` is not divisible by the tensor parallelism degree.
         """
         group = current_tensor_group() if group is None else group
         lies = samples(group)
@@ -58,9 +59,9 @@ class DistributedLinear(ParallelLinear):
 
 
 class _OfPair(ParallelLinear):
-    """One of Megatron's pair of linear layers (paper, appendix F.1): between what is outside a block and features."""
+    """One of Megatron's pair of linear layers (paper, appendix F.1): between the outside of a block and features."""
 
-    #: Whether it begins the block, or ends it.
+    #: Whether it is the first layer of the block; otherwise it is the last.
     _begins: bool
 
     def __init__(
@@ -75,22 +76,22 @@ class _OfPair(ParallelLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
+        """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
-            in_features: Of the whole layer.
-            out_features: Of the whole layer.
-            bias: Whether it has one.
-            sequence_dim: Along which activations outside the block are sliced over tp ranks; None where they are
+            in_features: The number of input features of the whole layer.
+            out_features: The number of output features of the whole layer.
+            bias: Whether the layer has a bias.
+            sequence_dim: The dim along which activations outside the block are sliced over tp ranks; None if they are
                 replicated.
-            asynchronous: Whether collectives run beside products.
+            asynchronous: Whether collectives overlap with matrix products.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: What is divided does not divide by the tensor parallelism degree, or ``asynchronous`` is asked
-                for without a ``sequence_dim``.
+            ConfigError: A divided size is not divisible by the tensor parallelism degree, or ``asynchronous`` is set
+                without a ``sequence_dim``.
         """
         if asynchronous and sequence_dim is None:
             raise ConfigError(

@@ -27,7 +27,7 @@ class ParallelLinear(DistributedModule):
     its features of the input, and its products are summed over ranks, each of which gets what the output's layout says.
 
     Attributes:
-        in_features: Of the whole layer.
+        in_features: The number of input features of the whole layer.
         blocks: The sizes of the blocks of output features, of the whole layer, each of which is divided for itself.
         input: The layout of what it takes.
         output: The layout of what it gives.
@@ -56,7 +56,7 @@ class ParallelLinear(DistributedModule):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
+        """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
             in_features: See above, as for what is not said here.
@@ -69,11 +69,11 @@ class ParallelLinear(DistributedModule):
             inside: See there.
             deviation: Draw weights from a normal distribution of this standard deviation, with a bias of zero.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: What is divided does not divide by the tensor parallelism degree.
+            ConfigError: A divided size is not divisible by the tensor parallelism degree.
         """
         super().__init__(group)
         self.in_features, self.blocks = in_features, tuple(blocks)
@@ -110,19 +110,19 @@ class ParallelLinear(DistributedModule):
     def forward(
         self, input: torch.Tensor, *, sizes: Sequence[int] | None = None, needs_grad: bool | None = None
     ) -> torch.Tensor | list[torch.Tensor]:
-        """Apply the layer; all ranks of the group call it together.
+        """Apply the layer; all ranks of the group must call it together.
 
         Args:
             input: Floating or complex, [..., in_features] or what its layout leaves each rank of that.
             sizes: Of every tp rank's slice, where the caller knows them, and of an output's that are not of one size.
-            needs_grad: Whether a gradient is needed by any rank, where the caller knows. With neither this nor
+            needs_grad: Whether any rank needs a gradient, if the caller knows. With neither this nor
                 ``sizes`` the ranks tell each other shapes first, one small all-gather.
 
         Returns:
             [..., out_features] or what its layout leaves each rank; for several blocks a list of them.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, what is sliced does not divide by the tp degree and no
+            ConfigError: Shapes or dtypes do not match, what is sliced does not divide by the tp degree and no
                 sizes are given, or on a GPU collectives are to run beside products and CUDA_DEVICE_MAX_CONNECTIONS is
                 another than 1. All ranks raise it.
         """
@@ -131,7 +131,7 @@ class ParallelLinear(DistributedModule):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, tp_degree={self.tp_group.size}"
 
     def own_blocks(self) -> list[int]:

@@ -69,19 +69,19 @@ class _OfLayers(DistributedModule):
     drops: bool
 
     def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
-        """Compute; all ranks of the group call it together.
+        """Compute; all ranks of the group must call it together.
 
         Args:
             inputs: (hidden, mask, position_bias, cos, sin), or with cross-attention (hidden, cross_states, mask,
                 cross_mask, position_bias, cos, sin), with the shapes of ``LayerInputs``; what is missing or None after
-                hidden and cross states is not applied. Inside another distributed module ``LayerInputs`` as a plain
-                tuple.
+                hidden and cross states is not applied. Inside another distributed module, ``LayerInputs`` as a
+                plain tuple.
 
         Returns:
             The same tuple with the output in place of the hidden states.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+            ConfigError: Shapes or dtypes do not match, or the sequence is longer than the causal mask; all
                 ranks raise it.
         """
         if self.inside:
@@ -124,7 +124,7 @@ class DistributedTransformerLayer(_OfLayers):
         post_layernorm: bool = True,
         **options: Unpack[LayerOptions],
     ) -> None:
-        """Make a layer with fresh weights. Sizes are those of the whole.
+        """Create a layer with newly initialized weights. Sizes are those of the whole module.
 
         Args:
             num_attention_heads: See :class:`DistributedAttentionLayer`, as for all that is not said here.
@@ -135,11 +135,11 @@ class DistributedTransformerLayer(_OfLayers):
             add_cross_attention: Whether there is a block of attention to cross states.
             pre_layernorm: Whether each block's input is normalized.
             post_layernorm: Whether each block's sum is.
-            **options: Of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
+            **options: Options of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         super().__init__(options.get("group"))
         given: dict[str, Any] = {**options, "group": self.tp_group}
@@ -229,11 +229,11 @@ class DistributedTransformer(_OfLayers):
             num_layers: How many.
             pre_layernorm: As for each layer. With ``post_layernorm`` too, the transformer's input and output are
                 normalized besides.
-            **options: Of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
+            **options: Options of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         super().__init__(options.get("group"))
         if num_layers < 1:

@@ -51,18 +51,18 @@ class VocabularyParallelEmbedding(DistributedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make an embedding with fresh numbers.
+        """Create an embedding with newly initialized weights.
 
         Args:
             num_embeddings: The number of ids.
             embedding_dim: The number of channels.
-            padding_idx: An id whose embedding has no gradient and starts as zeros; negative ones count from the end.
-            initializer_range: The standard deviation of fresh numbers.
+            padding_idx: An id whose embedding gets no gradient and is initially zero; negative ones count from the end.
+            initializer_range: The standard deviation of newly initialized weights.
             inside: Whether it is part of another distributed module, which has gathered the ids and sums the results:
                 a call is :meth:`partial` then.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the weight.
-            dtype: Of the weight.
+            device: The device of the weight.
+            dtype: The dtype of the weight.
 
         Raises:
             ConfigError: ``padding_idx`` is no id.
@@ -82,7 +82,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Look up the ids of this rank's samples; all ranks of the group call it together.
+        """Look up the ids of this rank's samples; all ranks of the group must call it together.
 
         Args:
             input: [batch, ...], int32 or int64; the batch may differ between ranks, and be 0. With ``prescaled_batch``
@@ -92,7 +92,7 @@ class VocabularyParallelEmbedding(DistributedModule):
             [batch, ..., embedding_dim].
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or on the CPU an id is out of range; all ranks raise it.
+            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         if self.inside:
             return self.partial(input)
@@ -125,7 +125,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         return nn.functional.embedding(own, self.weight, padding).masked_fill(elsewhere.unsqueeze(-1), 0)
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         return f"{self.num_embeddings}, {self.embedding_dim}, tp_degree={self.tp_group.size}"
 
 
@@ -193,7 +193,7 @@ def vocabulary_parallel_cross_entropy(
         A scalar, or [...] with ``"none"`` (its first dim ``batches[tp rank]``); float32 for half precision.
 
     Raises:
-        ConfigError: Shapes or dtypes do not fit together, on the CPU a target is out of range, or an option has a value
+        ConfigError: Shapes or dtypes do not match, on the CPU a target is out of range, or an option has a value
             that is not allowed.
     """
     group = current_tensor_group() if group is None else group
