@@ -115,18 +115,18 @@ class _OfPair(ParallelLinear):
 class ColumnParallelLinear(_OfPair):
     """A linear layer divided over its output channels: tp rank i has the i-th slice of them.
 
-    It, what is done element by element, and a :class:`RowParallelLinear` make a block with one collective before it and
-    one after it.
+    With elementwise operations and a :class:`RowParallelLinear`, it forms a block with one collective before it and one
+    after it.
 
-    Without a ``sequence_dim`` the input is the same on all ranks, and the gradient of it is summed over ranks by an
-    all-reduce. With one, each rank has its slice of a sequence: an all-gather before, a reduce-scatter of the gradient.
+    Without a ``sequence_dim``, the input is the same on all ranks, and an all-reduce sums its gradient over ranks. With
+    one, each rank has its slice of a sequence: an all-gather precedes the product, a reduce-scatter sums the gradient.
 
-    ``asynchronous=True`` does the same with collectives that run beside products: the own slice is multiplied while the
-    others are gathered; backward gathers the sequence again, since only the own slice is kept, while it computes the
-    gradient of it, and scatters that while it computes the gradient of the weight.
+    With ``asynchronous=True``, these collectives overlap with matrix products: the rank's own slice is multiplied while
+    the others are gathered. The backward gathers the sequence again, because only the rank's own slice is kept, while
+    it computes the gradient of the sequence, and scatters that while it computes the gradient of the weight.
 
-    A call takes [..., in_features], with a ``sequence_dim`` this rank's slice [..., n_r, ..., in_features] of any size
-    there, and returns [..., out_features / tp degree] of the whole sequence.
+    The input is [..., in_features]; with a ``sequence_dim``, this rank's slice [..., n_r, ..., in_features] of any
+    size n_r. The output is [..., out_features / tp degree], of the whole sequence.
 
     Attributes:
         weight: [out_features / tp degree, in_features].
@@ -139,13 +139,13 @@ class ColumnParallelLinear(_OfPair):
 class RowParallelLinear(_OfPair):
     """A linear layer divided over its input channels: tp rank i has the i-th slice of them, tp rank 0 the bias.
 
-    Without a ``sequence_dim`` the products are summed by an all-reduce, and the result is the same on all ranks. With
-    one, a reduce-scatter gives each rank its slice of a sequence, and backward is an all-gather of the gradient.
+    Without a ``sequence_dim``, an all-reduce sums the products, and the result is the same on all ranks. With one, a
+    reduce-scatter gives each rank its slice of a sequence, and the backward all-gathers the gradient.
 
-    With ``asynchronous=True`` backward multiplies the own slice of the gradient while it gathers the others.
+    With ``asynchronous=True``, the backward multiplies its own slice of the gradient while it gathers the others.
 
-    A call takes this rank's channels, [..., in_features / tp degree], of the same samples on all ranks, and returns
-    [..., out_features], the same on all ranks; with a ``sequence_dim`` this rank's slice of it.
+    The input is this rank's channels, [..., in_features / tp degree], of the same samples on all ranks. The output is
+    [..., out_features], the same on all ranks; with a ``sequence_dim``, this rank's slice of it.
 
     Attributes:
         weight: [out_features, in_features / tp degree].

@@ -36,13 +36,13 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class DistributedTransformerOutputLayer(Block):
-    """The block of two linear layers with an activation between (paper, appendix F).
+    """The block of two linear layers with an activation between them (paper, appendix F).
 
     Attributes:
         pre_layernorm: The normalization of the input, or None.
-        dense1: To the intermediate channels.
-        gate: Beside it, for a gated block: the activation is applied to its output, and multiplied.
-        dense2: Back to the hidden channels.
+        dense1: The linear layer to the intermediate channels.
+        gate: For a gated block, a second such layer: the activation of its output multiplies the output of ``dense1``.
+        dense2: The linear layer back to the hidden channels.
         layernorm: The normalization of the sum of input and output, or None.
     """
 
@@ -67,8 +67,8 @@ class DistributedTransformerOutputLayer(Block):
         """Create a block with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            hidden_size: Channels of input and output.
-            intermediate_size: Channels between.
+            hidden_size: The number of channels of input and output.
+            intermediate_size: The number of channels between the linear layers.
             hidden_dropout_prob: The dropout probability of the output, in training.
             activation: ``"gelu"``, ``"gelu_new"`` (by tanh), ``"relu"``, ``"silu"`` or ``"quick_gelu"``.
             layernorm_epsilon: The epsilon of the normalizations.
@@ -79,7 +79,7 @@ class DistributedTransformerOutputLayer(Block):
             fp32_residual_addition: Whether the sum is computed in single precision.
             gated: Whether the activation of a second linear layer multiplies the first.
             mlp_bias: Whether the linear layers have biases.
-            intermediate_dropout_prob: Of what the last linear layer takes, in training.
+            intermediate_dropout_prob: The dropout probability of the input of the last linear layer, in training.
             **options: Options of :class:`BlockOptions`.
 
         Raises:
