@@ -221,8 +221,8 @@ def _trainable(entry: Entry, module: nn.Module, weights: Mapping[str, torch.Tens
     """Return which of the substitute's weights need a gradient, given that each is derived from the original's.
 
     Raises:
-        ConfigError: A weight is derived from both trained and frozen parameters, or from which it is derived cannot
-            be determined.
+        ConfigError: A weight is derived from both trained and frozen parameters, or it cannot be determined which
+            parameters it is derived from.
     """
     flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
     if len(set(flags.values())) < 2:
@@ -232,7 +232,7 @@ def _trainable(entry: Entry, module: nn.Module, weights: Mapping[str, torch.Tens
     if not torch.is_grad_enabled():
         with torch.enable_grad():
             return _trainable(entry, module, _weights(entry, module))
-    # Weights derived from frozen parameters only are those that need a gradient if only frozen ones require one.
+    # Frozen weights are those that need a gradient once the flags of all parameters are inverted.
     trained_names = {name for name, weight in weights.items() if weight.requires_grad}
     try:
         for parameter, flag in flags.items():
