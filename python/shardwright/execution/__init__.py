@@ -1,1 +1,1 @@
-"""Execution of modules on request: what runs on this rank for others, and what it asks of them."""
+"""Remote execution of modules: the requests that this rank executes for other ranks, and those that it sends."""

@@ -1,4 +1,4 @@
-"""What forwards keep in attributes for later in the same microbatch, while tasks of several microbatches take turns."""
+"""Separate values, for each microbatch, of module attributes that forwards set and later read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.execution.task import running_task, state_write
 
 
 class _Buffer(NamedTuple):
-    """What stands in the place of a buffer that a forward has registered."""
+    """Placeholder for a buffer that a forward has registered."""
 
     tensor: Any
     is_saved: bool
@@ -43,30 +43,32 @@ def _put_value(module: nn.Module, name: str, value: Any) -> None:
 
 
 class Attributes:
-    """Gives each microbatch its own values of the attributes that forwards set before they read them.
+    """Give each microbatch its own values of the attributes that forwards set before they read them.
 
-    Without it, a module that sets ``self.mask``, calls a module on another rank and then reads ``self.mask`` would get
-    another microbatch's, whose forward ran on this rank meanwhile.
+    Without this, a module that sets ``self.mask``, calls a module on another rank and then reads ``self.mask`` could
+    read the value of another microbatch, whose forward ran on this rank in the meantime.
 
-    That each forward sets them first is what the trace saw of one. A microbatch that reads one it has not set would
-    find in one process what an earlier microbatch left: to all but the first, they are not there until they set them.
+    That each forward sets these attributes first is known from a trace of a single forward. In one process, a
+    microbatch that reads an attribute before setting it would find the value of an earlier microbatch. Here, if
+    `hides` is set, the attributes are missing in every microbatch but the first until that microbatch sets them.
     """
 
     def __init__(self) -> None:
-        """Start without attributes."""
+        """Create an object that manages no attributes yet."""
         self._places: list[tuple[weakref.ref[nn.Module], str]] = []
         self._numbers: weakref.WeakKeyDictionary[nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
         self._kept: dict[int, list[Any]] = {}
         self._microbatch: int | None = None
-        #: Whether a microbatch of this step does not find what it has not set; not where they run one after another.
+        #: Whether attributes that a microbatch has not set are hidden from it in this step. False if microbatches run
+        #: one after another.
         self.hides = False
-        #: By place, what was there before the step, and the microbatches that have set it in this step.
+        #: For each attribute, its value before the step, and the microbatches that have set it in this step.
         self._before: list[Any] = []
         self._set_by: list[set[int]] = []
         self._classes: dict[type[nn.Module], Any] = {}
 
     def add(self, module: nn.Module, name: str) -> None:
-        """Keep this attribute of `module` for each microbatch."""
+        """Keep a separate value of this attribute of `module` for each microbatch."""
         self._numbers.setdefault(module, {})[name] = len(self._places)
         self._places.append((weakref.ref(module), name))
         self._before.append(_value(module, name))
@@ -74,13 +76,13 @@ class Attributes:
         self._watch_class(type(module))
 
     def begin_step(self) -> None:
-        """A step begins: remember what is to be put back if it fails."""
+        """Begin a step: record the values to restore if the step fails."""
         if self._places:
             self._before = self._values()
             self._set_by = [set() for _ in self._places]
 
     def enter(self, microbatch: int) -> None:
-        """A task of this microbatch gets the turn."""
+        """Restore the microbatch's values, because a task of it gets the turn."""
         if microbatch == self._microbatch:
             return
         if self._places:
@@ -89,18 +91,18 @@ class Attributes:
             found = self._kept.pop(microbatch, [])
             if self.hides:
                 fresh = self._before if microbatch == 0 else [MISSING] * len(self._places)
-                found = [*found, *fresh[len(found) :]]  # more may have been added since they were kept
+                found = [*found, *fresh[len(found) :]]  # attributes may have been added since these values were saved
             self._put(found)
         self._microbatch = microbatch
 
     def is_set(self, module: nn.Module, name: str, microbatch: int) -> None:
-        """A microbatch sets an attribute."""
+        """Record that a microbatch sets an attribute."""
         number = self._numbers.get(module, {}).get(name)
         if number is not None:
             self._set_by[number].add(microbatch)
 
     def set_by_some(self, num_microbatches: int) -> tuple[nn.Module, str] | None:
-        """An attribute that some microbatches have set in this step, while others found the default of its class."""
+        """Return an attribute with a class default that only some microbatches have set in this step; None if none."""
         for number, (reference, name) in enumerate(self._places):
             module = reference()
             if module is not None and 0 < len(self._set_by[number]) < num_microbatches and hasattr(type(module), name):
@@ -108,7 +110,7 @@ class Attributes:
         return None
 
     def end_step(self) -> None:
-        """Leave what the last microbatch set that did, as if one had run after the other."""
+        """End a step: leave each attribute as the last microbatch that set it did, as if microbatches ran in order."""
         if self._places and self._microbatch is not None and (self._kept or self.hides):
             self._kept[self._microbatch] = self._values()
             left = []
@@ -120,13 +122,13 @@ class Attributes:
         self._microbatch = None
 
     def rollback(self) -> None:
-        """Put back what was there before the step."""
+        """Restore the values from before the step."""
         self._kept.clear()
         self._microbatch = None
         self._put(self._before)
 
     def close(self) -> None:
-        """Leave modules' classes as they were."""
+        """Restore the ``__getattr__`` methods of the modules' classes."""
         for kind, own in self._classes.items():
             if own is None:
                 del kind.__getattr__
@@ -143,7 +145,7 @@ class Attributes:
                 _put_value(module, name, value)
 
     def _watch_class(self, kind: type[nn.Module]) -> None:
-        """Notice reads of attributes that are not there."""
+        """Replace ``__getattr__`` of a class, to detect reads of hidden attributes."""
         if kind in self._classes:
             return
         missing = kind.__getattr__

@@ -1,4 +1,4 @@
-"""The requester's side of a remote call's backward: gradients out, the arguments' gradients back."""
+"""The requester's side of the backward of a remote call: send the results' gradients, receive the arguments'."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shardwright.frames import Call, Frame, Passed
 
 
 class ServerBackward:
-    """Backward of remote calls through the execution server; the calls of one level run in parallel."""
+    """Run the backward of remote calls through the execution server; the calls of one level run in parallel."""
 
     def __init__(self, task: RunningTask, frame: Frame) -> None:
-        """For the frame that the task is running backward."""
+        """Create the backward of the remote calls of `frame`, whose backward `task` runs."""
         self._task = task
         self._frame = frame
 
     def backward(self, calls: list[tuple[Call, list[tuple[int, torch.Tensor]]]]) -> list[dict[int, torch.Tensor]]:
-        """Send every call its results' gradients (or close it) and wait for all answers."""
+        """Send each call the gradients of its results, or close it, and wait for all answers."""
         server = self._task.runtime.server
         requests: list[int] = []
-        places = []  # where among the requests the arguments' gradients come back
+        places = []  # the indices of the requests whose answers hold the arguments' gradients
         for call, gradients in calls:
             chain, announced = self._announce(call, closes=not gradients)
             pairs, parts = pack_gradients(gradients)
@@ -37,14 +37,14 @@ class ServerBackward:
             requests.append(server.send_backward(self._task.worker, call.rank, place, asked, parts))
             requests += announced
             places.append(len(requests) - 1)
-            del parts  # the server has it until it is sent
+            del parts  # the server holds it until it is sent
             gradients.clear()
         with Suspended():
             answers = server.wait(self._task.worker, requests, "backward")
         return [dict(unpack_gradients(answers[place].gradients, answers[place].parts)) for place in places]
 
     def _announce(self, call: Call, *, closes: bool) -> tuple[list[_core.BackwardLink], list[int]]:
-        """The requests that follow, each sent by the rank of the one before, and their ids."""
+        """Return the requests that follow in the chain, each sent by the rank of the previous one, and their ids."""
         links: list[_core.BackwardLink] = []
         while True:
             links += [self._link(call, one, None, closes=closes) for one in reversed(call.passed)]

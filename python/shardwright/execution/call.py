@@ -1,4 +1,4 @@
-"""The requester's side of a remote call: arguments out, results back, gradients later."""
+"""The requester's side of a remote call: send the arguments, receive the results."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class RemoteModule:
     """A module that another rank owns.
 
     Attributes:
-        name: Its name in the model.
-        module_id: Its id in the model.
-        model_id: The model.
+        name: The module's name in the model.
+        module_id: The module's id in the model.
+        model_id: The model's id.
         rank: The global rank that owns it.
-        draws: How many module calls with seeds of their own a request for it makes; None where only requests have.
+        draws: The number of module calls with their own seed that a request for it makes; None if only requests have
+            their own seed.
     """
 
     name: str
@@ -49,64 +50,67 @@ class RemoteModule:
     draws: int | None = None
 
     def seed_at(self, seed: int) -> int:
-        """The seed that a request made at ``seed`` starts from; modules with seeds of their own derive them there."""
+        """Return the seed that a request sent at ``seed`` starts from; modules with their own seed derive it there."""
         return reproducible.within(seed) if self.draws is None else seed
 
     @property
     def passes(self) -> int:
-        """How many calls with seeds of their own a request for it is."""
+        """The number of calls with their own seed that a request counts as."""
         return 1 if self.draws is None else self.draws
 
 
 @dataclass(slots=True)
 class CallWatch:
-    """Who sees every call to another rank.
+    """An observer of calls to other ranks.
 
     Attributes:
-        on_call: Is given the module, its positional arguments, and which children of a sequential; None for nobody.
+        on_call: Called with the module, its positional arguments, and the range of children of an ``nn.Sequential``;
+            None if there is no observer.
     """
 
     on_call: Callable[[RemoteModule, Any, tuple[int, int] | None], None] | None = None
 
 
-#: What is noted of the arguments of nearly every call.
+#: The argument notes of nearly every call.
 _NOTHING = _core.ArgumentNotes()
-#: A module, and the children to run of an ``nn.Sequential``.
+#: A module and, for an ``nn.Sequential``, the range of children to run.
 Link = tuple[RemoteModule, tuple[int, int] | None]
 
 
 def call_remote(target: RemoteModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, hooks: bool = True) -> Any:
-    """Have a module run forward on the rank that owns it (the paper, 4.1), and wait for its result.
+    """Run the forward of a module on the rank that owns it (the paper, 4.1) and return its result.
+
+    Wait for the answer, unless it is predicted.
 
     Args:
         target: The module.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        hooks: Whether its hooks run too; False where the script calls ``forward`` itself.
+        hooks: Whether its hooks run too; False if the script calls ``forward`` directly.
 
     Raises:
-        FrameError: The call stands where its backward could not be exact.
+        FrameError: The module is called where a remote call is not supported, for example outside a step.
         UnsupportedValueError: An argument is of a type that cannot cross ranks.
     """
     return _call([(target, None)], args, kwargs, hooks=hooks)[0]
 
 
 def call_chain(links: Sequence[Link], value: Any) -> tuple[Any, int]:
-    """Have parts of an ``nn.Sequential`` run one after another, each sending its result straight to the next rank.
+    """Run parts of an ``nn.Sequential`` one after another; each rank sends its result directly to the next rank.
 
-    Where a part's result stands in a relation to its argument that the caller has to know (a view of it, a write to
-    it), it comes back to the caller instead, who goes on from there.
+    If the caller must know how the result of a part relates to its argument (the result is a view of it, or the part
+    wrote to it), the chain ends at that part and the result returns to the caller, which runs the remaining parts.
 
     Args:
-        links: The parts, each on another rank than the one before.
+        links: The parts, each on a different rank than the previous one.
         value: The argument of the first.
 
     Returns:
-        The result of the last part that ran, and how many ran.
+        The result of the last part that ran, and the number of parts that ran.
     """
     task = running_task()
     if task is not None and (task.runtime[CallWatch].on_call is not None or collector.outgoing() is not None):
-        links = links[:1]  # someone wants to see every call's arguments, or what it collects
+        links = links[:1]  # the arguments of every call are observed, or outputs are collected
     return _call(links, (value,), {})
 
 
@@ -230,7 +234,7 @@ def _receive_chain(
     given: list[torch.Tensor],
     composites: Composites,
 ) -> tuple[Any, int]:
-    """Take the answers of a chain of calls: that a result went on, or was given up; of the last that ran its result."""
+    """Process the answers of a chain of calls; return the result of the last call that ran, and how many ran."""
     frame = response.frame
     for done, answer in enumerate(answers, start=1):
         notes = answer.notes
@@ -255,7 +259,7 @@ def _receive_chain(
 
 
 def _ending_before(call: Call) -> Call:
-    """The calls of a chain before one that keeps no frame: no gradient will reach them, and they have to be closed."""
+    """Return the calls of a chain that precede one without a frame, as one call to close: no gradient reaches them."""
     *passed, last = call.passed
     ending = Call(last.rank, last.module, last.module_id, call.model_id, last.request, last.number, call.inputs, [])
     ending.passed = passed
@@ -281,7 +285,7 @@ def _check_place(target: RemoteModule, task: RunningTask | None, frame: Frame | 
                 f"{owned} was called during backward (a reentrant checkpoint or a reversible block around it): place "
                 "the whole block on one rank with smp.set_partition"
             )
-        from shardwright.job.runtime import find_runtime  # which imports this
+        from shardwright.job.runtime import find_runtime  # it imports this module
 
         runtime = find_runtime()
         if task is None and runtime is not None and runtime.step.running:

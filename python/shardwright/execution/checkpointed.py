@@ -1,4 +1,4 @@
-"""A module run under a checkpoint of its own, because one around its caller was left to the modules in it."""
+"""Checkpointing of a single module, for a checkpoint around its caller that is applied to the modules inside it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shardwright.execution.layout import layouts_of, restride
 def run_checkpointed(
     module: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Run a module so that backward computes it again from copies of its arguments.
+    """Run a module so that the backward recomputes it from copies of its arguments.
 
-    The script's checkpoint would have begun before the arguments were made: it computes them again too, whatever was
-    written to them in place since. This one begins behind them, so it needs them as they were.
+    The script's checkpoint begins before the arguments are computed. It recomputes them too, so later in-place writes
+    to them do not matter. This checkpoint begins after they are computed, so it needs copies of their original values.
 
     Args:
         module: The module.
-        run: What runs it.
+        run: The function that runs it.
         args: Positional arguments.
         kwargs: Keyword arguments.
 
@@ -35,11 +35,11 @@ def run_checkpointed(
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
     leaves, structure = tree_flatten((args, dict(kwargs)))
-    places: dict[int, int] = {}  # one tensor that is given twice stays one
+    places: dict[int, int] = {}  # a tensor that is passed twice stays one tensor
     order = [places.setdefault(id(leaf), len(places)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     needs = {place: leaf.requires_grad for place, leaf in zip(order, _tensors(leaves), strict=True)}
     copies = {place: leaf.detach().clone() for place, leaf in zip(order, _tensors(leaves), strict=True)}
-    # Which kernels run depends on how arguments lie, and with that what they save for backward.
+    # The layout of the arguments decides which kernels run, and therefore what they save for the backward.
     strides = dict(layouts_of(_tensors(leaves)).strides)
     layouts = {place: strides.get(index) for index, place in enumerate(order)}
     others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -50,7 +50,7 @@ def run_checkpointed(
         if first:
             own_args, own_kwargs = tree_unflatten(first.pop(), structure)
             return run(*own_args, **own_kwargs)
-        # Tensors that a module may write to, and of which the copies stay as they are.
+        # Copies that the module may write to, so that the saved tensors stay unchanged.
         made = [
             _Copy.apply(tensor.detach().requires_grad_(needs[place]), layouts[place])  # type: ignore[no-untyped-call]
             for place, tensor in enumerate(saved)
@@ -63,14 +63,14 @@ def run_checkpointed(
         return run(*own_args, **own_kwargs)
 
     del leaves
-    # torch stops computing again by an exception, which compiled code of TorchScript would take for another.
+    # torch stops the recomputation with an exception, which TorchScript would turn into a different one.
     is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
     with set_checkpoint_early_stop(False) if is_scripted else nullcontext():
         return checkpoint(MethodType(again, module), *copies.values(), use_reentrant=False)
 
 
 class _Copy(torch.autograd.Function):
-    """A copy of a tensor in a layout of its own; None for the tensor's."""
+    """Copy a tensor into a layout with the given strides; None keeps the tensor's layout."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What modules hold under a name, children and buffers included: read, put back, and noticed when it changes."""
+"""Read, restore and compare what modules hold under a name: attributes, children and buffers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _own(holder: Any, name: str) -> Any:
 
 
 def own_value(module: nn.Module, name: str) -> Any:
-    """What a module itself has under a name, which may be a module that is no child of it; `MISSING` if nothing."""
+    """Return what a module's instance holds under a name, a child or another value; `MISSING` if it holds nothing."""
     return type(module) if name == "__class__" else _own(module, name)
 
 
 def set_own(module: nn.Module, name: str, value: Any) -> None:
-    """Have it be what :func:`own_value` has given."""
+    """Set it to a value returned by :func:`own_value`."""
     if name == "__class__":
         object.__setattr__(module, name, value)
     elif (slot := slots_of(type(module)).get(name)) is not None:
@@ -56,18 +56,18 @@ def set_own(module: nn.Module, name: str, value: Any) -> None:
 
 
 class Members:
-    """Which children and buffers a module has, to be put back."""
+    """The children and buffers of a module, to restore them later."""
 
     __slots__ = ("_module", "_not_saved", "_tables")
 
     def __init__(self, module: nn.Module) -> None:
-        """Remember them."""
+        """Record them."""
         self._module, self._not_saved = module, set(module._non_persistent_buffers_set)
         tables: dict[str, dict[str, Any]] = {"_modules": module._modules, "_buffers": module._buffers}
         self._tables = [(name, held, dict(held)) for name, held in tables.items()]
 
     def restore(self) -> None:
-        """Put them back, in their order."""
+        """Restore them, in their order."""
         for name, held, before in self._tables:
             vars(self._module)[name] = held
             restore_dict(held, before)
@@ -76,7 +76,7 @@ class Members:
 
 
 def exchanged(now: Mapping[str, nn.Module | None], before: Mapping[str, nn.Module | None]) -> list[str]:
-    """The names of children that are others than before, are new, or are gone."""
+    """Return the names of children that were replaced, added or removed."""
     names = {**before, **now}
     return [name for name in names if now.get(name, MISSING) is not before.get(name, MISSING)]
 
@@ -91,7 +91,7 @@ CONTAINER_METHODS: tuple[tuple[type[nn.Module], str], ...] = (
 
 
 def notifying(note: Note) -> Callable[..., Any]:
-    """Create a replacement of such a method that calls ``note`` for each child that may change."""
+    """Return a replacement for such a method that calls ``note`` for each child that may change."""
 
     def change(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for name in [*module._modules, str(len(module._modules))]:

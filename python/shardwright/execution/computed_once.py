@@ -1,4 +1,4 @@
-"""Code inside a checkpoint that is left to the modules called in it: it runs once, where one process runs it twice."""
+"""Code that is not recomputed, because its checkpoint is applied to the modules called in it instead."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _HINT = "or place it on one rank with smp.set_partition"
 
 
 class ComputedOnce:
-    """Around such code: raises :class:`FrameError` if it changes what its own module keeps.
+    """Raise :class:`FrameError` if code that is not recomputed changes the state of its own module.
 
-    What other modules keep that are called in it is their business: those are computed again.
+    The state of other modules called in the code is not checked: those modules are recomputed. Used as a context
+    manager around the code.
     """
 
     def __init__(self, places: Mapping[nn.Module, list[Attribute]], watch: Watch) -> None:
-        """Watch nothing yet.
+        """Create the context manager.
 
         Args:
-            places: What modules here keep.
-            watch: Knows their names.
+            places: The attributes that hold the state of the local modules.
+            watch: Names the modules and attributes in errors.
         """
         self._places = places
         self._watch = watch
@@ -38,7 +39,7 @@ class ComputedOnce:
         self._seen: list[tuple[Attribute, Seen]] = []
 
     def __enter__(self) -> None:
-        """Remember what the module keeps that runs the code, unless it is in another such region already."""
+        """Record the state of the module that runs the code, unless another such region is already entered."""
         task = running_task()
         if task is None or not task.inside or task.computed_once is not None or not torch.is_grad_enabled():
             return
@@ -48,12 +49,12 @@ class ComputedOnce:
             self.begin()
 
     def begin(self) -> None:
-        """What it keeps is now how it should be at the next look."""
+        """Record the module's current state, for :meth:`check` to compare with."""
         assert self._module is not None, "it has been entered"
         self._seen = [(place, seen_of(place)) for place in self._places[self._module]]
 
     def check(self) -> None:
-        """Raise :class:`FrameError` if it is not."""
+        """Raise :class:`FrameError` if the state has changed since :meth:`begin`."""
         for place, seen in self._seen:
             if not seen.is_like(seen_of(place)):
                 assert self._module is not None, "something has been seen"
@@ -65,7 +66,7 @@ class ComputedOnce:
                 )
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Compare."""
+        """Check the state, unless an exception is being raised."""
         if self._task is not None:
             self._task.computed_once = None
             if kind is None:
@@ -75,7 +76,11 @@ class ComputedOnce:
 def run_inside_checkpoint(
     module: nn.Module, path: str, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    """Run a module that keeps something; inside a checkpoint that was left to the modules in it, checkpointed."""
+    """Run a module that keeps state; inside a checkpoint that is applied to the modules in it, run it checkpointed.
+
+    Raises:
+        FrameError: The module has parts on other ranks and is called inside such a checkpoint.
+    """
     frame = current_frame()
     if frame is None or not frame.checkpointing or not torch.is_grad_enabled():
         return call(*args, **kwargs)

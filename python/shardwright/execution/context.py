@@ -1,4 +1,4 @@
-"""The torch state that a task runs under; it travels with requests and is lost in a new thread otherwise."""
+"""The torch state that a task runs under. It is sent with requests, because new threads do not inherit it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What a request carries (the paper, appendix B): gradient, inference and autocast mode.
+    """Gradient, inference and autocast mode, which requests carry (the paper, appendix B).
 
     Attributes:
         grad_mode: ``torch.is_grad_enabled()``.
         inference_mode: ``torch.is_inference_mode_enabled()``.
-        autocast: For each device type under autocast its name, the dtype's name and whether casts are cached.
+        autocast: For each device type under autocast: its name, the dtype's name, and whether casts are cached.
     """
 
     grad_mode: bool
@@ -39,7 +39,7 @@ class TaskState:
 
     @staticmethod
     def capture() -> TaskState:
-        """The calling thread's state."""
+        """Return the calling thread's state."""
         autocast = [
             (device, str(torch.get_autocast_dtype(device)).removeprefix("torch."), torch.is_autocast_cache_enabled())
             for device in (_AUTOCAST_DEVICES if torch._C._is_any_autocast_enabled() else ())
@@ -48,7 +48,7 @@ class TaskState:
         return TaskState(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
     def applied(self) -> AbstractContextManager[Any]:
-        """Run the block under this state, in a thread that has torch's defaults."""
+        """Return a context manager that applies this state, in a thread that has torch's defaults."""
         if self.inference_mode or self.autocast:
             return self._all_applied()
         return GradMode(self.grad_mode)
@@ -65,13 +65,13 @@ class TaskState:
 
 
 def default_device(what: str) -> torch.device | None:
-    """The calling thread's default device, None when it is not set.
+    """Return the calling thread's default device; None if it is not set.
 
     Raises:
-        FrameError: A torch mode is active that cannot follow into other threads; ``what`` was done under it.
+        FrameError: A torch mode is active that does not reach modules on other ranks. The message begins with ``what``.
     """
     if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
-        return None  # the ordinary case, at every call
+        return None  # the usual case, checked at every call
     device = None
     for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
         if not isinstance(mode, DeviceContext):
@@ -93,22 +93,22 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
-    """Run the block with a default device, or without one."""
+    """Return a context manager that sets the default device; None sets none."""
     return _NOTHING if device is None else device
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """What the script's own thread had set when it called the step function; every task on this rank starts from it.
+    """The torch state of the script's thread when it called the step function; every task on this rank starts from it.
 
     Attributes:
         variables: Context variables.
         task: Gradient, inference and autocast mode.
-        device: The default device, None when it is not set.
-        settings: What torch keeps for the whole process.
-        thread: What torch keeps for each thread.
+        device: The default device; None if it is not set.
+        settings: The settings that torch keeps per process.
+        thread: The settings that torch keeps per thread.
         random: The states of the random number generators.
-        seed: What the script last seeded the default generator with.
+        seed: The seed that the script last set on the default generator.
         cuda_stream: The current stream of the current CUDA device, None without CUDA.
     """
 
@@ -123,7 +123,11 @@ class StepState:
 
     @staticmethod
     def capture() -> StepState:
-        """The calling thread's state; raises :class:`FrameError` for modes that cannot follow into other threads."""
+        """Return the calling thread's state.
+
+        Raises:
+            FrameError: A torch mode or saved-tensor hooks are active, which do not reach modules on other ranks.
+        """
         device = default_device("the step function was called")
         if saved_tensor_hooks_are_set():
             raise FrameError(
@@ -144,17 +148,17 @@ class StepState:
         )
 
     def applied(self) -> AbstractContextManager[Any]:
-        """Set the thread's CUDA stream, the process's settings and its own, and its default device for the block."""
+        """Set the CUDA stream and the process and thread settings; return a context manager for the default device."""
         if self.cuda_stream is not None:
-            # With its device. A new thread has the default stream, and what it made there would be unordered with what
-            # the script does on its own.
+            # This sets the current device too. A new thread uses the default stream, and its work there would not be
+            # ordered with the work on the script's stream.
             torch.cuda.set_stream(self.cuda_stream)
         process.restore_settings(self.settings)
         process.set_thread(self.thread)
         return on_device(self.device)
 
     def restore(self) -> None:
-        """After a step: put back what its tasks may have left changed, the random number generators too."""
+        """Restore the process's settings and random number generators, which tasks of a step may have changed."""
         process.restore_settings(self.settings)
         process.restore_random_state(self.random)
 
@@ -168,18 +172,18 @@ def context_of(
     hooks: bool,
     collector: list[tuple[str, int | _core.Spec]] | None,
 ) -> _core.TorchContext:
-    """The torch state of a call, with what the calling task has changed of the script's device and settings.
+    """Return the torch state to send with a call, including device and settings that differ from the script's.
 
     Args:
-        what: The call, for errors.
-        state: The calling task's.
-        script: What the step began with.
-        checkpointing: Whether the module is to be checkpointed.
-        hooks: Whether its hooks run.
-        collector: What ``transformers`` collects.
+        what: The call, for error messages.
+        state: The state of the calling task.
+        script: The state that the step began with.
+        checkpointing: Whether the module is checkpointed.
+        hooks: Whether the module's hooks run.
+        collector: The outputs that ``transformers`` collects.
 
     Raises:
-        FrameError: A torch mode is active that cannot follow.
+        FrameError: A torch mode is active that does not reach modules on other ranks.
     """
     device = default_device(what)
     settings = process.difference(script.settings, script.thread)
@@ -199,7 +203,7 @@ def context_of(
 
 
 def as_carried(context: _core.TorchContext) -> AbstractContextManager[Any]:
-    """Run the block under the torch state of a call, in a thread that has torch's defaults."""
+    """Return a context manager that applies the torch state of a call, in a thread that has torch's defaults."""
     return GradMode(context.grad_mode) if context.is_plain else _as_carried(context)
 
 
@@ -212,12 +216,16 @@ def _as_carried(context: _core.TorchContext) -> Iterator[None]:
             yield
 
 
-#: What nearly every call carries, by grad mode.
+#: The context that nearly every call carries, by grad mode.
 _PLAIN = {mode: _core.TorchContext(grad_mode=mode) for mode in (False, True)}
 
 
 class Suspended:
-    """A wait: puts back what is process-wide, or in modules, if another task had the turn and may have changed it."""
+    """Context manager for a wait.
+
+    If another task had the turn in the meantime, restore the process's settings and random number generators, and the
+    microbatch's attributes of modules. Outside a task, restore settings and generators always.
+    """
 
     __slots__ = ("_random", "_settings", "_task")
 
@@ -231,14 +239,14 @@ class Suspended:
         else:
             task.runtime[Turn].waiting = self
         if torch._C._is_any_autocast_enabled():
-            torch.clear_autocast_cache()  # it is the process's: another task's grad mode must not see these casts
+            torch.clear_autocast_cache()  # per process; another task's grad mode must not see these casts
 
     def keep(self) -> None:
-        """Another task is about to get the turn."""
+        """Save settings and random state, because another task is about to get the turn."""
         self._settings, self._random = process.settings(), process.random_state()
 
     def __exit__(self, *_: object) -> None:
-        """The task has the turn again."""
+        """Restore what was saved, now that the task has the turn again."""
         if self._task is not None:
             turn = self._task.runtime[Turn]
             if turn.waiting is self:
@@ -250,7 +258,7 @@ class Suspended:
 
 
 def saved_tensor_hooks_are_set() -> bool:
-    """Whether the calling thread is inside ``torch.autograd.graph.saved_tensors_hooks``."""
+    """Return whether the calling thread is inside ``torch.autograd.graph.saved_tensors_hooks``."""
     autograd = torch._C._autograd
     if hasattr(autograd, "_top_saved_tensors_default_hooks"):  # since torch 2.8
         return autograd._top_saved_tensors_default_hooks(True) is not None

@@ -1,8 +1,9 @@
-"""``nn.TransformerEncoder`` with layers on several ranks: what torch computes over nested tensors, without them.
+"""``nn.TransformerEncoder`` with layers on several ranks: the results of torch's nested-tensor path, without it.
 
-Where it evaluates with a padding mask, torch may leave the padded positions out (by a nested tensor) and put zeros
-there at the end. Nested tensors do not cross ranks, and torch makes none where it sees stand-ins for weights. All other
-positions get the same numbers with the mask alone: the layers run with it, and the zeros are put in after them.
+In evaluation mode with a padding mask, torch may skip the padded positions (by means of a nested tensor) and fill them
+with zeros at the end. Such nested tensors do not cross ranks, and torch creates none if the weights are stand-ins.
+All other positions get the same values with the mask alone: the layers run with the mask, and zeros are filled in after
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _run: Callable[..., torch.Tensor] = nn.TransformerEncoder.forward
 
 
 def pad_with_zeros(encoder: nn.TransformerEncoder) -> None:
-    """Have an encoder that this rank runs, with layers elsewhere, give zeros at padded positions where torch does."""
+    """Make an encoder with layers on other ranks return zeros at padded positions whenever torch does."""
     if type(encoder).forward is not _run:
         return
 
@@ -43,7 +44,7 @@ def pad_with_zeros(encoder: nn.TransformerEncoder) -> None:
 
 
 def _leaves_padding_out(encoder: nn.TransformerEncoder, args: tuple[Any, ...]) -> bool:
-    """Whether torch, which decides by the first layer, would run the layers on a nested tensor."""
+    """Return whether torch, which decides by the first layer, would run the layers on a nested tensor."""
     first = _Described(encoder.layers[0])
     given = {"use_nested_tensor": True, "mask_check": getattr(encoder, "mask_check", True)}
     _run(SimpleNamespace(layers=[first], norm=None, **given), *args)
@@ -51,7 +52,7 @@ def _leaves_padding_out(encoder: nn.TransformerEncoder, args: tuple[Any, ...]) -
 
 
 class _Described:
-    """A layer with ordinary tensors in the place of its weights, which notes what it is called with."""
+    """A layer with plain tensors in place of its weights, which records whether its input is a nested tensor."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

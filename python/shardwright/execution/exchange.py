@@ -1,7 +1,7 @@
-"""What a request and its response say about tensors beyond their bytes: sharing, views and writes.
+"""Metadata that requests and responses carry about tensors: shared memory, views and in-place writes.
 
-Tensors are numbered in the order in which :func:`shardwright._core.flatten` meets them, each once; a response may carry
-further ones.
+Tensors are numbered in the order in which :func:`shardwright._core.flatten` visits them, each once; a response may
+carry additional ones.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from shardwright.values.tensors import is_dense
 
 
 def sharing_of(tensors: list[torch.Tensor]) -> list[list[int]]:
-    """What the executing rank cannot see: the groups of arguments that share memory."""
+    """Return the groups of arguments that share memory, by index; the executing rank cannot detect them."""
     shared: dict[int, list[int]] = {}
     if len(tensors) > 1:
         for index, tensor in enumerate(tensors):
-            if not is_remote(tensor):  # those share memory with nothing
+            if not is_remote(tensor):  # remote tensors share memory with nothing
                 shared.setdefault(memory_id(tensor), []).append(index)
     return [group for group in shared.values() if len(group) > 1]
 
 
 class Arguments:
-    """The arguments of one execution, as they were before it, to see afterwards what it did to them."""
+    """The arguments of one execution, recorded before it, to detect afterwards what it changed."""
 
     def __init__(self, module: str, tensors: list[torch.Tensor], tree: Any, notes: _core.ArgumentNotes) -> None:
-        """Remember versions, histories and the contents of containers."""
+        """Record the versions and autograd histories of the tensors, and the contents of containers."""
         self.module = module
         self.tensors = tensors
-        #: What the caller says of them.
+        #: The caller's notes on them.
         self.notes = notes
-        #: Whether the caller has no such tensors: another rank made them, and sent them here.
+        #: Whether the caller does not have these tensors, because another rank created them and sent them here.
         self.private = notes.private
-        #: Of those, the ones whose memory that rank keeps.
+        #: If so, the indices of those whose memory that rank keeps.
         self.kept = notes.kept if self.private else []
         self._before = _core.TensorsBefore(tensors)
         self._containers = snapshots(tree)
 
     def check_containers(self) -> None:
-        """Raise :class:`FrameError` if a container was changed: that change cannot travel back."""
+        """Raise :class:`FrameError` if a container was changed: the change cannot be sent back."""
         container = first_changed(self._containers)
         if container is not None:
             raise FrameError(
@@ -62,7 +62,7 @@ class Arguments:
             )
 
     def written(self) -> list[int]:
-        """The indices of the tensors written in place; refuses what the caller's own tensors could not show."""
+        """Return the indices of tensors written in place; raise :class:`FrameError` if the caller could not see it."""
         if self._before.are_reattached():
             raise FrameError(
                 f"module {self.module!r} called requires_grad_() or detach_() on an argument; it runs on another rank "
@@ -88,7 +88,7 @@ class Arguments:
         return written
 
     def rewritten(self, index: int) -> Node | None:
-        """The new history of an argument that was written to in grad mode; None where only values changed."""
+        """Return the new autograd history of an argument that was written in grad mode; None if only values changed."""
         node: Node | None = self._before.rewritten(index)
         return node
 
@@ -99,15 +99,15 @@ class Returned:
 
     Attributes:
         tensors: The results, then the bases of results that share memory, then the arguments that were written to.
-        needs: Which of them get a gradient.
-        recipes: By number, how the requester finds a result among what it already has.
-        strides: For the numbers of tensors that are not dense, how they lie.
+        needs: For each of them, whether it gets a gradient.
+        recipes: By number, how the requester obtains a result from tensors that it already has.
+        strides: Numbers and strides of tensors that are not dense.
         watch: Results that share memory in a way that cannot be rebuilt.
         watch_arguments: Arguments that such results share memory with.
-        written: The written arguments, each with its number among the tensors.
-        dropped: Views made under ``no_grad`` that require a gradient, which torch drops.
-        composites: Sparse and nested tensors, taken apart.
-        collected: What ``transformers`` has collected beside the result; None where nothing was to be.
+        written: The arguments that were written to, each with its number among the tensors.
+        dropped: Views created under ``no_grad`` that require a gradient, which torch drops.
+        composites: Sparse and nested tensors, sent as several dense ones.
+        collected: Outputs that ``transformers`` collected besides the result; None if none were to be collected.
     """
 
     tensors: list[torch.Tensor]
@@ -122,7 +122,7 @@ class Returned:
     collected: _core.Spec | None = None
 
     def is_plain(self, num_results: int) -> bool:
-        """Whether the results stand in no relation to the arguments or to each other."""
+        """Return whether the results are unrelated to the arguments and to each other."""
         return not self._is_related and len(self.tensors) == num_results
 
     @property
@@ -130,7 +130,7 @@ class Returned:
         return bool(self.recipes or self.watch or self.watch_arguments or self.written or self.dropped)
 
     def noted(self, left: Left) -> _core.ResultNotes:
-        """What the answer says of its tensors."""
+        """Return the answer's notes on its tensors."""
         said = self._is_related or self.strides or self.composites or left.kept_arguments or left.kept_results
         if not said and self.collected is None:
             return _core.ResultNotes(open=left.is_open, hooked=left.is_hooked, ordered=left.is_ordered)
@@ -153,14 +153,14 @@ class Returned:
 
 @dataclass(slots=True)
 class Left:
-    """What an execution leaves behind.
+    """Effects of an execution that outlast it.
 
     Attributes:
-        is_ordered: Whether it has changed what a module keeps.
+        is_ordered: Whether it called a module that changes its state.
         is_open: Whether a gradient may come back to it.
-        is_hooked: Whether it has put hooks on tensors of its own.
-        kept_arguments: Arguments whose memory something keeps.
-        kept_results: Results whose memory something keeps.
+        is_hooked: Whether it has registered hooks on tensors of its own.
+        kept_arguments: Arguments whose memory is still referenced on this rank.
+        kept_results: Results whose memory is still referenced on this rank.
     """
 
     is_ordered: bool
@@ -170,7 +170,7 @@ class Left:
     kept_results: list[int] = field(default_factory=list)
 
     def noted(self) -> _core.ResultNotes:
-        """What an answer says whose result went on to the next rank: of that one's tensors nothing."""
+        """Return the notes of an answer whose result was sent to the next rank; they say nothing about its tensors."""
         return _core.ResultNotes(
             kept_arguments=self.kept_arguments,
             open=self.is_open,
@@ -180,19 +180,19 @@ class Left:
 
 
 def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Arguments) -> Returned:
-    """Say which results are arguments, or views of arguments or of other results, and which arguments were written.
+    """Describe which results are arguments, or views of arguments or other results, and which arguments were written.
 
     Args:
-        frame: The execution that gave them.
+        frame: The frame of the execution.
         results: The tensors of the result.
-        arguments: The arguments as they were.
+        arguments: The arguments, as recorded before the execution.
     """
     written = arguments.written()
     if arguments.private:
         written = []
     if not written and len(results) == 1 and _stands_alone(frame, results[0], arguments):
         return Returned(results, [results[0].requires_grad])
-    replay = not frame.hooked  # views that require a gradient: made again by the requester, they would miss the hooks
+    replay = not frame.hooked  # views that require a gradient and are recreated by the requester would bypass the hooks
     returned = Returned(list(results))
     numbers = {} if arguments.private else {id(tensor): number for number, tensor in enumerate(arguments.tensors)}
     _add_bases(returned, numbers, replay)
@@ -221,7 +221,7 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
     for index in written:
         returned.written.append((index, len(returned.tensors)))
         node = arguments.rewritten(index)
-        # A view of its own, because the argument itself may be a result too.
+        # A separate view, because the argument itself may be a result too.
         with torch.set_grad_enabled(node is not None):
             tensor = arguments.tensors[index]
             returned.tensors.append(tensor.detach() if node is None else tensor.view_as(tensor))
@@ -230,7 +230,7 @@ def describe_results(frame: Frame, results: list[torch.Tensor], arguments: Argum
 
 
 def _stands_alone(frame: Frame, result: torch.Tensor, arguments: Arguments) -> bool:
-    """Whether a result is dense, no view, and shares no memory with an argument."""
+    """Return whether a result is dense, not a view, and shares no memory with an argument."""
     if result._is_view() or not is_dense(result):
         return False
     own, *others = map(frame.elsewhere.group_of, _core.memory_ids([result, *arguments.tensors]))
@@ -238,7 +238,7 @@ def _stands_alone(frame: Frame, result: torch.Tensor, arguments: Arguments) -> b
 
 
 def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> None:
-    """Send what several results are views of, so that they can be made as views of it again."""
+    """Add the bases that several results are views of, so that the requester can recreate the views."""
     known = arguments.keys() | {id(tensor) for tensor in returned.tensors}
     bases: dict[int, torch.Tensor] = {}
     views: Counter[int] = Counter()
@@ -255,14 +255,14 @@ def _add_bases(returned: Returned, arguments: dict[int, int], replay: bool) -> N
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The range of bytes that a tensor lies in."""
+    """Return the range of bytes that a tensor occupies in its storage."""
     start = int(tensor.storage_offset())
     end = start + 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start * tensor.element_size(), (end if tensor.numel() else start) * tensor.element_size()
 
 
 def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None:
-    """Find memory shared in ways that no view makes again: it must not be written to any more."""
+    """Find memory that is shared in ways that views cannot reproduce; it must not be written to any more."""
     users: dict[int, list[tuple[bool, int, int, tuple[int, int]]]] = {}
     for index, tensor in enumerate(arguments.tensors):
         memory = memory_id(tensor)
@@ -287,10 +287,10 @@ def _find_shared(frame: Frame, returned: Returned, arguments: Arguments) -> None
 def past_views(
     inputs: list[tuple[GradientEdge, int]], given: list[torch.Tensor], written: set[int]
 ) -> list[tuple[GradientEdge, int]]:
-    """Where the gradients of a call's arguments go, once it is known which of them the module writes to.
+    """Return where the gradients of a call's arguments go, given which of them the module writes to.
 
-    That of a written view goes straight to what it is a view of, as torch has it, and passes the hooks on the view by.
-    To be asked before the write is made here.
+    As in torch, the gradient of a view that was written to goes directly to its base and bypasses hooks on the view.
+    Call this before the write is applied on this rank.
     """
     past = []
     for edge, index in inputs:
@@ -312,14 +312,14 @@ def rebuild_results(
     notes: _core.ResultNotes,
     given: list[torch.Tensor],
 ) -> tuple[list[torch.Tensor], list[tuple[Slot, int]]]:
-    """Make the requester's tensors of a response, and write to its own what the module wrote.
+    """Create the requester's tensors of a response, and apply the module's in-place writes to the arguments.
 
     Returns:
-        The tensors by number, and the slot and number of each that was cut.
+        The tensors by number, and the slot and number of each tensor that was cut.
     """
     tensors = list(received)
     slots: list[tuple[Slot, int]] = []
-    plain = notes.may_stay  # the ordinary case: tensors that share no memory with others
+    plain = notes.may_stay  # the usual case: tensors that share no memory with others
     for place, strides in () if plain else notes.strides:
         tensors[place] = restride(tensors[place], strides)
     dropped = () if plain else notes.dropped
@@ -374,7 +374,7 @@ def _keep_elsewhere(frame: Frame, why: str, tensor: torch.Tensor) -> None:
 
 
 def _dropped(tensor: torch.Tensor) -> torch.Tensor:
-    """A view as one made under ``no_grad``: it says that it requires a gradient, and torch drops that."""
+    """Return a view as created under ``no_grad``: it reports that it requires a gradient, which torch drops."""
     base = tensor.requires_grad_()
     with torch.no_grad():
         return base.view_as(base)

@@ -1,4 +1,4 @@
-"""What came of a forward on the executing rank."""
+"""The outcome of a forward on the executing rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shardwright.frames.watch import RemoteMemory, Watched, kept_by_others
 
 @dataclass(slots=True)
 class Sent:
-    """The tensors that crossed for an execution: does anything on this rank keep their memory after the call?
+    """The tensors that were sent between ranks for an execution, to find out whether this rank keeps their memory.
 
     Attributes:
-        aliases: Tensors of the same memory and version, without their graphs: of the arguments, then of results.
+        aliases: Detached tensors that share memory and version with the arguments, then with the results sent.
         results: The numbers of those results.
     """
 
@@ -26,7 +26,7 @@ class Sent:
 
     @staticmethod
     def of(given: list[torch.Tensor], returned: Returned) -> Sent:
-        """The arguments of an execution, and the results that are sent."""
+        """Create it from the arguments of an execution and the results that are sent."""
         sent = Sent([tensor.detach() for tensor in given], [])
         for place, tensor in enumerate(returned.tensors):
             if place not in returned.recipes:
@@ -35,10 +35,10 @@ class Sent:
         return sent
 
     def settle(self, module: str, elsewhere: RemoteMemory, left: Left) -> list[Watched]:
-        """Once the call has let them go: note whose memory is kept.
+        """Record in ``left`` whose memory is still referenced, after the call has released its own references.
 
         Returns:
-            What notices writes to those; none in inference mode.
+            For each of those tensors that is not an inference tensor, a detector of writes to it.
         """
         watched = []
         num_arguments = len(self.aliases) - len(self.results)
@@ -56,14 +56,14 @@ class Sent:
 
 @dataclass(slots=True)
 class Executed:
-    """What came of a forward, without its tensors.
+    """The outcome of a forward, without references to its tensors.
 
     Attributes:
-        spec: The result.
-        parts: Its tensors' bytes.
-        returned: What is said of them.
-        sent: The tensors that crossed, for whether anything keeps their memory.
-        onward: Where the result goes to the next rank of a chain: as its argument, and what is noted of that.
+        spec: The structure of the result.
+        parts: The bytes of the result's tensors.
+        returned: How those tensors relate to the arguments and to each other.
+        sent: The tensors that were sent between ranks, to find out whether their memory is kept.
+        onward: The result as an argument of the next rank of a chain; None if it returns to the caller.
     """
 
     spec: _core.Spec
@@ -75,12 +75,12 @@ class Executed:
 
 @dataclass(slots=True)
 class Onward:
-    """A result on its way to the next rank of a chain.
+    """A result that is sent to the next rank of a chain.
 
     Attributes:
-        spec: The arguments there.
-        shared: Which of their tensors share memory.
-        layouts: How those lie that are not dense.
+        spec: The structure of the arguments there.
+        shared: The groups of their tensors that share memory.
+        layouts: The layouts of the tensors that are not dense.
     """
 
     spec: _core.Spec
@@ -88,7 +88,7 @@ class Onward:
     layouts: Layouts
 
     def noted(self, kept: list[int]) -> _core.ArgumentNotes:
-        """What is noted of the arguments, of which this rank keeps some."""
+        """Return the notes on the arguments, given the indices of those that this rank keeps."""
         return _core.ArgumentNotes(
             shared=self.shared,
             strides=self.layouts.strides,

@@ -1,7 +1,8 @@
-"""Forward-mode differentiation, of which torch has one level for the whole process: no task waits inside it.
+"""Forward-mode differentiation. Torch has one level for the whole process, so no task may wait inside it.
 
-If a task waited there, another microbatch that entered it too would share the level: whoever left first would end it
-for both, and the other's tangents would be zeros. What a task would wait for comes before it enters.
+If a task waited inside, another microbatch that entered it too would share the level: the first to leave would end it
+for both, and the tangents of the other would be zeros. Tensors that are still on other ranks are therefore fetched
+before a task enters it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shardwright.patches import original_of
 
 
 def is_entered() -> bool:
-    """Whether the calling task is inside forward-mode differentiation: no other one can be while it runs."""
+    """Return whether the calling task is inside forward-mode differentiation; no other task can be while it runs."""
     return forward_ad._current_level >= 0
 
 
@@ -40,13 +41,13 @@ def _bring_all() -> None:
 
 
 def enter_dual_level() -> Any:
-    """``torch.autograd.forward_ad.enter_dual_level``, after what the task would wait for."""
+    """Fetch the task's tensors from other ranks, then call ``torch.autograd.forward_ad.enter_dual_level``."""
     _bring_all()
     return original_of(enter_dual_level)()
 
 
 def enter_jvp_nesting() -> Any:
-    """``torch.func.jvp``'s own level, likewise."""
-    # It counts, for the process too, before it enters the level.
+    """Fetch the task's tensors from other ranks, then enter the level of ``torch.func.jvp``."""
+    # torch.func.jvp increments a counter of the process before it enters the level, so fetch before that.
     _bring_all()
     return original_of(enter_jvp_nesting)()

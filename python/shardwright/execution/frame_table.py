@@ -1,4 +1,4 @@
-"""The frames that wait for their backward on a rank."""
+"""The frames on a rank that wait for their backward."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shardwright.frames import Frame
 from shardwright.frames.watch import Watched
 from shardwright.frames.weights import WeightGradients
 
-#: A frame's key: who asked, and the id of the forward request.
+#: The key of a frame: the requester's rank and the id of the forward request.
 FrameKey = tuple[int, int]
 
 
 class FrameTable:
-    """The frames of the requests that this rank has run forward and that still wait for their backward."""
+    """The frames of forward requests that this rank has executed and that still wait for their backward."""
 
     def __init__(self) -> None:
-        """Start empty; it is empty again after every step."""
+        """Create an empty table; it is empty again after every step."""
         self._frames: dict[FrameKey, Frame] = {}
         self._visits: Counter[tuple[nn.Module, int]] = Counter()
         self._watched: dict[int, list[Watched]] = {}
@@ -28,11 +28,11 @@ class FrameTable:
         self.unclosed = 0
 
     def __len__(self) -> int:
-        """How many frames wait."""
+        """Return the number of frames."""
         return len(self._frames)
 
     def visited_again(self, frame: Frame) -> bool:
-        """Whether one of its modules ran in other frames of its microbatch too; state may then be carried between."""
+        """Return whether a module of it also ran in other frames of its microbatch, which may then share state."""
         return any(self._visits[module, frame.microbatch] > 1 for module in frame.executed)
 
     def keep(self, key: FrameKey, frame: Frame) -> None:
@@ -42,21 +42,21 @@ class FrameTable:
             self._visits[module, frame.microbatch] += 1
 
     def take(self, key: FrameKey) -> Frame:
-        """Give a frame away."""
+        """Remove and return a frame."""
         return self._frames.pop(key)
 
     def leave(self, left: WeightGradients, place: int) -> int:
-        """Keep what a backward has left for later, and where in the microbatch that was; the token to ask for it."""
+        """Keep weight gradients that a backward has deferred, and the place of that backward; return their token."""
         self._num_left += 1
         self._left[self._num_left] = left, place
         return self._num_left
 
     def take_left(self, token: int) -> tuple[WeightGradients, int]:
-        """Give away what a backward has left, and where in the microbatch that was."""
+        """Remove and return deferred weight gradients, and the place of their backward in the microbatch."""
         return self._left.pop(token)
 
     def watch(self, microbatch: int, watched: Watched) -> None:
-        """Refuse writes to a tensor of which the requester has a copy, until the microbatch's backward."""
+        """Detect writes to a tensor of which the requester has a copy, until the microbatch's backward."""
         self._watched.setdefault(microbatch, []).append(watched)
 
     def settle(self, microbatch: int) -> None:
@@ -69,16 +69,13 @@ class FrameTable:
         self._watched.pop(microbatch, None)
 
     def end_step(self) -> None:
-        """The tasks of a step are over: clear away what they left."""
+        """Clear the table after the tasks of a step are over."""
         self.unclosed += len(self._frames)
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, at the end of a step."""
+        """Clear the table at the end of a step."""
         self._frames.clear()
         self._visits.clear()
         self._watched.clear()
         self._left.clear()
-        self._num_left = 0
-        #: Frames that successful steps left to be cleared away; anything but 0 is a bug.
-        self.unclosed = 0

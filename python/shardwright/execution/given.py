@@ -1,4 +1,4 @@
-"""What containers and objects that a module was given hold, to see afterwards whether it changed them."""
+"""Contents of the containers and objects passed to a module, to detect whether it changed them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shardwright.values.state import attributes_of
 
 Snapshots = list[tuple[Any, list[Any]]]
 
-#: Values of these types hold nothing that could be changed.
+#: Values of these types have no contents to compare.
 _PLAIN = frozenset((torch.Tensor, nn.Parameter, RemoteTensor, type(None), bool, int, float, str))
 
 
 def contents_of(value: Any) -> list[Any] | None:
-    """What a value that can be changed holds; None for any other value."""
+    """Return the contents of a mutable value; None for any other value."""
     if type(value) in _PLAIN:
         return None
     if isinstance(value, list):
@@ -37,14 +37,14 @@ def contents_of(value: Any) -> list[Any] | None:
         return [
             part
             for item in attributes_of(value).items()
-            if not isinstance(getattr(kind, item[0], None), cached_property)  # its first use is no change
+            if not isinstance(getattr(kind, item[0], None), cached_property)  # its first use is not a change
             for part in item
         ]
     return None
 
 
 def snapshots(tree: Any) -> Snapshots:
-    """Everything in a tree that can be changed, with what it holds."""
+    """Return all mutable values in a tree, with their contents."""
     found: Snapshots = []
     stack = [tree]
     while stack:
@@ -60,7 +60,7 @@ def snapshots(tree: Any) -> Snapshots:
 
 
 def first_changed(before: Snapshots) -> Any:
-    """What holds something else now; None if nothing does."""
+    """Return the first value whose contents have changed; None if there is none."""
     for container, contents in before:
         now = contents_of(container)
         assert now is not None, "it was a container before"

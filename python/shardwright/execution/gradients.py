@@ -1,4 +1,4 @@
-"""Gradients as they cross ranks: which result or argument each is of, and their tensors."""
+"""Gradients as sent between ranks: the numbers of the results or arguments that they belong to, and their tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shardwright.values import pack, unpack
 
 
 def pack_gradients(gradients: Sequence[tuple[int, torch.Tensor]]) -> tuple[list[tuple[int, int]], _core.TensorParts]:
-    """Copy gradients into a body; one that stands for several is sent once.
+    """Copy gradients into a message body; a tensor that is the gradient of several values is sent once.
 
     Returns:
-        For each the number of what it is of and that of its tensor, and the tensors.
+        For each gradient the number of its value and the number of its tensor; and the tensors.
 
     Raises:
-        UnsupportedValueError: One is of a kind that cannot cross ranks.
+        UnsupportedValueError: A gradient is a tensor of a kind that cannot cross ranks.
     """
     numbers: dict[int, int] = {}
     tensors: list[torch.Tensor] = []
@@ -31,6 +31,6 @@ def pack_gradients(gradients: Sequence[tuple[int, torch.Tensor]]) -> tuple[list[
 
 
 def unpack_gradients(pairs: list[tuple[int, int]], parts: _core.TensorParts) -> list[tuple[int, torch.Tensor]]:
-    """The gradients of a body, each with the number of what it is of."""
+    """Return the gradients of a message body, each with the number of its value."""
     tensors = unpack(parts)
     return [(of, tensors[number]) for of, number in pairs]

@@ -1,6 +1,7 @@
-"""Views with hooks that a module elsewhere writes to: its write passes the hooks by, and its other uses do not.
+"""Views with hooks that a module on another rank writes to in place.
 
-The gradient of such an argument comes back as one, so a module that does both is refused.
+Gradients through the write bypass the hooks, gradients through other uses do not. The gradient of such an argument is
+sent back as one tensor, so a module that both writes to it and uses it otherwise is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shardwright.frames.remote import is_remote
 
 
 def hooked_views(frame: Frame, given: Sequence[torch.Tensor], inputs: Sequence[tuple[GradientEdge, int]]) -> list[int]:
-    """Which arguments of a call are views with hooks, on themselves or on views between them and their base."""
+    """Return the indices of arguments that are views with hooks, on themselves or on views between them and a base."""
     if not frame.guarded:
         return []
     return [index for edge, index in inputs if _is_hooked(frame, given[index], owned_by(edge.node))]
@@ -36,13 +37,13 @@ def _is_hooked(frame: Frame, tensor: torch.Tensor, node: Node | None) -> bool:
 
 
 def refuse_other_uses(name: str, frame: Frame, indices: Sequence[int], written: Sequence[int]) -> None:
-    """Raise :class:`FrameError` if a module wrote to one of these arguments and has used it otherwise too.
+    """Raise :class:`FrameError` if a module wrote to one of these arguments and also used it otherwise.
 
     Args:
-        name: The module.
-        frame: Its frame, with the edges of its results and of what it wrote to.
-        indices: The arguments that are views with hooks.
-        written: Those that it wrote to.
+        name: The name of the module.
+        frame: Its frame, with the edges of its results and of the arguments that it wrote to.
+        indices: The indices of the arguments that are views with hooks.
+        written: The indices of the arguments that it wrote to.
     """
     slots = {slot for slot, index in frame.inputs if index in indices and index in written}
     if not slots:

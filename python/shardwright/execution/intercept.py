@@ -1,4 +1,4 @@
-"""Interception: on a rank that does not own a module, calling it is a request to its owner."""
+"""Interception of module calls: on a rank that does not own a module, a call of it sends a request to its owner."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shardwright.execution.call import Link, RemoteModule, call_chain, call_remo
 
 
 def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Module], None]) -> None:
-    """Turn every way of calling a module into a request to the rank that owns it.
+    """Make every call of a module a request to the rank that owns it.
 
-    Both the compiled call and ``forward`` are replaced, so that subclasses' own ``__call__`` and direct calls of
-    ``forward`` are caught too. Those run no hooks, here as there.
+    Replace both the compiled call and ``forward``, so that a ``__call__`` of a subclass and direct calls of
+    ``forward`` are intercepted too. Direct calls of ``forward`` run no hooks on either rank.
 
     Args:
-        module: The module on this rank; only its shell is left here.
-        target: Where it lives.
-        check: Raises if the module's parameters were swapped since it was given up.
+        module: The module on this rank, which does not own its parameters.
+        target: The module on the rank that owns it.
+        check: Raises if the module's parameters were swapped since this rank released them.
     """
 
     forward = module.forward
@@ -44,7 +44,7 @@ def make_remote(module: nn.Module, target: RemoteModule, check: Callable[[nn.Mod
 
 
 def refuse_compiled(name: str, module: nn.Module) -> None:
-    """Raise :class:`FrameError` if a module with parts on other ranks is compiled: its graph would go past requests."""
+    """Raise :class:`FrameError` if a module with parts on other ranks is compiled: its graph would bypass requests."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     if module._compiled_call_impl is not None or wrapped:
@@ -61,13 +61,13 @@ def group_sequential(
 ) -> None:
     """Send each run of consecutive children of an ``nn.Sequential`` that one rank owns as one request (appendix B).
 
-    Children without parameters and buffers between two children of a run go along with it. Where one run follows
-    another, the result of the first goes from its rank to the next one's, and not by way of the caller.
+    Children without parameters and buffers between two children of a run are included in it. If one run directly
+    follows another, the first rank sends its result directly to the second, not through the caller.
 
     Args:
-        module: A sequential that this rank runs itself, some of whose children live elsewhere.
-        target_of: Where a child lives; None for one that runs here.
-        remote_self: The sequential itself as a module of another rank, which runs these of its children.
+        module: An ``nn.Sequential`` that this rank runs itself, with children on other ranks.
+        target_of: Returns the remote module of a child; None if the child runs on this rank.
+        remote_self: Returns the ``nn.Sequential`` itself as a module of the given rank, which runs the given children.
     """
     if type(module).forward is not nn.Sequential.forward:
         return
@@ -80,7 +80,7 @@ def group_sequential(
     if all(rank is None for rank, _, _ in runs):
         return
 
-    # What to do, in order: a chain of requests, or children to call one by one.
+    # In order: a chain of requests, or a range of children to call one by one.
     parts: list[list[Link] | tuple[int, int]] = []
     for is_remote, group in itertools.groupby(runs, lambda run: run[0] is not None):
         neighbours = list(group)
@@ -91,7 +91,7 @@ def group_sequential(
         else:
             parts += [(start, end) for _, start, end in neighbours]
 
-    divided = list(module._modules.values())  # children() would leave out repeated ones
+    divided = list(module._modules.values())  # children() would omit repeated ones
 
     @functools.wraps(module.forward)
     def forward(input: Any) -> Any:
@@ -117,17 +117,18 @@ def _remote(runs: list[tuple[int | None, int, int]]) -> list[tuple[int, int, int
 
 
 def runs_of(module: nn.Sequential, rank_of: Callable[[nn.Module], int | None]) -> list[tuple[int | None, int, int]]:
-    """How the rank that runs an ``nn.Sequential`` goes through its children.
+    """Return the runs in which the rank that runs an ``nn.Sequential`` executes its children.
 
     Args:
-        module: The sequential.
-        rank_of: Which rank a child lives on; None for one that runs where the sequential does.
+        module: The ``nn.Sequential``.
+        rank_of: Returns the rank of a child; None if it runs on the rank that runs the ``nn.Sequential``.
 
     Returns:
-        The runs ``(rank or None for here, start, end)``; a run ends with a child that its owner holds.
+        The runs ``(rank, start, end)``, where a rank of None is the rank itself. A run of another rank ends with a
+        child that this rank owns.
     """
     runs: list[tuple[int | None, int, int]] = []
-    light = 0  # children since the end of the last run that could go along with a longer one
+    light = 0  # number of children since the end of the last run that could be included in a longer one
     for index, child in enumerate(module._modules.values()):
         assert child is not None, "an nn.Sequential holds modules only"
         rank = rank_of(child)
@@ -156,7 +157,7 @@ def _prefixes(path: str) -> Iterator[str]:
 
 
 def entered(path: str, modules: Mapping[str, nn.Module], here: Container[str]) -> nn.Module:
-    """The module whose calls can be intercepted: the outermost around it that is compiled or scripted, or itself."""
+    """Return the module whose calls can be intercepted: the outermost compiled or scripted one around it, or itself."""
     for prefix in _prefixes(path):
         module = modules[prefix] if prefix in here else None
         if module is not None and (

@@ -1,4 +1,4 @@
-"""What modules keep: remembered to be put back, and watched for changes that no trace saw."""
+"""State of modules: recorded to be restored, and watched for changes that the trace did not see."""
 
 from __future__ import annotations
 
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
 Attribute = tuple[Any, str]
 
 _UNNOTICED = INTERNAL - {"__class__"}
-#: Containers with more items are not looked through at every task.
+#: Containers with more items are not watched.
 MAX_ITEMS = 256
 
 
 def attribute_of(name: str, modules: Mapping[str, nn.Module]) -> tuple[str, str] | None:
-    """The path of the module that holds an attribute with this full name, and its name there."""
+    """Split the full name of an attribute into module path and attribute name; None if it is not one of a module."""
     path, _, attribute = name.rpartition(".")
     return (path, attribute) if path in modules else None
 
 
 def variable_of(name: str, modules: Mapping[str, nn.Module]) -> Attribute | None:
-    """The module of Python and the name of a global variable with this full name; None for what is none."""
+    """Return the Python module and the name of a global variable with this full name; None if it is not one."""
     path, _, variable = name.rpartition(".")
     home = sys.modules.get(path)
     return None if path in modules or home is None else (home, variable)
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to; 0 of one that counts nothing, or has no values yet."""
+    """Return the version counter of a tensor; 0 if it has none, or if its values are on another rank."""
     return 0 if is_remote(tensor) or tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was in an attribute: the value, what it contains, and the versions of its tensors."""
+    """A record of an attribute: its value, the contents of the value, and the versions of its tensors."""
 
     values: list[Any]
     versions: list[int]
 
     def is_like(self, other: Seen) -> bool:
-        """Whether nothing has changed between the two."""
+        """Return whether nothing has changed between the two records."""
         return self.versions == other.versions and self.has_values_of(other)
 
     def has_values_of(self, other: Seen) -> bool:
-        """Whether nothing has changed but what tensors hold."""
+        """Return whether nothing has changed except the values of tensors."""
         return are_same(self.values, other.values)
 
 
 def seen_of(place: Attribute) -> Seen:
-    """What is in an attribute now."""
+    """Record an attribute now."""
     value = value_of(*place)
     values, versions = [value], [version_of(value)] if isinstance(value, nn.Parameter) else []
     for part in reached(value):
@@ -75,7 +75,7 @@ def seen_of(place: Attribute) -> Seen:
 
 
 class _Watched:
-    """A tensor that no forward is known to write to; with its values if it is small and nobody else puts it back."""
+    """A tensor that no forward is known to write to, with a copy if it is small and not copied elsewhere."""
 
     __slots__ = ("has_values", "is_copied", "module", "name", "tensor", "values", "version")
 
@@ -88,7 +88,7 @@ class _Watched:
         self.begin()
 
     def begin(self) -> None:
-        """Whatever is in it now is to be put back."""
+        """Record its version, and a copy of its values if one is kept, to restore later."""
         version = version_of(self.tensor)
         if version != self.version or (self.has_values and self.values is None):
             self.version = version
@@ -99,18 +99,18 @@ class _Watched:
         return version_of(self.tensor) != self.version
 
     def end(self) -> None:
-        """One that a step has written to is copied from the next step on."""
+        """If the step wrote to it and it is not copied elsewhere, copy it from the next step on."""
         if self.changed and not self.is_copied:
             self.has_values = _has_memory(self.tensor)
 
     def restore(self) -> None:
-        """Put it back, if it has changed and there is a copy."""
+        """Restore its values, if it has changed and there is a copy."""
         if self.values is not None and self.changed:
             put_values(self.tensor, self.values)
 
 
 def no_copy_of(names: list[str]) -> str:
-    """Why a step cannot be taken back that wrote to these tensors, and what becomes of it."""
+    """Return a message on why a step that wrote to these tensors cannot be undone."""
     return (
         f"Tensor {', '.join(names)} was written to, though the trace of the first step saw no such write, and is too "
         f"large ({MAX_BYTES >> 10} KiB are the limit) to be copied before every step in case it has to be put back: "
@@ -126,19 +126,19 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return _has_memory(tensor) and tensor.numel() * tensor.element_size() <= MAX_BYTES
 
 
-#: Whose code uses one of these may set attributes, or exchange children, without ``nn.Module.__setattr__``.
+#: Code that uses one of these names may set attributes, or replace children, without ``nn.Module.__setattr__``.
 _PAST_SETATTR = frozenset({"__dict__", "vars", "__setattr__", "__setstate__"})
 _CHILDREN = frozenset({"_modules"})
 
 
 def _mentions(kind: type, names: frozenset[str]) -> bool:
-    """Whether code of a module's class, less torch's own, uses one of these names."""
+    """Return whether the code of a module's class, except torch's own classes, uses one of these names."""
     codes = []
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] != "torch":
             functions = [getattr(value, "__func__", value) for value in vars(base).values()]
             codes += [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
-    for code in codes:  # grows
+    for code in codes:  # the list grows during the loop
         if not names.isdisjoint(code.co_names):
             return True
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
@@ -146,7 +146,7 @@ def _mentions(kind: type, names: frozenset[str]) -> bool:
 
 
 def _is_untouched(cell: Cell) -> bool:
-    """Whether the very same items are in a container or object as before; quick, and False where it is not known."""
+    """Compare the items of a container or object by identity; fast, and False if the result is not known."""
     value, before = cell.value, cell.before
     if cell.kind.has_names:
         if not type(value).__dictoffset__:
@@ -160,21 +160,22 @@ def _is_untouched(cell: Cell) -> bool:
 
 
 class Watch:
-    """Notices changes of what modules hold and no forward is known to change.
+    """Detect changes of values in modules that no forward is known to change.
 
-    Tensors by their versions, attributes as they are set, small containers and objects by what is in them.
+    Tensors are compared by version, attributes are observed when they are set, and small containers and objects are
+    compared by their contents.
     """
 
     def __init__(
         self, modules: Mapping[str, nn.Module], settled: set[str], nameless: set[str], copied: Iterable[nn.Module]
     ) -> None:
-        """Find out what there is to watch.
+        """Find the values to watch.
 
         Args:
             modules: The modules that run here, by path.
             settled: Full names of attributes and buffers that forwards are known to change.
-            nameless: Paths of modules that are known to change tensors which are no buffers.
-            copied: Modules of which a `Snapshot` copies all tensors.
+            nameless: Paths of modules that are known to change tensors that are not buffers.
+            copied: Modules whose tensors a `Snapshot` copies.
         """
         self._modules = {module: path for path, module in modules.items()}
         self._settled = settled
@@ -185,10 +186,10 @@ class Watch:
         self._members: dict[nn.Module, Members] = {}
         self._tensors: list[_Watched] = []
         self._cells: list[tuple[nn.Module, str, Cell]] = []
-        #: Attributes of modules whose code may set them past ``__setattr__``.
+        #: Attributes of modules whose code may set them without ``__setattr__``.
         self._places: list[tuple[nn.Module, str, Any]] = []
         self._inside: dict[nn.Module, tuple[list[Any], list[Any], list[Any]]] = {}
-        #: By the path of a module elsewhere, the containers that modules around it hold.
+        #: By the path of a module on another rank, the containers that modules around it hold.
         self._around: dict[str, list[tuple[nn.Module, str, Cell]]] = {}
         #: Parameters that no forward is known to write to, and their versions; by module for those in it.
         self._weights: list[tuple[nn.Module, str, nn.Parameter, int]] = []
@@ -234,7 +235,7 @@ class Watch:
 
     def _add(self, module: nn.Module, name: str, part: Any, earlier: Mapping[int, _Watched]) -> None:
         if isinstance(part, torch.Tensor):
-            is_buffer = name in module._buffers  # which the step puts back
+            is_buffer = name in module._buffers  # buffers are restored by the step
             if type(part) is not torch.Tensor or (not is_buffer and self._modules[module] in self._nameless):
                 return
             one = earlier.get(id(part)) or _Watched(module, name, part, is_copied=is_buffer or module in self._copied)
@@ -244,7 +245,7 @@ class Watch:
             self._cells.append((module, name, Cell(part, kind)))
 
     def begin_step(self) -> None:
-        """Whatever the script has changed between steps is how it is now."""
+        """Record the current values, including the script's changes between steps."""
         self._weights_in = {}
         self._weights = [(module, name, weight, weight._version) for module, name, weight, _ in self._weights]
         if self.is_stale:
@@ -257,14 +258,14 @@ class Watch:
             self._inside, self._around = {}, {}
 
     def end_step(self) -> None:
-        """Forget what was set."""
+        """Clear the record of attributes that were set."""
         self._set.clear()
         self._members.clear()
         for one in self._tensors:
             one.end()
 
     def is_set(self, task: RunningTask, module: nn.Module, name: str) -> None:
-        """A task is about to set an attribute."""
+        """Record an attribute that a task is about to set."""
         path = self._modules.get(module)
         if path is not None and name not in _UNNOTICED and not self._is_settled(path, name):
             task.sets.append((module, name, value_of(module, name)))
@@ -272,7 +273,7 @@ class Watch:
             self._members.setdefault(module, Members(module))
 
     def is_switched(self, module: nn.Module, name: str) -> bool:
-        """A task is about to change what torch itself keeps in a module; whether no forward is known to do so."""
+        """Record a change of an attribute of torch's own; return whether no forward is known to change it."""
         path = self._modules.get(module)
         if path is None or self._is_settled(path, name):
             return False
@@ -280,11 +281,11 @@ class Watch:
         return True
 
     def written(self, task: RunningTask, within: nn.Module | None) -> str | None:
-        """What a task has changed, in words; None if nothing.
+        """Describe what a task has changed; return None if nothing.
 
         Args:
             task: The task.
-            within: The module that it ran; None for all that is here.
+            within: The module that the task ran; None for all modules on this rank.
         """
         tensors, cells, places = (self._tensors, self._cells, self._places) if within is None else self._of(within)
         for module, name, before in [*task.sets, *places] if places else task.sets:
@@ -299,14 +300,14 @@ class Watch:
         return None
 
     def changed_late(self, task: RunningTask) -> str | None:
-        """What any task has changed in this step, in words; None if nothing. An attribute may be put back since."""
+        """Describe what any task has changed in this step; None if nothing. Report attributes even if changed back."""
         if self._set:
             module, name, _ = self._set[0]
             return f"attribute {self.name_of(module, name)}"
         return self.written(task, None)
 
     def changed(self) -> Iterator[tuple[str, Any]]:
-        """Tensors, and values that hold something, that have changed; with the attributes that hold them, quoted."""
+        """Yield the quoted name of each changed attribute, with the tensor or container that changed (or None)."""
         yield from ((self.name_of(one.module, one.name), one.tensor) for one in self._tensors if one.changed)
         for module, name, cell in self._cells:
             if not are_same(cell.parts_now, cell.parts):
@@ -316,10 +317,10 @@ class Watch:
                 yield self.name_of(module, name), None
 
     def written_meanwhile(self, name: str) -> str | None:
-        """What a task has put into a list, dict or object, or taken out, before it calls the module at path `name`.
+        """Describe a list, dict or object that has changed before a call of the module at path `name`; None if none.
 
-        It may put that right before it ends, and other microbatches find it until then. As this is asked at every call,
-        items are compared by identity first, in what the modules around the called one hold. None if nothing was.
+        The task may undo the change before it ends, but other microbatches would see it until then. Only containers of
+        the modules around the called one are compared, by identity first, because this runs at every call.
         """
         around = self._around.get(name)
         if around is None:
@@ -336,10 +337,10 @@ class Watch:
         return None
 
     def written_weight(self, within: nn.Module | None) -> str | None:
-        """The full name of a parameter that was written to since the step began; None if there is none.
+        """Return the full name of a parameter that was written to since the step began; None if there is none.
 
         Args:
-            within: Where to look; None for everywhere here.
+            within: The module to look in; None for all modules on this rank.
         """
         weights = self._weights
         if within is not None:
@@ -363,24 +364,24 @@ class Watch:
         return found
 
     def path_of(self, module: nn.Module) -> str:
-        """The path of a module that runs here."""
+        """Return the path of a module that runs on this rank."""
         return self._modules[module]
 
     def name_of(self, module: nn.Module, name: str) -> str:
-        """The full name of an attribute, quoted."""
+        """Return the full name of an attribute, quoted."""
         path = self._modules[module]
         return repr(f"{path}.{name}" if path else name)
 
     def lost(self) -> list[str]:
-        """The full names of tensors that were written to and cannot be put back."""
+        """Return the full names of tensors that were written to and cannot be restored."""
         tensors = [one for one in self._tensors if one.values is None and not one.is_copied and one.changed]
         return [self.name_of(one.module, one.name) for one in tensors]
 
     def restore(self) -> list[str]:
-        """Put back what was set, and what containers and tensors held.
+        """Restore attributes, and the contents of containers and tensors.
 
         Returns:
-            The full names of tensors that cannot be put back.
+            The full names of tensors that cannot be restored.
         """
         lost = self.lost()
         for one in self._tensors:
@@ -391,5 +392,5 @@ class Watch:
             members.restore()
         holders = [vars(module) for module in {id(module): module for module, _, _ in self._cells}.values()]
         if restore_cells((cell for _, _, cell in self._cells), holders):
-            self.is_stale = True  # copies of iterators are to be watched from now on
+            self.is_stale = True  # watch the copies of iterators from now on
         return lost

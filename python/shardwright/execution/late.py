@@ -1,4 +1,4 @@
-"""Errors of tasks that come from microbatches' order: they are not the script's, and the step is run again."""
+"""Errors caused by the order of microbatches and not by the script; the step is then run again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from shardwright.failure_text import FailureText
 
 
 def as_state_write(task: RunningTask, error: BaseException) -> BaseException:
-    """The error of a task, or what it comes from; where it comes again with one microbatch after another, its own.
+    """Return the error of a task, or a :class:`StateWriteError` if the order of microbatches may have caused it.
 
-    A later microbatch may have written to what an earlier one's backward needs, which one process would have run by
-    then. Or the step has changed something without a trace's knowledge, and a microbatch has found it as another one
-    left it: an attribute that is deleted, a list that is empty.
+    A later microbatch may have written to a tensor that the backward of an earlier one needs, which one process would
+    have run before. Or the step has made a change that the trace did not see, and a microbatch has found what another
+    one left: a deleted attribute, an empty list. An error that recurs when microbatches run one after another is the
+    task's own.
     """
     runtime = task.runtime
     is_own = isinstance(error, ShardwrightError) or not isinstance(error, Exception)

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, where that is not the dense layout in which they travel."""
+"""Memory layouts of tensors that are not dense; tensors are sent dense."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shardwright.values.tensors import is_dense
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """How those of some tensors lie that are not dense.
+    """The layouts of the tensors in a list that are not dense.
 
     Attributes:
-        strides: By index, for :func:`restride`.
-        overlapping: The indices of those with several elements at one place in memory.
-        relaid: Of those the ones that arrive in another layout, because elements overlap in other ways than by
-            expansion.
+        strides: Index and strides of each, for :func:`restride`.
+        overlapping: The indices of those in which several elements share a memory location.
+        relaid: The indices of those that arrive in another layout, because their elements overlap in other ways than
+            by expansion.
     """
 
     strides: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -26,16 +26,16 @@ class Layouts:
     relaid: list[int] = field(default_factory=list)
 
 
-#: Those of tensors that are all dense.
+#: The layouts of a list of dense tensors.
 _DENSE = Layouts()
 
 
 def layouts_of(tensors: list[torch.Tensor]) -> Layouts:
-    """How tensors lie that are not dense.
+    """Return the layouts of the tensors that are not dense.
 
-    Whether ``reshape`` or ``contiguous`` gives a copy depends on it, and with that where a later write goes.
+    The layout decides whether ``reshape`` or ``contiguous`` returns a copy, and therefore where a later write goes.
     """
-    if all(is_remote(tensor) or is_dense(tensor) for tensor in tensors):  # remote ones came so, or would be here
+    if all(is_remote(tensor) or is_dense(tensor) for tensor in tensors):  # remote ones are dense, or they would be here
         return _DENSE
     layouts = Layouts()
     for index, tensor in enumerate(tensors):
@@ -53,11 +53,11 @@ def layouts_of(tensors: list[torch.Tensor]) -> Layouts:
 
 
 def restride(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    """A received tensor in its sender's layout, with gaps and expanded dimensions."""
+    """Return a received tensor in its sender's layout, with gaps and expanded dimensions."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
     with torch.no_grad():
         memory = tensor.new_empty(span if tensor.numel() else 0)
-        # Not a view of that memory's tensor: views of received tensors must find the tensor itself as their base.
+        # Not a view of `memory`: views of a received tensor must have that tensor as their base.
         laid = tensor.new_empty(0).set_(memory.untyped_storage(), 0, tensor.shape, strides)
         once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
         laid[once].copy_(tensor[once])
@@ -65,7 +65,7 @@ def restride(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
 
 
 def _parts(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Strides and sizes of the dimensions that have more than one element, by stride."""
+    """Return strides and sizes of the dimensions with more than one element, sorted by stride."""
     return sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
 
 

@@ -28,7 +28,7 @@ class _Place(NamedTuple):
     ranks: tuple[int, ...]
     here: bool
     traced: bool
-    #: It knows its modules, which would never go if this knew it strongly.
+    #: A weak reference, because it refers to its modules, which a strong one would keep alive.
     kept: weakref.ref[StatefulModules] | None = None
 
 
@@ -36,7 +36,7 @@ class ModuleLocations:
     """The modules of partitioned models in this process, with the ranks that run them."""
 
     def __init__(self) -> None:
-        """Know none."""
+        """Create an empty registry."""
         self._modules: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
 
     def add(
@@ -53,9 +53,9 @@ class ModuleLocations:
         Args:
             module: The module.
             name: Its name in the model.
-            ranks: The global ranks that run it, none meaning that it is not known yet.
-            here: Whether this rank does.
-            traced: Whether a trace tells who reads the attributes that it sets.
+            ranks: The global ranks that run it; empty if they are not known yet.
+            here: Whether this rank runs it.
+            traced: Whether a trace has recorded which modules read the attributes that it sets.
         """
         self._modules[module] = _Place(name or type(module).__name__, ranks, here, traced)
 
@@ -105,7 +105,7 @@ class ModuleLocations:
                 "skip_tracing, or return the value and pass it as an argument"
             )
         else:
-            return  # a forward may keep what it likes in a module that runs here; the trace knows who reads it
+            return  # allowed: the module runs here, and the trace has recorded which modules read the attribute
         raise FrameError(
             f"attribute {attribute!r} of module {name!r} was set {where}: copies of the module on other ranks would "
             "not see it. Set it outside the step function, on every rank (also model.train() and model.eval()), "
@@ -135,7 +135,7 @@ class ModuleLocations:
             return
         if isinstance(value, nn.Parameter):
             if module._parameters.get(attribute) is not None:
-                return  # another one in its place, which no optimizer of plain torch would train either
+                return  # a replacement, which an optimizer in one process would not train either
             made = [(attribute, value)]
         else:
             made = [(f"{attribute}.{name}", parameter) for name, parameter in value.named_parameters()]
@@ -171,7 +171,10 @@ def _inside_a_module(frame: FrameType | None) -> bool:
 
 
 def _is_held(module: nn.Module, attribute: str, value: Any) -> bool:
-    """Whether stand-ins on other ranks refuse to be read for the value, or it is what it was."""
+    """Return whether the attribute is a parameter or buffer, or the value equals the previous one.
+
+    Stand-ins for parameters and buffers on other ranks refuse to be read.
+    """
     if attribute in module._parameters or attribute in module._buffers:
         return True
     before = module._modules.get(attribute, module.__dict__.get(attribute, module_locations))

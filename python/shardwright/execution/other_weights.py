@@ -1,4 +1,4 @@
-"""Other weights in a module for one call (``torch.func.functional_call``): no other microbatch may find them there."""
+"""Weights replaced for one call (``torch.func.functional_call``), which no other microbatch may see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.patches import original_of
 
 
 def reparametrize_module(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
-    """``torch.nn.utils.stateless._reparametrize_module``, after what the task would wait for inside."""
+    """Fetch the task's tensors from other ranks, then call ``torch.nn.utils.stateless._reparametrize_module``."""
     task = running_task()
     if task is None:
         given: contextlib.AbstractContextManager[None] = original_of(reparametrize_module)(*args, **kwargs)
@@ -33,7 +33,7 @@ def _exchanged(task: RunningTask, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def check_wait(task: RunningTask | None) -> None:
-    """Raise :class:`StateWriteError` if a task is about to wait while other weights are in a module."""
+    """Raise :class:`StateWriteError` if a task is about to wait while a module's weights are replaced."""
     if task is not None and task.other_weights and may_overlap(task.runtime):
         raise state_write(
             task,

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class KeptState:
     """State of modules that forwards change.
 
-    Microbatches come to its users in their order, and never two at once (EX-15).
+    Microbatches run through its users in order, and never two at once (EX-15).
 
     Attributes:
-        names: Full names of the buffers and attributes that hold it, and ``module.variable`` of global variables.
-        users: The paths of the modules that read or write it, with how often each runs in a forward.
+        names: Full names of the buffers and attributes that hold it, and ``module.variable`` for global variables.
+        users: The paths of the modules that read or write it, with the number of times each runs in a forward.
     """
 
     names: tuple[str, ...]
@@ -40,11 +40,11 @@ class Decided(Protocol):
 
     @property
     def follows(self) -> Mapping[str, Sequence[int]]:
-        """The pp_ranks that run a module with whoever calls it, for those that no rank owns."""
+        """The pp_ranks that run each module that no rank owns; such a module runs on the rank of its caller."""
 
     @property
     def kept(self) -> Sequence[KeptState]:
-        """What modules keep."""
+        """The state of modules."""
 
     @property
     def attributes(self) -> Mapping[str, Sequence[int]]:
@@ -68,23 +68,23 @@ class Placed(Protocol):
 
     @property
     def kept(self) -> StatefulModules | None:
-        """What modules keep here; None before they are placed, and where all are on one rank."""
+        """The local modules with state; None before modules are placed, and if all are on one rank."""
 
     @property
     def one_at_a_time(self) -> bool:
         """Whether microbatches must not overlap in it."""
 
     def wait_until_placed(self, task: RunningTask) -> None:
-        """On a worker of a peer: see to it that the main thread has taken the decision over."""
+        """Wait until the main thread has applied the partition, on a worker of a peer."""
 
     def module_of(self, module_id: int) -> nn.Module:
-        """The module with this id."""
+        """Return the module with this id."""
 
     def name_of(self, module_id: int) -> str:
-        """Its name."""
+        """Return the name of the module with this id."""
 
     def is_divided(self, module: nn.Module) -> bool:
-        """Whether modules inside it live on other ranks."""
+        """Return whether modules inside it are on other ranks."""
 
 
 def placed_models(runtime: Runtime) -> list[Placed]:
@@ -96,7 +96,7 @@ def placed_model(runtime: Runtime, model_id: int) -> Placed:
     """Return the placement of a model.
 
     Raises:
-        ShardwrightError: This rank has no such model (any more).
+        ShardwrightError: This rank does not have the model, or no longer has it.
     """
     placed: Placed = runtime[WrappedModels].placement_of(model_id)
     return placed

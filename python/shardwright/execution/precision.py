@@ -1,7 +1,7 @@
-"""The precision of products and convolutions of ``float32``, which torch keeps under older and under newer names.
+"""The precision of ``float32`` matrix products and convolutions, which torch stores under older and newer names.
 
-The older names cannot be read while the newer ones contradict them. All are read together, as one text, and again only
-once one of them is set: reading them takes longer than all other settings together.
+The older names cannot be read while the newer ones contradict them. All are read together, as one string, and read
+again only after one of them is set, because reading them takes longer than reading all other settings together.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OLDER = (
         ("highest", "high", "medium"),
     ),
     _Older(torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32, (False, True)),
-    # It goes by the first, and tells what that is where it cannot be read.
+    # Not set: it follows the first, and is readable where the first is not.
     _Older(torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32, ()),
 )
-#: By back end and operation, since torch 2.9; what one does not say the one before it says.
+#: By backend and operation, since torch 2.9; an entry without a value inherits that of a more general one.
 _get_newer: Callable[[str, str], str] = getattr(torch._C, "_get_fp32_precision_getter", None)  # type: ignore[assignment]
 _set_newer: Callable[[str, str, str], Any] = getattr(torch._C, "_set_fp32_precision_setter", None)  # type: ignore[assignment]
 _BACK_ENDS = ("cuda", "mkldnn")
@@ -42,12 +42,12 @@ _NEWER = (
     *itertools.product(_BACK_ENDS, ("matmul", "conv", "rnn")),
 )
 
-#: What was read last; None where it may have been set since.
+#: The precisions read last; None if one may have been set since.
 _known: str | None = None
 
 
 def precision() -> str:
-    """All precisions now, as one text."""
+    """Return all current precisions as one string."""
     global _known
     if _known is None:
         newer = [] if _get_newer is None else [_get_newer(*key) for key in _NEWER]
@@ -63,9 +63,9 @@ def _text(older: _Older) -> str:
 
 
 def set_precision(wanted: str) -> None:
-    """Make them what :func:`precision` has given."""
+    """Set all precisions to a string returned by :func:`precision`."""
     texts = wanted.split()
-    # An older name is set only if the newer ones are not enough: it sets some of them too.
+    # Set an older name only if setting the newer ones is not enough, because it sets some of them too.
     choices = [
         (None, *(value for value in older.values if text in (_UNREADABLE, str(value))))
         for older, text in zip(_OLDER, texts, strict=False)
@@ -83,7 +83,7 @@ def set_precision(wanted: str) -> None:
 
 
 def forget() -> None:
-    """Precisions may have been set: read them again."""
+    """Discard the precisions read last, because they may have been set since."""
     global _known
     _known = None
 
@@ -98,7 +98,7 @@ def _forgetting() -> Callable[..., Any]:
     return set_
 
 
-#: What stands in the place of the functions of ``torch._C`` that set one.
+#: Replacements of the functions of ``torch._C`` that set a precision.
 SETTERS = {
     name: _forgetting()
     for name in (
@@ -109,5 +109,5 @@ SETTERS = {
     )
     if hasattr(torch._C, name)
 }
-#: The same for those that properties of ``torch.backends`` have kept.
+#: The replacement of the setters that properties of ``torch.backends`` hold.
 set_property = _forgetting()

@@ -1,4 +1,4 @@
-"""What the whole process has once, though each task must see its own: settings, output, and random numbers."""
+"""Settings, output streams and random number generators, which are per process but must be separate for each task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwright.execution.precision import precision, set_precision
 
 #: Values in the order of :data:`_SETTINGS`.
 Settings = tuple[Any, ...]
-#: Copies of the default generators: the CPU's, and the state of the current CUDA device's.
+#: A copy of the CPU's default generator, and the state of the current CUDA device's.
 RandomState = tuple[torch.Generator, dict[int, torch.Tensor]]
 
 
@@ -51,7 +51,7 @@ _Set = Callable[[Any], None]
 
 _Sent = tuple[_core.TorchSetting, _Get, _Set]
 
-#: What the ranks are told of whose modules a task calls.
+#: Settings that are sent to the ranks whose modules a task calls.
 _SENT: tuple[_Sent, ...] = (
     (_core.TorchSetting.DEFAULT_DTYPE, torch.get_default_dtype, torch.set_default_dtype),
     (_core.TorchSetting.FLASH_ATTENTION, torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
@@ -102,14 +102,14 @@ _SENT: tuple[_Sent, ...] = (
         torch.__future__.set_swap_module_params_on_conversion,
     ),
 )
-#: What each thread has for itself, and a new one as torch has it at first.
+#: Settings of threads; a new thread has torch's defaults.
 _OF_THREADS: tuple[_Sent, ...] = (
     (_core.TorchSetting.AUTOCAST_CACHE, torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     (_core.TorchSetting.BACKWARD_THREADS, torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     (_core.TorchSetting.VIEW_REPLAY, torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
 )
 _THREAD_GETTERS = _core.Getters([get for _, get, _ in _OF_THREADS])
-#: Objects of this process: what `warnings.catch_warnings` and `contextlib.redirect_stdout` exchange.
+#: Objects of this process, which `warnings.catch_warnings` and `contextlib.redirect_stdout` replace.
 _OWN: tuple[tuple[_Get, _Set], ...] = (
     (_warning_filters, _set_warning_filters),
     (functools.partial(getattr, sys, "stdout"), lambda value: setattr(sys, "stdout", value)),
@@ -120,15 +120,16 @@ _GETTERS = _core.Getters([get for get, _ in _SETTINGS])
 
 
 def cuda_in_use() -> bool:
-    """Whether this process has begun to use CUDA."""
+    """Return whether this process has begun to use CUDA."""
     return torch.cuda._initialized and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def keep_device_guard() -> None:
-    """Let modules be compiled in threads that end, where torch was built for CUDA and there is no device.
+    """Allow modules to be compiled in threads that end, if torch was built for CUDA and there is no device.
 
-    Compiling exchanges torch's guard of CUDA devices for an empty one, which belongs to the thread that does so and is
-    freed with it (torch 2.11): the next compilation would crash. What this thread exchanges stays.
+    Compilation replaces torch's CUDA device guard by an empty one, which belongs to the compiling thread and is freed
+    with it (torch 2.11): the next compilation would crash. A guard that the calling thread replaces lives as long as
+    that thread.
     """
     exchange = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if exchange is not None and not torch.cuda.is_available():
@@ -137,9 +138,9 @@ def keep_device_guard() -> None:
 
 @functools.cache
 def end_forks_at_once() -> None:
-    """Let processes that are forked from this one end without a wait for threads that they do not have.
+    """Let processes forked from this one exit without waiting for threads that they do not have.
 
-    Torch's autograd engine waits for its threads when a process ends, ten seconds where they never come.
+    Torch's autograd engine waits for its threads at process exit, for ten seconds if they do not exist.
     """
 
     def at_fork() -> None:
@@ -149,12 +150,12 @@ def end_forks_at_once() -> None:
 
 
 def settings() -> Settings:
-    """The process's settings now."""
+    """Return the process's current settings."""
     return _GETTERS()
 
 
 def restore_settings(wanted: Settings) -> None:
-    """Make the settings what they were."""
+    """Restore the process's settings."""
     now = settings()
     if now != wanted:
         for (_, set_), value, other in zip(_SETTINGS, wanted, now, strict=True):
@@ -163,19 +164,19 @@ def restore_settings(wanted: Settings) -> None:
 
 
 def thread_settings() -> Settings:
-    """The settings of the calling thread now."""
+    """Return the calling thread's current settings."""
     return _THREAD_GETTERS()
 
 
 def set_thread(wanted: Settings) -> None:
-    """Make the settings of the calling thread these."""
+    """Set the calling thread's settings."""
     if wanted != thread_settings():
         for (_, _, set_), value in zip(_OF_THREADS, wanted, strict=True):
             set_(value)
 
 
 def difference(before: Settings, thread: Settings) -> list[tuple[_core.TorchSetting, bool | str]]:
-    """The settings that are not as they were ``before``, those of threads not as in ``thread``; less objects."""
+    """Return the settings that differ from ``before``, or from ``thread`` for those of threads, without objects."""
     now, now_of_thread = settings(), thread_settings()
     if now == before and now_of_thread == thread:
         return []
@@ -207,7 +208,7 @@ def change(different: Iterable[tuple[_core.TorchSetting, bool | str]]) -> None:
 
 
 def random_state() -> RandomState:
-    """The states of the default generators in use."""
+    """Return the states of the default generators in use."""
     generator = torch.default_generator.clone_state()  # cheaper than the state as a tensor
     if not cuda_in_use():
         return generator, {}
@@ -216,16 +217,16 @@ def random_state() -> RandomState:
 
 
 def restore_random_state(state: RandomState) -> None:
-    """Put the generators back."""
+    """Restore the states of the default generators."""
     torch.default_generator.set_state(state[0].get_state())
     for device, one in state[1].items():
         torch.cuda.set_rng_state(one, device)
 
 
 def seed(seed: int) -> None:
-    """Start random numbers anew.
+    """Seed the default generators of the CPU and, if CUDA is in use, of the current device.
 
-    Only the generators' states are set: what the script seeded them with stays what it was for the script.
+    Only the generators' states are set, so that the script's own seed is restored with its state.
     """
     torch.default_generator.manual_seed(seed)
     if cuda_in_use():

@@ -1,4 +1,4 @@
-"""Results that the requester finds among what it has: how the executing rank says so, and how they are made there."""
+"""Recipes: how the requester obtains results from tensors that it already has, as described by the executing rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Creation: Any = torch._C._autograd.CreationMeta
 
 
 def replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
-    """What a tensor is a view of, if the requester can make it again by the base's strides."""
+    """Return the base of a view that the requester can recreate from the base's memory by strides; None otherwise."""
     base = tensor._base if tensor._is_view() else None
     if base is None or tensor.dtype != base.dtype or (tensor.requires_grad and not replay):
         return None
     creation = _creation_of(tensor)
-    if creation == _Creation.INFERENCE_MODE and torch.is_inference_mode_enabled():  # the requester's mode, too
+    if creation == _Creation.INFERENCE_MODE and torch.is_inference_mode_enabled():  # requester's mode too
         return base
     if creation in (_Creation.IN_CUSTOM_FUNCTION, _Creation.INFERENCE_MODE):
         return None
@@ -30,13 +30,14 @@ def replayable_base(tensor: torch.Tensor, replay: bool) -> torch.Tensor | None:
 
 
 def _passes_custom_function(tensor: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether the gradient of a view goes through a function of the script's, or a hook of a module, to its base.
+    """Return whether a custom function or a backward hook of a module is between a view and its base in the graph.
 
-    One with several results that gives an argument back makes a view of it, like ``chunk``, and says no more.
+    A custom function with several results that returns an argument creates a view of it with the same creation
+    metadata as ``chunk``.
     """
     try:
         node, last = tensor.grad_fn, base.grad_fn
-    except RuntimeError:  # what several views are views of was written to: they are none of a function's results
+    except RuntimeError:  # the base of several views was written to: they are not results of a custom function
         return False
     while node is not None and node is not last:
         if isinstance(node, BackwardCFunction):
@@ -47,7 +48,7 @@ def _passes_custom_function(tensor: torch.Tensor, base: torch.Tensor) -> bool:
 
 
 def view_of(tensor: torch.Tensor, base: torch.Tensor) -> _core.View:
-    """How a tensor is made again as a view of its base."""
+    """Return the description from which a tensor is recreated as a view of its base."""
     return _core.View(
         tensor.shape,
         tensor.stride(),
@@ -59,7 +60,7 @@ def view_of(tensor: torch.Tensor, base: torch.Tensor) -> _core.View:
 
 
 def follow(recipe: _core.Recipe, given: list[torch.Tensor], results: list[torch.Tensor]) -> torch.Tensor:
-    """Find a result among the arguments, or make it as a view of an argument or of another result."""
+    """Return the argument that a recipe names, or create the view of an argument or result that it describes."""
     if recipe.result is not None:
         base = results[recipe.result]
     else:

@@ -1,8 +1,8 @@
-"""Random numbers that depend on where in the model they are drawn, not on which rank draws them, or when.
+"""Random numbers that depend on the place in the model where they are drawn, not on the rank or the time.
 
-The seed of the default generator says where the code stands. A module call starts from a seed made from its caller's,
-and the caller goes on from the next one. Since the generator itself carries the seed, whatever saves and restores its
-state, such as ``torch.utils.checkpoint``, keeps the place as well.
+The seed of the default generator identifies the place in the program. A module call starts from a seed derived from its
+caller's seed, and after the call the caller continues from the next seed. Because the generator stores the seed, code
+that saves and restores the generator's state, such as ``torch.utils.checkpoint``, preserves the place too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.execution import process
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
-#: Modules of torch that draw no random numbers live here, but for those below.
+#: Modules of torch defined here draw no random numbers, except those below.
 _DETERMINISTIC_PACKAGES = frozenset(
     f"torch.nn.modules.{name}"
     for name in (
@@ -35,18 +35,19 @@ _INTO, _PAST = 0, 1
 
 
 def root_seed(seed: int, step: int, microbatch: int) -> int:
-    """Where the step function of a microbatch begins."""
+    """Return the seed with which the step function of a microbatch begins."""
     return _core.derive_seed(_core.derive_seed(seed, step), microbatch)
 
 
 def microbatch_seed(runtime: Runtime, script_seed: int, microbatch: int, dp_rank: int | None = None) -> int:
-    """What the random numbers of a microbatch of the current step start from.
+    """Return the seed with which a microbatch of the current step begins.
 
     Args:
         runtime: This rank.
-        script_seed: What the script last seeded the default generator with; not used with ``reproducible_rng``.
-        microbatch: The microbatch of this rank; with ``reproducible_rng`` it counts over data-parallel ranks.
-        dp_rank: Another data-parallel rank, whose microbatch it is.
+        script_seed: The seed that the script last set on the default generator; not used with ``reproducible_rng``.
+        microbatch: The index of the microbatch on its rank. With ``reproducible_rng``, the seed depends on the
+            data-parallel rank too.
+        dp_rank: The index of the data-parallel rank with ``reproducible_rng``; None for this rank.
     """
     place, step = runtime.place, runtime.step
     if not place.cfg.reproducible_rng:
@@ -56,29 +57,29 @@ def microbatch_seed(runtime: Runtime, script_seed: int, microbatch: int, dp_rank
 
 
 def place() -> int:
-    """Where the code stands."""
+    """Return the current seed, which identifies the place in the program."""
     return torch.default_generator.initial_seed()
 
 
 def within(seed: int) -> int:
-    """Where a call begins that is made at a place."""
+    """Return the seed with which a call at the place ``seed`` begins."""
     return _core.derive_seed(seed, _INTO)
 
 
 def behind(seed: int, count: int) -> int:
-    """The place behind so many calls made from a place."""
+    """Return the seed after ``count`` calls from the place ``seed``."""
     for _ in range(count):
         seed = _core.derive_seed(seed, _PAST)
     return seed
 
 
 def pass_calls(seed: int, count: int) -> None:
-    """Go on behind so many calls made from a place."""
+    """Continue with the seed after ``count`` calls from the place ``seed``."""
     process.seed(behind(seed, count))
 
 
 def may_draw(module: nn.Module) -> bool:
-    """Whether a call of the module has random numbers of its own; the same on every rank, before anything is split."""
+    """Return whether calls of a module get their own seed; the same on every rank before modules are partitioned."""
     if isinstance(module, _DRAWING):
         return True
     if type(module) is nn.Sequential:
@@ -87,7 +88,7 @@ def may_draw(module: nn.Module) -> bool:
 
 
 def install(runtime: Runtime, modules: Iterable[nn.Module]) -> None:
-    """Let every call of these modules inside a step start from a seed of its own, if it may draw random numbers."""
+    """Make every call of these modules inside a step start from its own seed, if the module may draw random numbers."""
     compiled: set[nn.Module] = set()
     for module in modules:
         if module in compiled or isinstance(module, torch.jit.ScriptModule) or not may_draw(module):

@@ -1,4 +1,4 @@
-"""Results that stay with the rank which made them, and what a requester may take them to be before they are there."""
+"""Results of remote calls: tensors that stay on the rank that computed them, and predicted answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwright.values.tensors import Meta, Origin, dtype_of, unpack_one
 
 
 def sites_of(cfg: Any) -> _core.Sites:
-    """What is known of calls in a job with this configuration: nothing yet."""
+    """Create the record of calls for predictions, empty, for a job with this configuration."""
     return _core.Sites(
         tensor_handles=cfg.tensor_handles,
         fast_mode=cfg.fast_mode,
@@ -29,23 +29,24 @@ def sites_of(cfg: Any) -> _core.Sites:
 
 
 class Response:
-    """The answer to a call, of which tensors may still be on the rank that made them.
+    """The answer to a call, whose tensors may still be on the rank that computed them.
 
-    A task keeps those of its calls until it is over, so that a tensor which outlives it is brought here before.
+    A task keeps the responses that have not fully arrived until it ends, so that tensors that outlive it are fetched
+    before.
     """
 
     def __init__(
         self, task: RunningTask, frame: Frame, site: int, requests: list[int], *, held: bool, is_there: bool
     ) -> None:
-        """Of a call made with one request, or with a chain of them.
+        """Create the response to a call that consists of one request, or of a chain of requests.
 
         Args:
-            task: The task that made it.
-            frame: The frame that it was made from.
-            site: Which call it is, of those that are known.
+            task: The task that made the call.
+            frame: The frame in which the call was made.
+            site: The call's number in the record for predictions.
             requests: The ids of the requests.
-            held: Whether those who answer keep the results' tensors until they are asked for.
-            is_there: Whether the answers are there; else they are predicted.
+            held: Whether the answering ranks keep the tensors of results until they are fetched or released.
+            is_there: Whether the answers have arrived; otherwise they are predicted.
         """
         self.runtime = task.runtime
         self.frame = frame
@@ -53,11 +54,11 @@ class Response:
         self.requests = requests
         self.held = held
         self._predicted = not is_there
-        #: Who has run the last of the requests that ran, and its place among them.
+        #: The rank and the module of the last request that ran, and its index among the requests.
         self.holder, self.module, self.last = 0, "", 0
-        #: That answer's tensors, as far as they have come; None while it is not there.
+        #: The tensors of that request's answer that have arrived; None until the answer has arrived.
         self._parts: _core.TensorParts | None = None
-        #: Those that this rank has not used yet.
+        #: Tensors that are on another rank until this rank uses them.
         self.tensors: list[torch.Tensor] = []
         if not is_there:
             task.responses.append(self)
@@ -69,12 +70,12 @@ class Response:
             self._parts = answer.parts
 
     def in_order(self) -> None:
-        """The call has changed what a module keeps: from now on its caller, and theirs, go on only after it."""
+        """Record that the call changes the state of a module: from now on its callers continue only after it."""
         self.runtime[_core.Sites].set_ordered(self.site)
         self._task().ordered = True
 
     def tensors_of(self, answer: _core.Answer | _core.Description, count: int, *, may_stay: bool) -> list[torch.Tensor]:
-        """The tensors of the answer: those that are not here come when something uses them, or now."""
+        """Return the tensors of the answer; with ``may_stay``, those on other ranks are fetched when they are used."""
         return [
             self.take(index)
             if not may_stay or (self._parts is not None and self._parts.is_here(index))
@@ -92,7 +93,7 @@ class Response:
         return tensor
 
     def take(self, index: int) -> torch.Tensor:
-        """The values of a tensor; waits for the answer, and for the tensor if it did not come with it."""
+        """Return a tensor with its values; wait for the answer, and fetch the tensor if the answer lacks it."""
         parts = self.verify()
         if parts.is_here(index):
             return unpack_one(parts, index)
@@ -104,7 +105,7 @@ class Response:
         return unpack_one(answer.parts, 0)
 
     def look(self) -> bool:
-        """Whether the answer is there; never waits."""
+        """Return whether the answer has arrived, without waiting."""
         if self._parts is None:
             answers = self.runtime.server.take_if_answered(self.requests)
             if answers is not None:
@@ -112,14 +113,14 @@ class Response:
         return self._parts is not None
 
     def verify(self) -> _core.TensorParts:
-        """Wait until the answer is there; another one than was predicted fails the step.
+        """Wait for the answer. An answer that differs from the predicted one fails the step.
 
         Returns:
-            Its tensors.
+            The tensors of the answer.
         """
         if self._parts is None:
             task = self._task()
-            # The schedule decides who goes on, but for a task that has nothing more to do.
+            # The schedule decides which task continues, except for a task that is ending.
             if not task.ending or not self.look():
                 with Suspended():
                     answers = self.runtime.server.wait(task.worker, self.requests, task.phase)
@@ -159,7 +160,7 @@ class _Tensor:
 
 
 def origins_of(tensors: list[torch.Tensor]) -> dict[int, Origin]:
-    """By index, where those tensors are which their holders can send to whom they are for."""
+    """Return, by index, the origins of tensors that the ranks holding them can send directly to the receiver."""
     origins = {}
     for index, tensor in enumerate(tensors):
         if isinstance(tensor, RemoteTensor) and is_remote(tensor):
@@ -173,13 +174,13 @@ def origins_of(tensors: list[torch.Tensor]) -> dict[int, Origin]:
 
 
 def release_unused(task: RunningTask) -> None:
-    """Let other ranks free the results that nothing here refers to any more."""
+    """Let other ranks free the results that nothing on this rank refers to any more."""
     if not task.responses:
         return
     kept = []
     released: dict[int, list[int]] = {}
     for place, response in enumerate(task.responses):
-        if not response.look():  # answers come in about the order of the calls
+        if not response.look():  # answers arrive roughly in the order of the calls
             kept += task.responses[place:]
             break
         response.tensors = [tensor for tensor in response.tensors if is_remote(tensor)]
@@ -194,7 +195,7 @@ def release_unused(task: RunningTask) -> None:
 
 
 def finish(task: RunningTask) -> None:
-    """At the end of a task: wait for its answers, and bring here what something else than the task still refers to."""
+    """End a task: wait for its answers, and fetch the tensors that are still referenced."""
     for response in task.responses:
         response.verify()
     release_unused(task)
@@ -204,7 +205,7 @@ def finish(task: RunningTask) -> None:
 
 
 def _references() -> int:
-    """The reference count of a tensor that only a list refers to, as :func:`release_unused` reads it."""
+    """Return the reference count that :func:`release_unused` sees for a tensor that only a list refers to."""
     tensors = [torch.empty(0)]
     (count,) = (sys.getrefcount(tensor) for tensor in tensors)
     return count

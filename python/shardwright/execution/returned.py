@@ -1,4 +1,4 @@
-"""Tensors that modules keep and return: whoever got one may look at it when another microbatch has changed it."""
+"""Tensors that modules both keep and return; the receiver may read one after another microbatch has changed it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shardwright.frames.watch import memory_id
 
 
 def note_returned(task: RunningTask, name: str, places: Iterable[Attribute], result: Any) -> None:
-    """Remember, with their versions, the tensors in a module's result that share memory with what it keeps.
+    """Record the tensors in a module's result that share memory with its state, with their versions.
 
     Args:
-        task: Who called it.
-        name: The module.
-        places: What it keeps; the task may have changed it itself in this call.
-        result: What it returned.
+        task: The task that called the module. It may itself have changed the state in this call.
+        name: The name of the module.
+        places: The attributes that hold its state.
+        result: The result of the module.
     """
     task.returned = [(earlier, tensor, version_of(tensor)) for earlier, tensor, _ in task.returned]
     held = {memory_id(tensor) for tensor in _tensors_of(places)}
@@ -34,7 +34,7 @@ def note_returned(task: RunningTask, name: str, places: Iterable[Attribute], res
 
 
 def changed_since_returned(task: RunningTask) -> str | None:
-    """The module whose returned tensors were changed since, by another than this task; None if there is none."""
+    """Return the name of a module whose returned tensors were changed since by another task; None if there is none."""
     return next((name for name, tensor, version in task.returned if version_of(tensor) != version), None)
 
 

@@ -1,4 +1,4 @@
-"""The executing side of a request: forward, backward, close."""
+"""The executing rank's side of requests: forward, backward and close."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 def root_frame(task: RunningTask) -> Frame:
-    """The frame of the step function for the task's microbatch; its random numbers start here."""
+    """Return the frame of the step function for the task's microbatch, and seed its random numbers."""
     process.seed(microbatch_seed(task.runtime, task.state.seed, task.microbatch))
     return Frame(task.microbatch, leaves=task.runtime[Leaves])
 
 
 def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> None:
-    """Run a module forward for another rank, answer, and keep the frame if a gradient may come back."""
+    """Run the forward of a module for another rank, answer, and keep the frame if a gradient may come back."""
     call = request.forward
     placement = placed_model(runtime, request.model)
     placement.wait_until_placed(task)
@@ -54,7 +54,7 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
     frame = Frame(request.microbatch, request.id, request.requester, f"module {name!r}", leaves=runtime[Leaves])
     frame.spanning = placement.is_divided(module)
     frame.executed = _executed(module, call.range)
-    if call.is_stopped:  # the rank before has sent its result to the caller, who goes on from there
+    if call.is_stopped:  # the previous rank has sent its result to the caller, which continues from there
         runtime.server.ends_with_forward(task.worker)
         _stop(runtime, request, call, task)
         runtime.server.respond(request, _core.Answer.stopped())
@@ -65,11 +65,11 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
     if placement.kept is not None:
         placement.kept.check(task, module)
     finish(task)
-    # The tensors are gone now, unless autograd or the module keeps them.
+    # The tensors have been freed, unless autograd or the module keeps them.
     for watched in executed.sent.settle(name, frame.elsewhere, left):
         runtime[FrameTable].watch(request.microbatch, watched)
     if notes.private:
-        left.kept_arguments = []  # nobody else has them
+        left.kept_arguments = []  # no other rank has them
     runtime[FrameTable].settle(request.microbatch)
     left.is_open = bool(frame.answers or frame.calls or frame.inputs_live())
     if left.is_open:
@@ -89,7 +89,7 @@ def run_forward(runtime: Runtime, request: _core.Request, task: RunningTask) -> 
 
 
 def _stop(runtime: Runtime, request: _core.Request, call: _core.ForwardCall, task: RunningTask) -> None:
-    """Tell the ranks that follow in a chain, if any do, that they get nothing."""
+    """Stop the chain: send the following ranks, if there are any, a request without a result."""
     following = call.next_stopped()
     if following is not None:
         _pass_on(runtime, request, task, following, _core.flatten(None, registry)[0], _core.TensorParts())
@@ -103,7 +103,7 @@ def _pass_on(
     spec: _core.Spec,
     parts: _core.TensorParts,
 ) -> None:
-    """Send the next request of a chain in the name of its first caller."""
+    """Send the next request of a chain on behalf of the rank that started the chain."""
     runtime.server.send_forward_for(task.worker, request, *following, spec, parts)
 
 
@@ -183,7 +183,7 @@ def _pack(returned: Returned) -> _core.TensorParts:
 
 
 def _executed(module: nn.Module, children: tuple[int, int] | None) -> list[nn.Module]:
-    """What a request runs: a module, or some consecutive children of an ``nn.Sequential``."""
+    """Return the modules that a request runs: one module, or consecutive children of an ``nn.Sequential``."""
     if children is None:
         return [module]
     start, end = children
@@ -203,7 +203,7 @@ def _execute(
         if not context.hooks:
             run = module.forward
         elif children is None:
-            run = MethodType(nn.Module.__call__, module)  # a `__call__` of its class has been run by the caller
+            run = MethodType(nn.Module.__call__, module)  # the caller has run the `__call__` of a subclass
         if context.checkpointing:
             run = partial(_without_own_checkpoint, module, run)
             value = run_checkpointed(module, run, args, kwargs)
@@ -214,10 +214,10 @@ def _execute(
 
 
 def _without_own_checkpoint(module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a layer of ``transformers`` without its own checkpoint, which would have it computed three times."""
+    """Run a layer of ``transformers`` without its own checkpoint, which would make it run three times."""
     if not getattr(module, "gradient_checkpointing", False):
         return run(*args, **kwargs)
-    attributes = vars(module)  # not through the watch of what forwards set
+    attributes = vars(module)  # bypasses the detection of attributes that forwards set
     attributes["gradient_checkpointing"] = False
     try:
         return run(*args, **kwargs)
@@ -226,17 +226,17 @@ def _without_own_checkpoint(module: nn.Module, run: Callable[..., Any], *args: A
 
 
 def run_request_backward(runtime: Runtime, request: _core.Request, task: RunningTask) -> None:
-    """Run the backward of an earlier forward request and answer with its arguments' gradients.
+    """Run the backward of an earlier forward request and answer with the gradients of its arguments.
 
-    A request to close, which no gradient reached, is one without gradients: a later call of the module may still have
-    brought some to this one, through state that the module carried from the one to the other.
+    A request to close is a backward without gradients. It still runs, because a later call of the module may have
+    passed gradients to this one through state that the module keeps between the calls.
     """
     call = request.backward
     frame = runtime[FrameTable].take((request.requester, call.forward))
     task.place = frame.place
     runtime[FrameTable].settle(request.microbatch)
     runtime[FrameTable].forget_watched(request.microbatch)
-    # State that modules hand on past arguments and results may lead from one frame's graph into another's.
+    # State that modules keep between calls may connect the graph of one frame with that of another.
     frame.retain_graph = placed_model(runtime, request.model).one_at_a_time or runtime[FrameTable].visited_again(frame)
     gradients = dict(unpack_gradients(call.gradients, request.parts))
     roots = [(edge, gradients.pop(index)) for edge, index in frame.results if index in gradients]
@@ -257,7 +257,7 @@ def run_request_backward(runtime: Runtime, request: _core.Request, task: Running
 
 
 def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:
-    """Takes weights' gradients that a task's backward leaves for later; None where the schedule has none left."""
+    """Return a function that defers the weight gradients of a task's backward; None if they are not deferred."""
     runtime = task.runtime
     if not splits_backward(runtime):
         return None
@@ -269,6 +269,6 @@ def deferring(task: RunningTask) -> Callable[[WeightGradients], None] | None:
 
 
 def run_weight_gradients(runtime: Runtime, token: int, task: RunningTask) -> None:
-    """Compute weights' gradients that a backward has left."""
+    """Compute weight gradients that a backward has deferred."""
     left, task.place = runtime[FrameTable].take_left(token)
     left.run()

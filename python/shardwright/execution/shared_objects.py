@@ -1,4 +1,4 @@
-"""Detection of changes to objects that modules on several ranks hold, each rank its own copy."""
+"""Detection of changes to objects that modules on several ranks hold, where each rank has its own copy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from shardwright.errors import FrameError
 
 
 class RemoteHolders:
-    """The remote modules of a model, which still hold the objects that the script gave them."""
+    """The remote modules of a model, which still hold the objects that the script assigned to them."""
 
     def __init__(self, modules: Mapping[str, nn.Module], ranks: Mapping[str, int], reads: Mapping[str, int]) -> None:
-        """Know them, by path, and the global ranks that run them; and those that read attributes of modules here."""
+        """Create the record of remote modules.
+
+        Args:
+            modules: The modules, by path.
+            ranks: The global rank that runs each module, by path.
+            reads: By full name, the attributes that modules on other ranks read, with the global rank of a reader.
+        """
         self._modules = modules
         self._ranks = ranks
         self._reads = {repr(name): rank for name, rank in reads.items()}
-        #: What has been looked for in this step in vain.
+        #: The ids of values that no remote module was found to hold in this step.
         self._private: set[int] = set()
 
     def begin_step(self) -> None:
@@ -27,11 +33,11 @@ class RemoteHolders:
         self._private.clear()
 
     def refuse(self, changed: Iterable[tuple[str, Any]]) -> None:
-        """Raise :class:`FrameError` if another rank has a copy of one of these values, changed here, or reads it.
+        """Raise :class:`FrameError` if another rank has a copy of one of these changed values, or reads its attribute.
 
         Args:
-            changed: Each with the full name, quoted, of the attribute through which a module here holds it; None where
-                the attribute has another value.
+            changed: The quoted full name of each attribute of a local module, with the changed value that it holds;
+                None if the attribute itself was set to another value.
         """
         changed = list(changed)
         for name, _ in changed if self._reads else ():

@@ -1,7 +1,7 @@
-"""Sparse COO and nested tensors among arguments and results: they travel as several dense ones.
+"""Sparse COO and nested tensors among arguments and results, which are sent as several dense tensors.
 
-The places of a list of tensors stay what they are: at the place of such a tensor stands an empty one, and its parts
-follow at the end. Writes to such tensors that crossed cannot be seen elsewhere, and are refused.
+The indices in a list of tensors do not change: an empty tensor replaces each sparse or nested one, and its parts are
+appended at the end of the list. In-place writes to such tensors would not reach the other rank, and are refused.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from shardwright.frames import Frame
 from shardwright.frames.remote import RemoteTensor
 from shardwright.frames.watch import Watched
 
-#: Of the tensors of a list that travel as several their places, and what they are.
+#: The index of each sparse or nested tensor in a list, with the description of its parts.
 Composites = list[tuple[int, _core.Composite]]
 
 
 def take_apart(
     tensors: list[torch.Tensor], where: str, arguments: Sequence[torch.Tensor] = ()
 ) -> tuple[list[torch.Tensor], Composites]:
-    """Dense tensors for a list in which some are sparse or nested.
+    """Replace the sparse and nested tensors in a list by dense ones.
 
     Args:
-        tensors: Those of a value.
-        where: What the value is, for errors.
-        arguments: What the receiver has already, and needs not be sent.
+        tensors: The tensors of a value.
+        where: A description of the value, for error messages.
+        arguments: Tensors that the receiver already has and that need not be sent.
+
+    Returns:
+        The dense tensors, and the descriptions of the sparse and nested ones.
 
     Raises:
         UnsupportedValueError: A sparse tensor needs a gradient and is not coalesced, or a nested one is not jagged.
@@ -49,7 +52,7 @@ def take_apart(
             composites.append((place, _core.Composite.of_argument(number)))
         elif tensor.is_nested:
             values, offsets = _nested_parts(tensor, where)
-            # Tensors are of one ragged size only where they have the same object as offsets.
+            # Nested tensors have the same ragged size only if their offsets are the same object.
             at = offsets_at.setdefault(id(offsets), len(dense))
             if at == len(dense):
                 dense.append(offsets)
@@ -63,12 +66,12 @@ def take_apart(
 
 
 def has_parts(tensor: torch.Tensor) -> bool:
-    """Whether a tensor travels as several."""
+    """Return whether a tensor is sent as several dense ones."""
     return type(tensor) is not RemoteTensor and (tensor.is_sparse or tensor.is_nested)
 
 
 def refuse_parts(tensor: Any, where: str) -> None:
-    """Raise `UnsupportedValueError` if the parts of a sparse or nested tensor do not say what it is."""
+    """Raise `UnsupportedValueError` if a sparse or nested tensor cannot be recreated from its parts."""
     if tensor.is_nested:
         if tensor.layout is not torch.jagged or tensor.lengths() is not None:
             raise UnsupportedValueError(
@@ -85,7 +88,7 @@ def refuse_parts(tensor: Any, where: str) -> None:
 
 
 def _sparse_parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
-    """Indices and values in memory of their own, the values with the tensor's history."""
+    """Return copies of indices and values, the values with the tensor's autograd history."""
     if not tensor.requires_grad:
         return [tensor._indices().clone(), tensor._values().clone()]
     refuse_parts(tensor, where)
@@ -94,7 +97,7 @@ def _sparse_parts(tensor: torch.Tensor, where: str) -> list[torch.Tensor]:
 
 
 def _nested_parts(tensor: Any, where: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values in memory of their own, with the tensor's history, and the offsets themselves."""
+    """Return a copy of the values, with the tensor's autograd history, and the offsets themselves."""
     refuse_parts(tensor, where)
     with torch.enable_grad():
         return tensor.values().clone(), tensor.offsets()
@@ -103,7 +106,7 @@ def _nested_parts(tensor: Any, where: str) -> tuple[torch.Tensor, torch.Tensor]:
 def put_together(
     dense: list[torch.Tensor], composites: Composites, arguments: Sequence[torch.Tensor] = ()
 ) -> list[torch.Tensor]:
-    """The list that was taken apart; sparse and nested tensors have the history of their values."""
+    """Recreate a list from :func:`take_apart`; sparse and nested tensors have the autograd history of their values."""
     if not composites:
         return dense
     tensors = list(dense)
@@ -126,7 +129,7 @@ def put_together(
 
 
 def watched_in(tensors: list[torch.Tensor], why: str) -> list[Watched]:
-    """Those that notice writes to the sparse and nested tensors of a list."""
+    """Return detectors of writes to the sparse and nested tensors of a list, except inference tensors."""
     found = [tensor for tensor in tensors if has_parts(tensor)]
     return [Watched(tensor, why) for tensor in found if not tensor.is_inference()]
 
@@ -134,7 +137,7 @@ def watched_in(tensors: list[torch.Tensor], why: str) -> list[Watched]:
 def received_arguments(
     frame: Frame, module: str, dense: list[torch.Tensor], composites: Composites
 ) -> tuple[list[torch.Tensor], list[Watched]]:
-    """The arguments of a module that runs for another rank, and what notices that it writes to those of parts."""
+    """Return the arguments of a module run for another rank, and detectors of writes to sparse and nested ones."""
     tensors = put_together(dense, composites)
     if not composites:
         return tensors, []
@@ -145,14 +148,14 @@ def received_arguments(
 def received_results(
     frame: Frame, module: str, tensors: list[torch.Tensor], composites: Composites, given: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The results of a module on another rank; from now on nobody may write to those of parts.
+    """Return the results of a module on another rank, and refuse later writes to sparse and nested ones.
 
     Args:
-        frame: The caller's.
-        module: The module.
-        tensors: The results' tensors, those of parts taken apart.
-        composites: What the answer says of those.
-        given: The arguments, then the parts of some.
+        frame: The frame of the caller.
+        module: The name of the module.
+        tensors: The dense tensors of the results.
+        composites: The descriptions of the sparse and nested results.
+        given: The arguments, followed by the parts of sparse and nested arguments.
     """
     result = put_together(tensors, composites, given)
     for place, _ in composites:
@@ -169,7 +172,7 @@ def received_results(
 def watch_kept(
     frame: Frame, module: str, composites: Composites, notes: _core.ResultNotes, given: list[torch.Tensor]
 ) -> None:
-    """See that arguments of parts of which the module kept something are not written to."""
+    """Refuse later writes to sparse and nested arguments of which the module kept a part."""
     kept = {*notes.kept_arguments, *notes.watch_arguments}
     for place, composite in composites:
         if kept.intersection(composite.parts):

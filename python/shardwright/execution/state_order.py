@@ -1,4 +1,4 @@
-"""How strictly microbatches are ordered, and undoing a step whose order was not strict enough."""
+"""How strictly microbatches are ordered in modules with state, and the rollback of such state."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 class StateOrder:
     """How strictly microbatches are ordered, as required by the steps so far.
 
-    First a microbatch is past a module once it has been there as often as in the trace. If one comes back after that,
-    the step is run again, and a microbatch is past once all its forwards are over; that step shows how often they come,
-    which is counted on again. If that is wrong once more, it is not counted on any more. And where no order of forwards
-    helps, microbatches run one after another.
+    At first, a microbatch has finished with a module once it has called it as often as the trace did. If it calls the
+    module again, the step is run again, and a microbatch has finished once all its forwards are over. That step counts
+    the calls, and later steps expect these counts. If the counts are wrong again, they are no longer used. If no order
+    of forwards is correct, microbatches run one after another.
     """
 
     def __init__(self) -> None:
-        """Rely on the trace."""
+        """Create the initial order, which uses the counts of the trace."""
         self.one_at_a_time = False
-        #: Steps that were run again because a module had departed from what it did before.
+        #: Steps that were run again because a module behaved differently from before.
         self.departures = 0
         self._learns = self._has_learnt = self._by_forwards = False
 
@@ -46,7 +46,7 @@ class StateOrder:
             kept.expect_counts(None)
 
     def end_step(self, runtime: Runtime) -> None:
-        """Handle a successful step, whose counts of module calls are expected of the next steps."""
+        """Handle a successful step. If it counted module calls, expect its counts in the next steps."""
         if not self._learns:
             return
         self._learns, self._has_learnt, self._by_forwards = False, True, False
@@ -61,20 +61,21 @@ def all_kept(placements: Iterable[Placed]) -> list[StatefulModules]:
 
 
 def one_at_a_time(runtime: Runtime) -> bool:
-    """Whether microbatches must run one after another, as far as is known."""
+    """Return whether microbatches must run one after another, as far as is known."""
     return runtime[StateOrder].one_at_a_time or any(one.one_at_a_time for one in placed_models(runtime))
 
 
 def splits_backward(runtime: Runtime) -> bool:
-    """Whether weight gradients are computed separately.
+    """Return whether weight gradients are computed separately.
 
-    Not where microbatches run one after another: a module may then write to what an earlier one has saved.
+    They are not if microbatches run one after another, because a module may then write to tensors that an earlier
+    microbatch has saved.
     """
     return runtime[Scheduling].splits_backward and not one_at_a_time(runtime)
 
 
 def check_attributes(runtime: Runtime) -> None:
-    """Raise :class:`StateWriteError` if some microbatches may have read a class's default where others had set more."""
+    """Raise :class:`StateWriteError` if only some microbatches set an attribute that has a default in its class."""
     if not may_overlap(runtime):
         return
     found = runtime[Turn].attributes.set_by_some(runtime.step.num_microbatches)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
 
 
-#: They write to their statistics without counting versions.
+#: Batch normalization, which writes to its statistics without incrementing their version counters.
 BATCH_NORMALISATION = nn.modules.batchnorm._NormBase
 
 
@@ -47,18 +47,18 @@ class StatefulModules:
     """The local modules of a model that keep state."""
 
     def __init__(self, runtime: Runtime, model_id: int, modules: Mapping[str, nn.Module], decision: Decided) -> None:
-        """Let microbatches in one after another from now on.
+        """Intercept calls of the local modules with state, to run microbatches through them in order.
 
         Args:
-            runtime: This rank.
-            model_id: The model.
-            modules: Its modules, by path.
-            decision: What they keep, and which run here.
+            runtime: This rank's runtime.
+            model_id: The model's id.
+            modules: The model's modules, by path.
+            decision: The model's partition.
         """
         self._runtime = runtime
         self._model_id = model_id
         self._states: dict[int, KeptState] = {}
-        #: The modules in which microbatches must not meet.
+        #: The modules that run at most one microbatch at a time.
         self.gated: set[nn.Module] = set()
         here = {path for path in modules if runtime.place.pp_rank in _ranks_of(decision, path)}
         numbers: dict[nn.Module, list[int]] = {}
@@ -98,7 +98,7 @@ class StatefulModules:
         self._places_of = {
             number: [held[name] for name in state.names if name in held] for number, state in self._states.items()
         }
-        #: In them the next microbatch may find a graph, which it is not going to read.
+        #: Attributes that may hold an earlier microbatch's graph, because each forward sets them before reading them.
         self._set_first = {held[name] for name in decision.temporaries if name in held}
         self._kept_in = {m: [place for n in listed for place in self._places_of[n]] for m, listed in numbers.items()}
         self._variables = [variable for name in known if (variable := variable_of(name, modules)) is not None]
@@ -109,21 +109,21 @@ class StatefulModules:
             {name: runtime.place.pp_ranks[min(ranks)] for name, ranks in decision.reads.items()},
         )
         self._snapshot: Snapshot | None = None
-        #: What has become of the statistics of batch normalisations in this step.
+        #: By batch normalization, whether its statistics were changed, and needed by a backward, in this step.
         self._statistics: dict[nn.Module, set[str]] = {}
-        #: By state, the microbatch that has entered last.
+        #: By state, the microbatch that entered last.
         self._newest: dict[int, int] = {}
         if self._states:
             engine_watchers.add(self)
 
     def expect_counts(self, counts: Mapping[tuple[int, int], int | None] | None) -> None:
-        """Set the expected number of calls of each microbatch; with None, wait until its forwards are over."""
+        """Set the expected number of calls per microbatch; with None, wait until the forwards of each are over."""
         for number, state in self._states.items():
             count = None if counts is None else counts.get((self._model_id, number))
             self._runtime.server.keep_in_order(self._model_id, number, name=_described(state), stays=count)
 
     def begin_step(self) -> None:
-        """Take snapshots for undoing the step, and of state that is not expected to change."""
+        """Record the state that the step may change, to undo it, and the state that is not expected to change."""
         self._watch.begin_step()
         self._remote_holders.begin_step()
         self._snapshot = None
@@ -164,23 +164,27 @@ class StatefulModules:
             self._refuse(task, f"{self._watch.name_of(module, name)} was changed, which the trace did not see")
 
     def check_call(self, task: RunningTask, name: str) -> None:
-        """Raise :class:`StateWriteError` if a task that calls a module elsewhere has changed what nobody should."""
+        """Raise :class:`StateWriteError` if the caller of a remote module made a change that the trace did not see."""
         written = self._watch.written_meanwhile(name)
         if written is not None:
             self._remote_holders.refuse(self._watch.changed())
             self._refuse(task, f"{written} was changed before module {name!r} was called, which the trace did not see")
 
     def check(self, task: RunningTask, module: nn.Module | None = None) -> None:
-        """Raise :class:`StateWriteError` if a task has changed what nobody was known to change.
+        """Raise :class:`StateWriteError` if a task has made a change that the trace did not see.
 
         Args:
             task: The task, which is about to end.
-            module: What it ran; None for the step function.
+            module: The module that it ran; None for the step function.
+
+        Raises:
+            FrameError: A parameter was written to, another rank has a copy of a changed value, or a change cannot be
+                undone.
         """
         written = self._watch.written(task, module)
         if written is not None:
             self._remote_holders.refuse(self._watch.changed())
-            # Calls that are predicted may have come to it in another order within the microbatch too.
+            # With predicted calls, the order within the microbatch may have been different too.
             when = "in a backward" if task.phase == "backward" else "which the trace did not see"
             self._refuse(task, f"{written} was changed {when}", always=self._runtime[_core.Sites].predicts)
         self._check_returned(task)
@@ -199,14 +203,14 @@ class StatefulModules:
         return self._watch.changed_late(task)
 
     def seen(self) -> list[Seen] | None:
-        """What modules here keep, before a call of the autograd engine; None if it is not this rank's call."""
+        """Record the state of modules before a call of the autograd engine; None if the call is not this rank's."""
         task = running_task() or self._runtime[Turn].current
         if task is None or task.runtime is not self._runtime:
             return None
         return [seen_of(place) for place in self._places]
 
     def check_backward(self, before: list[Seen]) -> None:
-        """Raise :class:`StateWriteError` if a backward has changed what forwards use."""
+        """Raise :class:`StateWriteError` if a backward has changed state that forwards use."""
         for place, seen in zip(self._places, before, strict=True):
             if not seen.is_like(seen_of(place)):
                 task = running_task() or self._runtime[Turn].current
@@ -214,16 +218,16 @@ class StatefulModules:
                 self._refuse(task, f"{self._watch.name_of(*place)} was changed in a backward")
 
     def values_changed(self, before: list[Seen]) -> bool:
-        """Whether Python's values are others than before; writes to tensors do not count."""
+        """Return whether values have changed, except by in-place writes to tensors."""
         return not all(seen.has_values_of(seen_of(place)) for place, seen in zip(self._places, before, strict=True))
 
     def keeper(self) -> nn.Module | None:
-        """The innermost module that keeps something and whose code is running."""
+        """Return the innermost module with state whose code is running; None if there is none."""
         task = running_task()
         return task.inside[-1] if task is not None and task.inside else None
 
     def computed_once(self) -> ComputedOnce:
-        """What its code has to be run in, inside a checkpoint that is left to the modules called in it."""
+        """Return the context manager for its code inside a checkpoint that is applied to the modules called in it."""
         return ComputedOnce(self._kept_in, self._watch)
 
     def _refuse(self, task: RunningTask, what: str, *, always: bool = False) -> None:
@@ -238,7 +242,7 @@ class StatefulModules:
     def run_in_order(
         self, states: list[int], module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Run a module when it is the turn of this microbatch."""
+        """Run a module once earlier microbatches have finished with its state."""
         runtime, model = self._runtime, self._model_id
         task = running_task()
         if in_backward():
@@ -282,7 +286,7 @@ class StatefulModules:
                     )
 
     def _check_statistics(self, task: RunningTask, module: nn.Module) -> None:
-        """Raise :class:`StateWriteError` if a backward needs statistics which training changes, unseen by torch."""
+        """Raise :class:`StateWriteError` if a backward needs statistics that training changes undetected by torch."""
         modes = self._statistics.setdefault(module, set())
         modes.add("changed" if module.training else "needed" if torch.is_grad_enabled() else "")
         if modes >= {"changed", "needed"}:
@@ -295,7 +299,7 @@ class StatefulModules:
             note_returned(task, self._watch.path_of(module), places, result)
 
     def _check_returned(self, task: RunningTask) -> None:
-        """Raise :class:`StateWriteError` if something was changed that a module has returned to this task."""
+        """Raise :class:`StateWriteError` if another task has changed a tensor that a module returned to this one."""
         name = changed_since_returned(task)
         if name is not None:
             self._refuse(task, f"what module {name!r} keeps and returned was changed by another microbatch")
@@ -323,7 +327,7 @@ def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> N
     module._compiled_call_impl = MethodType(called, module)
     if isinstance(module, torch.jit.ScriptModule) or compiled is not None:
         return
-    # With the module as argument where it can be, so that a deep copy of the module runs the copy.
+    # Pass the module as an argument if possible, so that a deep copy of the module runs the copy.
     own_forward = module.__dict__.get("forward")
     bound = own_forward is None or getattr(own_forward, "__self__", None) is module
     forward: Any = own_forward if not bound else getattr(own_forward, "__func__", type(module).forward)
@@ -342,5 +346,5 @@ def _intercept(kept: StatefulModules, module: nn.Module, states: list[int]) -> N
 def _has_graph(tensor: torch.Tensor) -> bool:
     try:
         return tensor.grad_fn is not None
-    except RuntimeError:  # one of several views, and what they are views of was written to
+    except RuntimeError:  # one of several views, whose base was written to
         return True

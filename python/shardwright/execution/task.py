@@ -1,4 +1,4 @@
-"""Which task a thread is running: for errors, and for the calls made from it."""
+"""The task that a thread is running, for error messages and for the calls made from it."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ class RunningTask:
     Attributes:
         runtime: The runtime that runs it.
         worker: The worker's id in the execution server.
-        module: The module that runs, None for the step function.
-        microbatch: Its microbatch.
-        phase: What it runs.
-        state: What the script had set when the step began.
-        place: Of a backward: where in the microbatch its module was called, the same in every run.
-        ordered: Whether it called a module that changes what it keeps: nobody may go on before that is over.
-        ending: Whether its code has run, and only the result is to be taken.
-        inside: The modules that keep something and that its code is in, the innermost last.
-        computed_once: The code of the innermost that runs inside a checkpoint and is not computed again, if any does.
-        other_weights: In how many calls with other weights its code is (``torch.func.functional_call``).
-        sets: Attributes that it has set and the trace did not see, with their previous values.
-        returned: Of what modules keep, what they returned to it: their names, tensors, and the versions of those.
-        responses: The answers to its calls that are not here, or not whole.
+        module: The name of the module that it runs; None for the step function.
+        microbatch: The index of its microbatch.
+        phase: ``"forward"`` or ``"backward"``.
+        state: The torch state of the script when the step began.
+        place: For a backward, the seed that identifies where in the microbatch its module was called; the same in
+            every run.
+        ordered: Whether it called a module that changes its state; callers must wait until the call is over.
+        ending: Whether its code has run, and only its answers are still awaited.
+        inside: The modules with state whose code it is running, the innermost last.
+        computed_once: The check of code inside a checkpoint that is not recomputed; None outside such code.
+        other_weights: The number of nested ``torch.func.functional_call`` calls that it is in.
+        sets: Attributes that it has set although the trace saw no such change, with their previous values.
+        returned: Tensors of their state that modules returned to it: module name, tensor and version.
+        responses: The responses to its calls that have not arrived, or not completely.
     """
 
     runtime: Runtime
@@ -61,7 +62,7 @@ class RunningTask:
     responses: list[Response] = field(default_factory=list)
 
     def describe(self) -> str:
-        """Where the task runs, for an exception raised in it."""
+        """Describe where the task runs, for an exception raised in it."""
         what = "the step function" if self.module is None else f"module {self.module!r}"
         host = socket.gethostname()
         return (
@@ -70,7 +71,7 @@ class RunningTask:
 
 
 def running_task() -> RunningTask | None:
-    """The calling thread's task, or None outside a step."""
+    """Return the calling thread's task; None outside a step."""
     task: Any = thread.task
     running: RunningTask | None = task
     return running
@@ -82,11 +83,11 @@ def set_running_task(task: RunningTask | None) -> None:
 
 
 def may_overlap(runtime: Runtime) -> bool:
-    """Whether microbatches of the step that runs may be under way beside one another."""
+    """Return whether several microbatches of the current step may be in progress at once."""
     return runtime.step.num_microbatches > 1 and not runtime.server.runs_one_at_a_time()
 
 
 def state_write(task: RunningTask, message: str) -> StateWriteError:
-    """What has the step of a task run again, one microbatch after another."""
+    """Return the error that makes a task's step run again, one microbatch after another."""
     place = (task.runtime.place.rank, socket.gethostname(), task.module, task.microbatch, task.phase)
     return StateWriteError(*place, "StateWriteError", message)

@@ -1,4 +1,4 @@
-"""Whose code runs on a rank: of its tasks, one has the turn."""
+"""The turn: of the tasks on a rank, only the one that has the turn runs."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ class Waiting(Protocol):
     """A wait of the task that has the turn."""
 
     def keep(self) -> None:
-        """Another task is about to get the turn."""
+        """Save the task's state, because another task is about to get the turn."""
 
 
 class Turn:
     """The turn of one rank.
 
     Attributes:
-        attributes: Attributes of modules that each microbatch has for itself.
+        attributes: The module attributes of which each microbatch has its own values.
         current: The task that has the turn, or had it last.
-        waiting: What the current task, if it waits, has to find again once another one has had the turn.
+        waiting: The wait of the current task, which saves state before another task gets the turn; None if there is
+            none.
     """
 
     def __init__(self) -> None:
-        """Nobody has it."""
+        """Create a turn that no task has."""
         self.attributes = Attributes()
         self.current: RunningTask | None = None
         self.waiting: Waiting | None = None
 
     def take(self, task: RunningTask) -> None:
-        """A task has the turn: its microbatch finds in modules what it left there."""
+        """Give the turn to a task, and restore its microbatch's attributes of modules."""
         self._leave_wait()
         self.current = task
         self.attributes.enter(task.microbatch)
 
     def end_step(self) -> None:
-        """Nobody has it any more."""
+        """Take the turn from the current task at the end of a step."""
         self._leave_wait()
         self.current = None
         self.attributes.end_step()
 
     def _leave_wait(self) -> None:
-        """The current task's wait, if it is in one, goes on while the process is another's."""
+        """If the current task is waiting, save its state before another task runs."""
         if self.waiting is not None:
             self.waiting.keep()
             self.waiting = None

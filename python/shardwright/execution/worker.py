@@ -1,4 +1,4 @@
-"""Worker threads: each holds one suspended Python stack; exactly one per rank executes at a time (the paper, 4.2)."""
+"""Worker threads: each holds one suspended Python stack; one per rank executes at a time (the paper, 4.2)."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _BACKWARD = (_core.TaskKind.BACKWARD, _core.TaskKind.CLOSE, _core.TaskKind.WEIGH
 
 
 class WorkerPool:
-    """Starts a thread when the execution server asks for one, and runs the tasks that it grants."""
+    """Start threads when the execution server requests them, and run the tasks that it grants."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Make an empty pool."""
+        """Create an empty pool."""
         self._runtime = runtime
         self._threads: list[threading.Thread] = []
         self._state: StepState | None = None
         self._root: RootFunction | None = None
-        #: The tasks that have begun and not ended, by thread.
+        #: The tasks in progress, by thread id.
         self.running: dict[int, RunningTask] = {}
         self._gone: set[int] = set()
         #: The exception that failed the current step on this rank, if one did.
         self.error: BaseException | None = None
 
     def begin_step(self, state: StepState, root: RootFunction | None) -> None:
-        """Set what the step's tasks start from, and on the root what a root task runs."""
+        """Set the state that the step's tasks start from and, on the root, the function that root tasks run."""
         self._state, self._root, self.error = state, root, None
 
     def end_step(self) -> None:
-        """Forget the step."""
+        """Release what the step set."""
         self._runtime[Turn].end_step()
         self._state = self._root = None
 
@@ -62,7 +62,7 @@ class WorkerPool:
         self._threads.clear()
 
     def check(self) -> None:
-        """Fail the step on every rank if a worker's thread is gone, which no task of it can tell."""
+        """Fail the step on every rank if a worker's thread has died, because its tasks can no longer report errors."""
         for worker, thread in enumerate(list(self._threads)):
             if (
                 worker in self._gone
@@ -74,12 +74,12 @@ class WorkerPool:
             self._runtime.server.worker_gone(worker)
 
     def _loop(self, worker: int) -> None:
-        """Run tasks until the server ends; whatever goes wrong with one, the step fails on every rank."""
+        """Run tasks until the server closes; an error in a task fails the step on every rank."""
         server = self._runtime.server
         while True:
             try:
                 task = server.next_task(worker)
-            except BaseException as error:  # the thread is of no use any more
+            except BaseException as error:  # the thread cannot continue
                 failure_text.report(server, error)
                 return
             if task is None:
@@ -95,7 +95,7 @@ class WorkerPool:
     def _run_safely(self, worker: int, task: _core.Task) -> None:
         state = self._state
         if state is None:
-            return  # the main thread has given the step up
+            return  # the main thread has abandoned the step
         phase: Phase = "backward" if task.kind in _BACKWARD else "forward"
         running = RunningTask(self._runtime, worker, None, task.microbatch, phase, state)
         set_running_task(running)
@@ -130,14 +130,14 @@ class WorkerPool:
                 run_request_backward(runtime, task.request, running)
 
     def _was_misled(self, running: RunningTask) -> bool:
-        """Whether a failed task went on from answers which then were other ones: the step fails for that reason."""
+        """Return whether a failed task used predicted answers that were wrong; the step then fails for that reason."""
         try:
             for response in running.responses:
                 response.verify()
         except StepAborted:
             return True
         except ShardwrightError:
-            return False  # what went wrong first is told
+            return False  # report the first error
         return False
 
     def _fail(self, running: RunningTask, error: BaseException) -> None:
@@ -147,6 +147,6 @@ class WorkerPool:
             "microbatch": running.microbatch,
             "phase": running.phase,
         }
-        if not isinstance(error, RemoteError):  # which says where itself
+        if not isinstance(error, RemoteError):  # it already names the place
             failure_text.add_note(error, running.describe())
         failure_text.report(self._runtime.server, error, **place)

@@ -1,9 +1,9 @@
-"""Frames and cuts: exact backward over a model whose modules live on several ranks.
+"""Frames and cuts: exact backward over a model whose modules are on several ranks.
 
-Every execution of a request, and of the step function itself, owns a :class:`Frame`. All that runs on this
+Every execution of a request, and of the step function itself, has a :class:`Frame`. Everything that runs on this
 rank inside it is one ordinary autograd graph; the frame lists, in order, the remote calls made from it. At a
-remote call tensors are *cut*: the graph ends there, and gradient edges are kept instead of tensors. Backward of
-a frame runs its nodes level by level between the remote calls, each node once, with its whole gradient.
+remote call, tensors are *cut*: the graph ends there, and gradient edges are kept instead of tensors. The backward
+of a frame runs its nodes level by level between the remote calls, each node once, with its whole gradient.
 """
 
 from shardwright.frames.backward import RemoteBackward, close_calls, run_backward

@@ -19,24 +19,25 @@ Roots = list[tuple[GradientEdge, torch.Tensor]]
 Defer = Callable[[WeightGradients], None]
 
 
-#: Nodes that give up what they have saved when they run: those of compiled modules refuse to keep it.
+#: Nodes that free their saved tensors when they run: those of compiled modules cannot retain them.
 _RUN_ONCE = ("CompiledFunctionBackward",)
-#: Gradients go straight on over at most so many calls: each is told of all behind it, a quadratic number in all.
+#: The maximum number of calls over which gradients are passed on directly. The request of each call lists all that
+#: follow, so that their total is quadratic.
 _MAX_ONWARD = 32
 
 
 class RemoteBackward(Protocol):
-    """Runs the backward of remote calls; implemented by the execution layer."""
+    """The backward of remote calls; implemented by the execution layer."""
 
     def backward(self, calls: list[tuple[Call, list[tuple[int, torch.Tensor]]]]) -> list[dict[int, torch.Tensor]]:
         """Run the calls' backward, in parallel where possible.
 
         Args:
-            calls: Each call with its results' gradients by result index; no gradients means: only close it. Calls
-                onward of it follow.
+            calls: Each call with its results' gradients by result index; without gradients, the call is only closed.
+                The calls that get its gradients directly are run with it.
 
         Returns:
-            For each call the gradients of the arguments of the last that follows, by argument index.
+            For each call, the gradients of the arguments of the last call run with it, by argument index.
         """
         ...
 
@@ -46,17 +47,17 @@ def run_backward(
 ) -> None:
     """Run a frame's backward from root edges and their gradients.
 
-    Parameters' gradients accumulate in ``.grad``, the frame's arguments' gradients in its input slots. ``roots``
-    is emptied at once, so that nothing but the graph keeps what only they reach.
+    Gradients of parameters are accumulated in ``.grad``, those of the frame's arguments in its input slots. ``roots``
+    is emptied at the start, so that only the graph keeps nodes that only they reach.
 
     Args:
         frame: The frame.
-        roots: Where gradients enter, and which.
-        remote: Runs the remote calls' backward.
-        close: Whether this is the frame's last backward: calls that no gradient reaches are then closed too, and what
-            gradients those still bring (of state that a module carried to a later call) go on their way.
-        defer: Takes weights' gradients that nobody waits for, to be computed later; where a backward cannot be run in
-            two parts, it is not called. None: all is computed at once.
+        roots: The edges where gradients enter, with the gradients.
+        remote: Runs the backward of remote calls.
+        close: Whether this is the frame's last backward. Calls that no gradient reaches are then closed too, and
+            gradients that they return (through state that a module kept for a later call) are propagated.
+        defer: Receives weight gradients to compute later, because no other rank waits for them. It is not called if
+            a backward cannot be split. If None, all gradients are computed at once.
     """
     if not frame.splits:
         defer = None
@@ -67,10 +68,10 @@ def run_backward(
     if frame.calls or frame.hooks or frame.kept_gradients or defer is not None or remote_root:
         _LevelBackward(frame, roots, remote, close, defer).run()
         return
-    # A root may enter one edge twice; the engine, given edges one by one, adds that up itself.
+    # Two roots may have the same edge; their gradients are summed, as the engine does for edges given separately.
     entering = _summed(roots)
     frame.leaves.check_behind((node for node, _ in entering), frame.name, frame.microbatch)
-    edges = [edge for edge, _ in roots]  # may be all that keeps the nodes of Python functions
+    edges = [edge for edge, _ in roots]  # may be the only references to nodes of Python functions
     roots.clear()
     accumulate(entering, frame.retain_graph)
     del edges
@@ -85,14 +86,14 @@ def _only_call(frame: Frame, roots: Roots) -> Call | None:
 
 
 def _run_only_call(frame: Frame, call: Call, roots: Roots, remote: RemoteBackward) -> None:
-    """Run the backward of a call and of everything behind its arguments in one engine call, without levels."""
+    """Run the backward of a call, and of the graph behind its arguments in one engine call, without levels."""
     for edge, gradient in roots:
         end = slot_of(edge.node)
         assert end is not None, "it was one before"
         end.add(gradient)
     gradients = [(index, taken) for slot, index in call.results if (taken := slot.take()) is not None]
     call.results = []
-    edges = [edge for edge, _ in roots]  # may be all that keeps nodes of Python functions
+    edges = [edge for edge, _ in roots]  # may be the only references to nodes of Python functions
     roots.clear()
     frame.in_backward = True
     try:
@@ -108,7 +109,7 @@ def _run_only_call(frame: Frame, call: Call, roots: Roots, remote: RemoteBackwar
 
 
 def close_calls(frame: Frame, remote: RemoteBackward) -> None:
-    """Close the calls that no backward has reached, so that their ranks free them."""
+    """Close the calls that no backward has reached, so that their ranks free the frames."""
     if frame.calls:
         run_backward(frame, [], remote, close=True)
 
@@ -130,7 +131,7 @@ class _LevelBackward:
         self.frame = frame
         self.remote = remote
         self.hooks = frame.all_hooks()
-        # An edge may be all that keeps a node of a Python function: the nodes found by the walk do not.
+        # An edge may be all that keeps a node of a Python function alive: the nodes found by the traversal do not.
         self.edges = [edge for edge, _ in roots]
         starts: dict[Vertex, None] = dict.fromkeys(edge.node for edge in self.edges)
         for call in reversed(frame.calls):
@@ -152,7 +153,7 @@ class _LevelBackward:
         waiting[key] = waiting[key] + gradient if key in waiting else gradient
 
     def run(self) -> None:
-        """Run all levels; leaves' own hooks run here, on the whole gradient, not at each engine call."""
+        """Run all levels; hooks of leaves run here, on the whole gradient, not in each engine call."""
         held: list[tuple[dict[int, Any], dict[int, Any]]] = []
         for node, leaf in self.levels.hooked_leaves.items():
             hooks: dict[int, Any] = leaf._backward_hooks  # type: ignore[assignment]
@@ -227,7 +228,7 @@ class _LevelBackward:
             self.run_level(level, engine)
 
     def run_level(self, level: int, entering: dict[tuple[Node, int], torch.Tensor]) -> None:
-        """One engine call over exactly the nodes of this level; it stops at the edges that leave it."""
+        """Run exactly the nodes of this level in one engine call, which stops at the edges that leave it."""
         nodes = self.levels.nodes_at[level]
         inside = set(nodes)
         leaving: dict[tuple[Node, int], None] = {}
@@ -262,8 +263,8 @@ class _LevelBackward:
         """Run the part that other ranks wait for, and defer the rest; return False if the level cannot be split."""
         if any(type(node).__name__ in _RUN_ONCE for node in nodes):
             return False
-        # A parameter of a later level may get this level's part of its gradient at any time; of other leaves the script
-        # may read it once the backward has run.
+        # A parameter of a later level may get this level's part of its gradient at any time. Gradients of other leaves
+        # may be read by the script once the backward has run.
         parameters = self.frame.leaves.known
         later = {node for node, _ in leaving if id(getattr(node, "variable", None)) in parameters}
         wanted = [edge for edge in leaving if edge[0] not in later]
@@ -282,7 +283,7 @@ class _LevelBackward:
         return True
 
     def finish(self, ends: list[tuple[Node, torch.Tensor | None]]) -> None:
-        """Hand gradients to the slots, and to the nodes that accumulate them in leaves."""
+        """Pass gradients to the slots, and to the nodes that accumulate them in leaves."""
         leaves: dict[tuple[Node, int], torch.Tensor] = {}
         for node, gradient in ends:
             if gradient is None:
@@ -297,7 +298,7 @@ class _LevelBackward:
     def run_node_by_node(
         self, nodes: list[Node], inside: set[Node], entering: dict[tuple[Node, int], torch.Tensor]
     ) -> None:
-        """Call the nodes one by one, in topological order, where the engine cannot stop at the right edges."""
+        """Run the nodes one by one, in topological order, if the engine cannot stop at the right edges."""
         gathered: dict[Node, dict[int, torch.Tensor]] = {}
         for (node, number), gradient in entering.items():
             gathered.setdefault(node, {})[number] = gradient

@@ -1,4 +1,4 @@
-"""Excluding functions of the library from ``torch.compile``."""
+"""Exclude functions of the library from ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
-#: Functions whose own code is not compiled, and that the compiler has not been told of.
+#: Functions whose own code is not compiled, and that are not registered with the compiler yet.
 _unregistered: list[Callable[..., Any]] = []
 
 
@@ -44,6 +44,6 @@ def register_with_compiler() -> None:
     """Register these functions with the compiler once the script has imported it, which takes seconds."""
     if _unregistered:
         decorators = sys.modules.get("torch._dynamo.decorators")
-        if decorators is not None and hasattr(decorators, "skip"):  # and not half loaded
+        if decorators is not None and hasattr(decorators, "skip"):  # False while the module is still being imported
             while _unregistered:
                 decorators.skip(_unregistered.pop())

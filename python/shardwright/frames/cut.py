@@ -15,10 +15,10 @@ from shardwright.errors import FrameError
 from shardwright.frames.grad_mode import GradMode
 from shardwright.frames.remote import Arrival, RemoteTensor, made_by
 
-#: How many of our own engine calls are running, over all threads: on a GPU sinks run on the device's autograd
-#: thread, so this cannot be thread-local.
+#: The number of the library's engine calls that are running, over all threads: on a GPU, cuts run on the device's
+#: autograd thread, so this cannot be thread-local.
 _engine_calls = 0
-#: Whether edges of this torch keep the nodes of Python functions.
+#: Whether edges in this version of torch keep the nodes of Python functions alive.
 _EDGES_OWN = "ownership_token" in GradientEdge._fields
 _NO_OWNER = (None,) if _EDGES_OWN else ()
 _OWNS = "shardwright.owns"
@@ -28,35 +28,35 @@ class EngineWatcher(Protocol):
     """An observer of changes that a backward makes to values used by forwards."""
 
     def seen(self) -> Any:
-        """What there is now; None if the call is none of its business."""
+        """Return a record of the current values; None if the call does not concern the watcher."""
 
     def check_backward(self, before: Any) -> None:
-        """Raise if that is not what there was before."""
+        """Raise if the values have changed since the record."""
 
     def values_changed(self, before: Any) -> bool:
-        """Whether Python's values are others than before; writes to tensors do not count."""
+        """Return whether values have changed since the record, except by in-place writes to tensors."""
 
     def keeper(self) -> nn.Module | None:
-        """The innermost module that keeps something and whose code is running."""
+        """Return the innermost module with state whose code is running; None if there is none."""
 
     def computed_once(self) -> AbstractContextManager[None]:
-        """What its code has to be run in, inside a checkpoint that is left to the modules called in it."""
+        """Return the context manager for its code inside a checkpoint that is applied to the modules called in it."""
 
 
 engine_watchers: weakref.WeakSet[EngineWatcher] = weakref.WeakSet()
 
 
 class EngineCall:
-    """Marks engine calls of a frame's own backward; a gradient that reaches a cut outside of one is an error."""
+    """Mark engine calls of a frame's own backward; a gradient that reaches a cut outside of one is an error."""
 
     def __enter__(self) -> None:
-        """Count the call."""
+        """Increment the number of engine calls."""
         global _engine_calls
         _engine_calls += 1
         self._before = [(one, one.seen()) for one in engine_watchers] if engine_watchers else ()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Count it off."""
+        """Decrement the number of engine calls."""
         global _engine_calls
         _engine_calls -= 1
         if kind is None:
@@ -66,12 +66,12 @@ class EngineCall:
 
 
 class Slot:
-    """Gathers the gradient of one cut tensor; the cut's node refers to it, never the other way round."""
+    """The accumulated gradient of one cut tensor. The cut's node refers to it; it refers to the node only weakly."""
 
     __slots__ = ("_node", "closed", "gradient", "what")
 
     def __init__(self, what: str) -> None:
-        """Make an empty slot; ``what`` names the tensor in errors."""
+        """Create an empty slot; ``what`` names the tensor in error messages."""
         self.what = what
         self.gradient: torch.Tensor | None = None
         self.closed = False
@@ -86,7 +86,7 @@ class Slot:
         return self._node is not None and self._node() is not None
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Add a gradient; raises :class:`FrameError` once the slot has given its gradient away."""
+        """Add a gradient; raise :class:`FrameError` if the gradient was already taken."""
         if self.closed:
             raise FrameError(
                 f"a gradient reached {self.what} after its backward had run: model.backward came to it a second time "
@@ -102,9 +102,9 @@ class Slot:
 
 
 class SlotEnd:
-    """The cut of a tensor that nothing here has used: what the graph of this rank has of it is that it ends there.
+    """The end of the graph at a remote tensor that nothing on this rank has used.
 
-    It stands for a node in edges and levels, but torch's engine never sees it.
+    It replaces a node in edges and levels, but is never passed to torch's engine.
     """
 
     __slots__ = ("slot",)
@@ -112,12 +112,12 @@ class SlotEnd:
     metadata: ClassVar[dict[str, Node]] = {}
 
     def __init__(self, slot: Slot) -> None:
-        """For the slot that gathers the cut's gradient."""
+        """Create the end of the graph for the slot that accumulates the cut's gradient."""
         self.slot = slot
 
 
 class _Cut(torch.autograd.Function):
-    """A fresh non-leaf tensor whose backward only gathers its gradient into a slot."""
+    """Create a non-leaf tensor whose backward only adds its gradient to a slot."""
 
     @staticmethod
     def forward(ctx: Any, _anchor: torch.Tensor, box: list[torch.Tensor], slot: Slot) -> torch.Tensor:
@@ -141,7 +141,7 @@ class _Cut(torch.autograd.Function):
 
 
 def _refuse_hook(node: Any, hook: object) -> NoReturn:
-    """Stands in for a node's ``register_hook`` and ``register_prehook``."""
+    """Replacement of a node's ``register_hook`` and ``register_prehook``, which raises an error."""
     slot = slot_of(made_by(node))
     assert slot is not None, "only cuts and what has arrived at one refuse hooks"
     raise FrameError(
@@ -167,7 +167,7 @@ _anchors: dict[torch.device, torch.Tensor] = {}
 
 
 def _anchor(device: torch.device) -> torch.Tensor:
-    """A leaf that makes a cut's output require a gradient; one per device, so that no cut hops between queues."""
+    """Return the leaf that makes a cut's output require a gradient; one per device, so that cuts stay on its thread."""
     anchor = _anchors.get(device)
     if anchor is None:
         with torch.inference_mode(False), torch.no_grad():
@@ -177,18 +177,18 @@ def _anchor(device: torch.device) -> torch.Tensor:
 
 
 def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
-    """Make a fresh tensor without history the head of a new graph.
+    """Make a tensor without autograd history the head of a new graph.
 
     Args:
         tensor: A tensor that nothing else refers to, without a graph; it becomes the result.
-        what: Names the tensor in errors.
+        what: Names the tensor in error messages.
 
     Returns:
-        The tensor, now a non-leaf that requires a gradient (in-place operations on it work), and the slot that
-        gathers its gradient.
+        The tensor, now a non-leaf that requires a gradient and supports in-place operations, and the slot that
+        accumulates its gradient.
     """
     slot = Slot(what)
-    with GradMode(True):  # whatever the caller's mode: the mode travels with the request
+    with GradMode(True):  # regardless of the caller's mode, which is sent with the request
         result = _cut(_anchor(tensor.device), [tensor], slot)
     if isinstance(result, RemoteTensor):
         result.end = SlotEnd(slot)
@@ -196,10 +196,10 @@ def cut(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, Slot]:
 
 
 def owning_edge(tensor: torch.Tensor) -> GradientEdge:
-    """The edge at which a tensor's gradient enters the graph; it keeps what is behind it.
+    """Return the edge at which a tensor's gradient enters the graph; the edge keeps the graph behind it alive.
 
-    The node of a Python function lives only as long as a tensor, an edge's token (of newer torch) or a node in front of
-    it; without tokens a node is put there, which takes no memory of the tensor's size.
+    The node of a Python function lives only as long as a tensor, an edge's token (in newer versions of torch) or a node
+    in front of it. Without tokens, a node is inserted in front of it, which takes no memory of the tensor's size.
     """
     if isinstance(tensor, RemoteTensor) and tensor.here is None:
         assert isinstance(tensor.end, SlotEnd), "it requires a gradient"
@@ -219,35 +219,35 @@ def owning_edge(tensor: torch.Tensor) -> GradientEdge:
 
 
 def owned_by(node: Node) -> Node:
-    """The node that a node was put in front of by :func:`owning_edge`; any other node itself."""
+    """Return the node in front of which :func:`owning_edge` inserted this node; any other node itself."""
     if _EDGES_OWN:
         return node
-    metadata: Any = node.metadata  # torch's types say that it is a method
+    metadata: Any = node.metadata  # declared as a method in torch's type stubs
     owned: Node = metadata.get(_OWNS, node)
     return owned
 
 
 def edge_of(tensor: torch.Tensor) -> GradientEdge | None:
-    """Where a tensor's gradient goes; None where it goes nowhere.
+    """Return the edge of a tensor's gradient; None if torch drops the gradient.
 
-    That is so for a view made under ``no_grad`` of a tensor that requires a gradient: it says that it requires one, and
-    torch drops it.
+    Torch drops it for a view created under ``no_grad`` of a tensor that requires a gradient, although the view reports
+    that it requires one.
     """
     try:
         if not torch.is_inference_mode_enabled():
             return owning_edge(tensor)
-        with torch.inference_mode(False):  # torch looks for the edge of a leaf by a view of it
+        with torch.inference_mode(False):  # torch finds the edge of a leaf through a view of it
             return owning_edge(tensor)
     except AssertionError:
         return None
-    except RuntimeError as error:  # one of several views of a tensor that was written to: torch refuses to use it
+    except RuntimeError as error:  # torch refuses to use one of several views of a tensor that was written to
         if torch.is_grad_enabled():
             raise FrameError(str(error)) from error
         return None
 
 
 def slot_of(node: object) -> Slot | None:
-    """The slot that gathers the gradient arriving at an autograd node; None for a node that is no cut."""
+    """Return the slot that accumulates the gradient arriving at a node; None for a node that is not a cut."""
     kind = type(node)
     if kind is not SlotEnd and getattr(kind, "_forward_cls", None) is not _Cut:
         return None

@@ -9,12 +9,12 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from shardwright.frames.cut import EngineCall
 
-# Not torch.autograd.backward and grad, which read metadata that the nodes of Python functions do not show. The engine
-# checks the gradients itself.
+# torch.autograd.backward and grad are not used, because they read metadata that nodes of Python functions do not have.
+# The engine checks the gradients itself.
 
 
 def accumulate(entering: Mapping[tuple[Node, int], torch.Tensor], retain_graph: bool) -> None:
-    """Run everything behind the entering edges, and accumulate gradients in leaves."""
+    """Run the whole graph behind the entering edges, and accumulate gradients in leaves."""
     if entering:
         with EngineCall():
             _engine_run_backward(

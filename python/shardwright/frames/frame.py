@@ -48,14 +48,15 @@ class Call:
         rank: The global rank that executed it.
         module: The module's name.
         module_id: The module's id in its model.
-        model_id: The model.
+        model_id: The model's id.
         request: The id of the forward request.
         number: The call's number in the frame.
-        inputs: For each argument that needs a gradient its edge, taken at the call, and its index in the request.
-        results: For each differentiable result its slot and its index in the response.
-        passed: The calls before it, from whose rank its arguments came; ``inputs`` are then the first one's.
-        onward: In backward, the call whose results its arguments are, and for each argument's index the result's: its
-            rank gets the gradients straight from this one's.
+        inputs: For each argument that needs a gradient, its edge, taken at the call, and its index in the request.
+        results: For each differentiable result, its slot and its index in the response.
+        passed: The previous calls of its chain, whose ranks sent their results to the next; ``inputs`` are then those
+            of the first call.
+        onward: In the backward, the call whose results are its arguments, with the index of the result for the index
+            of each argument. The rank of that call gets the gradients directly from the rank of this one.
     """
 
     rank: int
@@ -71,7 +72,7 @@ class Call:
 
     @property
     def modules(self) -> list[tuple[int, int]]:
-        """The modules that ran: the model's id and the module's."""
+        """The modules that ran, as pairs of model id and module id."""
         return [(self.model_id, one.module_id) for one in self.passed] + [(self.model_id, self.module_id)]
 
 
@@ -81,8 +82,8 @@ class KeptGradient:
 
     Attributes:
         tensor: The tensor.
-        edge: Where its gradient went when that was asked for.
-        version: Its version then.
+        edge: Its gradient edge when ``retain_grad`` was called.
+        version: Its version at that time.
     """
 
     tensor: weakref.ref[torch.Tensor]
@@ -114,30 +115,30 @@ class Frame:
 
     Attributes:
         microbatch: The microbatch.
-        request: The id of the request that is executed, None for the step function.
+        request: The id of the request that is executed; None for the step function.
         requester: The global rank that made the request.
-        name: What is executed, for errors.
-        executed: The modules that it runs, one after another; none in the step function.
+        name: A description of the execution, for error messages.
+        executed: The modules that it runs, one after another; empty for the step function.
         calls: The remote calls that still wait for their backward, in order.
         inputs: The slots of the arguments that need a gradient, with their index in the request.
         results: The edges of the differentiable results, with their index in the response.
         hooks: Hooks on tensors of this frame, by node and output number.
-        kept_gradients: Tensors whose gradient is to be kept.
-        spanning: Whether modules inside it live on other ranks; only then its own code is guarded.
+        kept_gradients: Tensors whose gradient is retained.
+        spanning: Whether modules inside it are on other ranks; only then is its own code guarded.
         unhookable: Nodes of tensors on which a hook would not see the whole gradient, and why.
-        retain_graph: Keep buffers for state that a re-used module carries between its calls.
-        checkpointing: How many ``torch.utils.checkpoint`` regions of the frame's own code are open.
+        retain_graph: Whether saved tensors are retained, for state that a module keeps between its calls.
+        checkpointing: The number of ``torch.utils.checkpoint`` regions of the frame's own code that are open.
         arguments: The arguments' tensors.
-        hooked: Whether its code put a hook on any tensor, or it returns what a module with hooks gave it.
-        hooked_elsewhere: Nodes of results of modules on other ranks that put hooks on tensors of their own, or returned
-            what such a module gave them.
+        hooked: Whether its code registered a hook on a tensor, or it returns a result of a module that did.
+        hooked_elsewhere: Nodes of results of modules on other ranks that registered hooks on tensors of their own, or
+            that returned a result of such a module.
         answers: Whether a result needs a gradient.
-        guarded: Nodes with hooks, which run in this frame's backward only.
+        guarded: Nodes with hooks, which run only in this frame's backward.
         in_backward: Whether its backward is running.
-        elsewhere: What is known of its tensors' memory on other ranks.
-        checkpointed: Whether anything in it is computed again in backward.
+        elsewhere: Which of its tensors share memory, or are kept, on other ranks.
+        checkpointed: Whether anything in it is recomputed in the backward.
         leaves: Checks the leaves that its backward reaches.
-        place: Where in the microbatch it was called.
+        place: The seed that identifies where in the microbatch it was called.
     """
 
     microbatch: int
@@ -169,7 +170,7 @@ class Frame:
 
     @property
     def splits(self) -> bool:
-        """Whether the backward can be split, which runs some nodes twice and keeps their saved tensors."""
+        """Whether the backward can be split, which runs some nodes twice and retains their saved tensors."""
         return not (self.hooked or self.retain_graph or self.checkpointed)
 
     def trial(self) -> Frame:
@@ -203,7 +204,7 @@ class Frame:
         if node in self.guarded:
             return
         self.guarded.add(node)
-        owner = weakref.ref(self)  # not the frame itself, which keeps the node
+        owner = weakref.ref(self)  # a weak reference, because the frame keeps the node
 
         def check(*_: object) -> None:
             frame = owner()
@@ -217,16 +218,16 @@ class Frame:
         hook_on(node, "register_prehook", check)
 
     def settle(self) -> None:
-        """Raise :class:`FrameError` if a watched tensor was written to: at the frame's end and before backward."""
+        """Raise :class:`FrameError` if a watched tensor was written to: at the frame's end and before the backward."""
         for watched in self._watched:
             watched.check(self.microbatch)
 
     def forget_watched(self) -> None:
-        """Stop watching tensors after the backward, when writes cannot change results any more."""
+        """Stop watching tensors after the backward, when writes can no longer change results."""
         self._watched.clear()
 
     def all_hooks(self) -> TensorHooks:
-        """The hooks to run in backward, in order, those that keep a tensor's gradient last, as torch has it."""
+        """Return the hooks to run in the backward, in order. As in torch, those that retain a gradient are last."""
         hooks = {edge: list(those.values()) for edge, those in self.hooks.items() if those}
         for kept in self.kept_gradients:
             edge = kept.edge_now()
@@ -250,12 +251,12 @@ def current_frame() -> Frame | None:
 
 
 class _InFrame:
-    """Runs a block as the frame's own code; with None, nothing is intercepted."""
+    """Run a block as the frame's own code; with None, nothing is intercepted."""
 
     __slots__ = ("_frame", "_previous")
 
     def __init__(self, frame: Frame | None) -> None:
-        """For a block of this frame."""
+        """Create the context manager for a block of this frame."""
         self._frame = frame
 
     def __enter__(self) -> None:

@@ -6,12 +6,12 @@ import torch
 
 
 class GradMode:
-    """Sets the grad mode for a block, in half the calls of ``torch.set_grad_enabled``."""
+    """Set the grad mode for a block, with half the calls of ``torch.set_grad_enabled``."""
 
     __slots__ = ("_before", "_mode")
 
     def __init__(self, mode: bool) -> None:
-        """Of a block that is to have this mode."""
+        """Create the context manager for a block with this mode."""
         self._mode = mode
 
     def __enter__(self) -> None:
@@ -21,6 +21,6 @@ class GradMode:
             torch._C._set_grad_enabled(self._mode)
 
     def __exit__(self, *_: object) -> None:
-        """Put back what was before."""
+        """Restore the previous mode."""
         if torch.is_grad_enabled() is not self._before:
             torch._C._set_grad_enabled(self._before)

@@ -1,6 +1,6 @@
-"""Guards around torch's entry points that would see only a part of the graph inside a frame (rule 10, rule 15).
+"""Guards around functions of torch that would see only a part of the graph inside a frame (rules 10 and 15).
 
-They are in place while a runtime with several pipeline ranks exists, and do nothing outside frames' own code.
+They are installed while a runtime with several pipeline ranks exists, and do nothing outside frames' own code.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from shardwright.frames.reentrant import Compared, run_reentrant
 from shardwright.frames.remote import bring
 from shardwright.patches import original_of
 
-#: Modules of this process that have a part on another rank, or live there altogether.
+#: Modules of this process that are partly or entirely on another rank.
 divided_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-#: The function of ``torch.utils.checkpoint`` that goes through a generator, and the generator's name; since torch 2.15
-#: both are others.
+#: The code of the function of ``torch.utils.checkpoint`` that iterates over a generator, and the generator's name. Both
+#: are different since torch 2.15.
 _CHECKPOINT_CODE = inspect.unwrap(getattr(torch_checkpoint, "_checkpoint_impl", torch_checkpoint.checkpoint)).__code__
 GENERATOR = "_checkpoint_without_reentrant_generator"
 if hasattr(torch_checkpoint, f"{GENERATOR}_impl"):
@@ -61,7 +61,7 @@ def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Te
 
 
 def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-    """``Tensor.register_post_accumulate_grad_hook``, refused on parameters in a frame's code."""
+    """``Tensor.register_post_accumulate_grad_hook``, which is refused on parameters in a frame's code."""
     frame = current_frame()
     if frame is not None:
         _refuse_on_parameter(frame, tensor)
@@ -69,7 +69,7 @@ def register_post_accumulate_grad_hook(tensor: torch.Tensor, hook: Callable[[tor
 
 
 def register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
-    """``Tensor.register_hook``: in a frame's code the hook sees the whole gradient."""
+    """``Tensor.register_hook``; in a frame's code, the hook sees the whole gradient."""
     tensor = bring(tensor)
     frame = current_frame()
     if frame is not None:
@@ -83,7 +83,7 @@ def register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], torch.Ten
 
 
 def register_multi_grad_hook(tensors: Sequence[torch.Tensor], fn: Callable[..., Any], **kwargs: Any) -> Any:
-    """``torch.autograd.graph.register_multi_grad_hook``, refused where gradients come one after another."""
+    """``torch.autograd.graph.register_multi_grad_hook``, refused if gradients arrive in separate engine calls."""
     frame = current_frame()
     if frame is not None and frame.spanning:
         raise FrameError(
@@ -118,7 +118,7 @@ def _checked_edge(frame: Frame, tensor: torch.Tensor) -> GradientEdge:
 
 
 def retain_grad(tensor: torch.Tensor) -> None:
-    """``Tensor.retain_grad``: in a frame's code it keeps the whole gradient."""
+    """``Tensor.retain_grad``; in a frame's code, it retains the whole gradient."""
     tensor = bring(tensor)
     frame = current_frame()
     if frame is None or tensor.grad_fn is None:
@@ -138,7 +138,7 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _check_gradient(outputs: Any, inputs: Any) -> None:
-    """Let ``torch.autograd.grad`` run where all paths from outputs to inputs are on this rank."""
+    """Refuse ``torch.autograd.grad`` unless all paths from outputs to inputs are on this rank."""
     frame = current_frame()
     if frame is None or not (frame.spanning or len(frame.inputs) > 1):
         return
@@ -146,7 +146,7 @@ def _check_gradient(outputs: Any, inputs: Any) -> None:
         isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
         for value in _listed(inputs)
     ):
-        return  # a transform's own graph, which begins inside it; no module elsewhere can be called there
+        return  # the graph of a transform begins inside it, where no remote module can be called
     paths = Paths(frame, _listed(outputs), _listed(inputs))
     if paths.pass_the_caller():
         raise FrameError(
@@ -163,7 +163,7 @@ def _check_gradient(outputs: Any, inputs: Any) -> None:
 
 
 def _check_backward(outputs: Any) -> None:
-    """Refuse ``backward`` of what has any part on another rank."""
+    """Refuse ``backward`` of outputs whose graph has a part on another rank."""
     frame = current_frame()
     if frame is None or not frame.spanning:
         return
@@ -198,7 +198,7 @@ def _reaches_another_rank(what: str, frame: Frame) -> FrameError:
 
 
 def run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
-    """What ``torch.autograd.grad`` and ``backward`` call, however a script has imported them."""
+    """The function that ``torch.autograd.grad`` and ``backward`` call, regardless of how a script imported them."""
     if accumulate_grad:
         _check_backward(outputs)
     else:
@@ -207,7 +207,7 @@ def run_engine(outputs: Any, *args: Any, accumulate_grad: bool, **kwargs: Any) -
 
 
 def _runs_here(function: Any) -> bool:
-    """Whether a checkpointed function is a module that lies whole on this rank, or code of one that keeps something."""
+    """Return whether a checkpoint runs here: of a module entirely on this rank, or of code of a module with state."""
     while isinstance(function, (partial, Compared)):
         function = function.func
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
@@ -219,11 +219,11 @@ def _runs_here(function: Any) -> bool:
 
 @contextmanager
 def _left_to_modules(frame: Frame) -> Iterator[None]:
-    """Inside a checkpoint of a frame's own code, which is not computed again."""
+    """Context manager for a checkpoint of a frame's own code, which is not recomputed as a whole."""
     with ExitStack() as stack:
         for watcher in engine_watchers:
             stack.enter_context(watcher.computed_once())
-        frame.checkpointing += 1  # the ranks that run the modules called inside checkpoint them
+        frame.checkpointing += 1  # the modules called inside are checkpointed by the ranks that run them
         try:
             yield
         finally:
@@ -236,7 +236,7 @@ def _frame_for_checkpoint(function: Any) -> Frame | None:
 
 
 def checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """The generator of ``torch.utils.checkpoint``: what a frame's own code checkpoints is left to modules."""
+    """The generator of ``torch.utils.checkpoint``; checkpoints of a frame's own code are applied to modules instead."""
     frame = _frame_for_checkpoint(function)
     around = current_frame()
     if around is not None:
@@ -249,10 +249,10 @@ def checkpoint_generator(function: Any, *args: Any, **kwargs: Any) -> Iterator[N
 
 
 def close_checkpoints(error: BaseException) -> None:
-    """Leave the checkpoint regions that an exception has passed through, on the thread that entered them.
+    """Exit the checkpoint regions that an exception has passed through, on the thread that entered them.
 
-    ``torch.utils.checkpoint`` leaves that to the end of a generator's life, which may come on another thread, when the
-    exception is raised again there; the hooks on saved tensors would then stay with this thread.
+    ``torch.utils.checkpoint`` exits them when a generator is destroyed, which may happen on another thread if the
+    exception is raised again there; the hooks on saved tensors would then remain on this thread.
     """
     generators = []
     seen: set[int] = set()
@@ -274,15 +274,15 @@ def close_checkpoints(error: BaseException) -> None:
 
 
 class ReentrantCheckpoint:
-    """Stands in for ``torch.utils.checkpoint.CheckpointFunction``."""
+    """Replacement of ``torch.utils.checkpoint.CheckpointFunction``."""
 
     @staticmethod
     def apply(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
-        """Run the function, checkpointed where it runs."""
+        """Run the function, checkpointed on the ranks that run its modules."""
         frame = _frame_for_checkpoint(function)
         if frame is None:
             if current_frame() is not None or torch._C._current_graph_task_id() != -1:
-                # A forward that is run again in backward, where there is no frame, has to do as it did before.
+                # A forward that is run again in the backward, where there is no frame, must take the same branch.
                 return run_reentrant(function, args, preserve_rng_state=preserve_rng_state)
             original: Any = original_of(ReentrantCheckpoint)
             return original.apply(function, preserve_rng_state, *args)

@@ -1,4 +1,4 @@
-"""Detection of leaves that a backward reaches and that belong to no model of the job."""
+"""Detection of leaves that a backward reaches and that do not belong to a model of the job."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shardwright.frames.cut import slot_of
 
 
 class Leaves:
-    """Raises an error for gradients of tensors that are trained outside the models.
+    """Raise an error for gradients of tensors that are trained outside the models.
 
-    Such a tensor's gradient is neither averaged over microbatches nor reduced over data-parallel ranks, and it exists
-    on the rank that computed it only.
+    The gradient of such a tensor is neither averaged over microbatches nor reduced over data-parallel ranks, and it
+    exists only on the rank that computed it.
     """
 
     def __init__(self) -> None:
-        """Check nothing before the first step."""
+        """Create an object that checks nothing before the first step."""
         self._parameters: Iterable[nn.Parameter] = ()
         self._known: frozenset[int] | None = None
         self._checks = False
-        #: Whether graphs that nobody else walks are walked in this step.
+        #: Whether graphs that are not traversed for another reason are traversed in this step.
         self.walks = False
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
@@ -35,8 +35,9 @@ class Leaves:
 
         Args:
             parameters: The parameters of all models on this rank.
-            step: Its number; graphs that nobody else walks are walked in the steps 1, 2, 4, 8 and so on.
-            checks: Whether an outsider's gradient would be another than in plain torch.
+            step: The number of the step; graphs that are not traversed for another reason are traversed in steps 1, 2,
+                4, 8 and so on.
+            checks: Whether the gradient of a tensor outside the models would differ from plain torch.
         """
         self._parameters, self._known = parameters, None
         self._checks = checks
@@ -50,7 +51,7 @@ class Leaves:
     @property
     def known(self) -> frozenset[int]:
         """The ids of all parameters whose gradients this rank may accumulate."""
-        if self._known is None:  # a step that looks at no leaf does not pay for it
+        if self._known is None:  # computed only in steps that check a leaf
             self._known = frozenset(map(id, self._parameters))
         return self._known
 

@@ -1,4 +1,4 @@
-"""The order of a frame's backward: by levels, counted in remote calls."""
+"""The order of a frame's backward: levels, counted in remote calls."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Vertex: TypeAlias = "Node | Call"
 
 
 class Levels:
-    """Assigns levels to everything reachable from the starts: the length of the longest path in remote calls.
+    """Assign a level to all nodes and calls reachable from the starts: the longest path to it, in remote calls.
 
-    A call lies in the graph between the cuts of its results and the edges of its arguments, so the nodes
-    behind a call's arguments lie at least one level above its results. An earlier call of the same module lies above
-    a later one, because the module may carry state from the one to the other. A node with a user's hook starts a
-    level of its own, so that the hook sees the whole gradient.
+    A call is in the graph between the cuts of its results and the edges of its arguments, so the nodes behind the
+    arguments are at least one level above its results. An earlier call of the same module is above a later one,
+    because the module may keep state between the calls. A node with a user's hook starts a new level, so that the hook
+    sees the whole gradient.
 
     Attributes:
         level: The level of each node and call.
-        nodes_at: Per level its nodes, in topological order (a node before those that its gradient flows to).
-        calls_at: Per level its calls, last made first.
+        nodes_at: The nodes of each level, in topological order (a node before those that its gradient flows to).
+        calls_at: The calls of each level, the last one first.
         leaves: The leaf tensors reached.
         hooked_leaves: Those that have hooks of their own, by node.
     """
 
     def __init__(self, calls: list[Call], starts: Iterable[Vertex], hooked: set[Node]) -> None:
-        """Walk the graph from the starts; costs about two microseconds a node.
+        """Traverse the graph from the starts; this takes about two microseconds per node.
 
         Args:
             calls: The frame's calls that wait for their backward, in order.
@@ -53,7 +53,7 @@ class Levels:
         hooked = hooked | self.hooked_leaves.keys()
         self.level: dict[Vertex, int] = dict.fromkeys(first, 0)
         self._hooked = hooked
-        #: How many edges lead to a vertex, gradients from outside included.
+        #: The number of edges that lead to a vertex, including gradients from outside.
         self._ahead: Counter[Vertex] = Counter(start for start in first if isinstance(start, Node))
         for vertex in order:
             base = self.level[vertex] + (1 if isinstance(vertex, Call) else 0)
@@ -74,7 +74,7 @@ class Levels:
             those.sort(key=lambda call: -call.number)
 
     def behind(self, vertex: Vertex) -> list[Vertex]:
-        """The vertices that the gradient of a vertex flows to."""
+        """Return the vertices that the gradient of a vertex flows to."""
         if isinstance(vertex, Call):
             return [*(edge.node for edge, _ in vertex.inputs), *self._earlier[vertex]]
         edges = self.edges_of(vertex)
@@ -85,7 +85,7 @@ class Levels:
         return [node for node, _ in edges]
 
     def edges_of(self, node: Node) -> tuple[tuple[Node, int], ...]:
-        """The edges out of a node within this rank's graph; none out of a cut, whichever frame made it."""
+        """Return the edges out of a node within this rank's graph; a cut of any frame has none."""
         edges = self._edges.get(node)
         if edges is None:
             edges = () if slot_of(node) else tuple((n, i) for n, i in node.next_functions if n is not None)
@@ -98,9 +98,12 @@ class Levels:
         return edges
 
     def onward(self, call: Call) -> tuple[Call, dict[int, int]] | None:
-        """The call to which all gradients of a call's arguments flow and no others do; for each argument its result.
+        """Return the call to which all gradients of a call's arguments flow, and no others, or None.
 
-        Those gradients need not come here. That is so where a call was given another one's results as they were.
+        The results of that call were passed to this call unchanged, so the gradients need not pass through this rank.
+
+        Returns:
+            The call, and the index of its result for the index of each argument.
         """
         given = [(owned_by(edge.node), index) for edge, index in call.inputs]
         results = {slot_of(node): (node, index) for node, index in given}
@@ -120,11 +123,11 @@ class Levels:
         return before, {index: to_result[slot] for slot, (_, index) in results.items() if slot is not None}
 
     def stops_short(self, stops: set[Node], ends: list[Node]) -> bool:
-        """Whether a node to stop at lies upstream of another one: the engine would then run past the first."""
+        """Return whether a node to stop at is upstream of another one: the engine would then run past the first."""
         targets = stops | set(ends)
         deepest = max(self.level[node] for node in targets)
         seen: set[Node] = set()
-        # Any path from a stop to another target is found by one walk from all the stops' successors.
+        # One traversal from all successors of the stops finds any path from a stop to another target.
         stack = [behind for node in stops for behind, _ in self.edges_of(node)]
         while stack:
             node = stack.pop()

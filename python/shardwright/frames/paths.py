@@ -20,18 +20,19 @@ def node_of(value: Any) -> Node | None:
         return value.node
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return None
-    with torch.inference_mode(False):  # torch looks for the edge of a leaf by a view of it
+    with torch.inference_mode(False):  # torch finds the edge of a leaf through a view of it
         return get_gradient_edge(value).node
 
 
 class Paths:
     """The paths from outputs to inputs, in plain torch and on this rank.
 
-    What crosses may come back by any call that the frame made before: a module may keep what it was given.
+    A gradient that leaves the rank may return through any earlier call of the frame, because a module may keep its
+    arguments.
     """
 
     def __init__(self, frame: Frame, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Walk the graph once."""
+        """Traverse the graph once."""
         self._frame = frame
         self._arguments = {slot for slot, _ in frame.inputs}
         self._numbers = {slot: call.number for call in frame.calls for slot, _ in call.results}
@@ -96,9 +97,9 @@ class Paths:
     def leave_the_rank(self) -> bool:
         """Whether a gradient may come from another rank."""
         if self._crossings and self._holds_given:
-            return True  # others may have them by other ways: a weight by a call back, an argument by its caller
+            return True  # others may reach them too: a weight by a call back, an argument by its caller
         return any(
-            slot_of(node) not in self._numbers  # carried from an earlier call
+            slot_of(node) not in self._numbers  # kept from an earlier call
             or (node in self._targets and node in self._frame.unhookable)
             or any(behind in self.needed for behind in self._behind(node))
             for node in self._crossings

@@ -1,4 +1,4 @@
-"""Reentrant checkpoints: torch differentiates the second computation, a frame the first."""
+"""Reentrant checkpoints: torch differentiates the second computation, a frame differentiates the first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardwright.frames.cut import engine_watchers
 def run_reentrant(function: Callable[..., Any], args: tuple[Any, ...], *, preserve_rng_state: bool) -> Any:
     """Run a function with a non-reentrant checkpoint, which is equivalent if both computations agree.
 
-    Backward by levels asks for the gradients at certain edges, which the reentrant kind refuses; and it loses the
-    gradients of what is not a result of the function, such as outputs collected by hooks.
+    The backward by levels requests the gradients at certain edges, which reentrant checkpoints refuse. They also lose
+    the gradients of tensors that are not results of the function, such as outputs collected by hooks.
 
     Raises:
-        FrameError: In the backward, if the function has changed what modules keep, and computes with it: the second
-            computation then differs from the first.
+        FrameError: In the backward, if the function changed the state of modules and the results of the second
+            computation differ from those of the first.
     """
-    # All of the function runs again, as it would in the reentrant kind: what it changes last has to change twice, too.
+    # The whole function runs again, as in a reentrant checkpoint, so that its last changes of state are repeated too.
     with torch_checkpoint.set_checkpoint_early_stop(False):
         return torch_checkpoint.checkpoint(
             Compared(function), *args, use_reentrant=False, preserve_rng_state=preserve_rng_state
@@ -34,13 +34,13 @@ class Compared:
     """A function whose two runs must have equal results if the first run changed the state of modules."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Run nothing yet."""
+        """Wrap the function, without running it."""
         self.func = function
         self._has_run = False
         self._outputs: list[torch.Tensor] | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """Run it."""
+        """Run the function, and compare the results in the second run."""
         if self._has_run:
             result = self.func(*args)
             self._compare(result)

@@ -29,22 +29,22 @@ class Source(Protocol):
 
 
 class Arrival(torch.autograd.Function):
-    """Passes the gradient to the remote tensor that was replaced."""
+    """Replace a remote tensor by its values, and pass the gradient to the remote tensor."""
 
     @staticmethod
     def forward(ctx: Any, _remote: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
-        """The tensor in the box."""
+        """Return the tensor in the box."""
         ctx.set_materialize_grads(False)
         return box.pop()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
-        """Its gradient."""
+        """Return its gradient for the remote tensor."""
         return gradients[0], None
 
 
 def _describing() -> frozenset[Any]:
-    """What needs no values: the functions of a tensor that only say what it is like."""
+    """Return the functions that need no values, because they only query a tensor's metadata."""
     attributes = "shape dtype device requires_grad grad_fn is_leaf ndim layout itemsize nbytes output_nr retains_grad"
     attributes += " is_cuda is_cpu is_meta is_nested is_sparse is_quantized is_mkldnn _version _base"
     methods = "size dim ndimension numel nelement element_size stride is_contiguous __len__ storage_offset get_device"
@@ -56,24 +56,25 @@ def _describing() -> frozenset[Any]:
 
 
 class RemoteTensor(torch.Tensor):
-    """A result of a module on another rank that is still there.
+    """A result of a module on another rank whose values are still on that rank.
 
-    It says at once what it is like. Whatever needs its values brings them here; it is an ordinary tensor from then on,
-    the same object of class :class:`torch.Tensor`. As an argument of a module on another rank it goes there directly.
+    Its metadata is available without communication. Any operation that needs its values fetches them; from then on it
+    is an ordinary tensor: the same object, of class :class:`torch.Tensor`. As an argument of a module on another rank,
+    it is sent there directly by the rank that holds it.
     """
 
     source: Source
-    #: The ordinary tensor, where native code came first or holds on to this one.
+    #: The ordinary tensor, if native code used this tensor first or keeps a reference to it.
     here: torch.Tensor | None
-    #: The cut's slot as an end of the graph; None without a gradient.
+    #: The end of the graph for the slot of the cut; None without a gradient.
     end: object
-    #: What to do with it once it is here.
+    #: Functions to call with the tensor once its values have arrived.
     actions: list[Callable[[torch.Tensor], None]]
 
     @classmethod
     @untraced
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Bring the values of all remote tensors among the arguments, unless the function needs none."""
+        """Fetch the values of all remote tensors among the arguments, unless the function needs none."""
         if func in _DESCRIBING and args[0].here is None:
             with _quiet():
                 return func(*args, **(kwargs or {}))
@@ -81,7 +82,7 @@ class RemoteTensor(torch.Tensor):
 
     @uncompiled
     def as_subclass(self, cls: Any) -> Any:
-        """The values as a tensor of a subclass; torch's own function asks no ``__torch_function__``."""
+        """Fetch the values as a tensor of a subclass; torch's method does not call ``__torch_function__``."""
         return bring(self).as_subclass(cls)
 
     @classmethod
@@ -89,7 +90,7 @@ class RemoteTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Reached from native code only."""
+        """Fetch the values for an operation; called from native code only."""
         if func._schema.is_mutable:
             raise FrameError(
                 f"native code wrote to a result of a module on another rank ({func}) before anything had read it: use "
@@ -100,14 +101,14 @@ class RemoteTensor(torch.Tensor):
 
 
 _DESCRIBING = _describing()
-#: Arguments of these types hold no others.
+#: Arguments of these types contain no tensors.
 _FLAT = frozenset(
     (torch.Tensor, torch.nn.Parameter, RemoteTensor, int, float, bool, str, type(None), torch.dtype, torch.device)
 )
 
 
 def made_by(node: Node) -> Node:
-    """The node of the cut for that of a tensor which was remote; any other node itself."""
+    """Return the node of the cut, given the node of a tensor that was remote; any other node itself."""
     if getattr(type(node), "_forward_cls", None) is not Arrival:
         return node
     made = node.next_functions[0][0]
@@ -132,7 +133,7 @@ def is_remote(value: object) -> bool:
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:
-    """Whether a tensor requires a gradient; of a remote one without asking torch."""
+    """Return whether a tensor requires a gradient; for a remote one, without calling torch."""
     return tensor.end is not None if type(tensor) is RemoteTensor and tensor.here is None else tensor.requires_grad
 
 
@@ -155,7 +156,7 @@ def bring(value: Any) -> Any:
 
 
 def bring_all(values: list[Any]) -> list[Any]:
-    """Fetch the values of remote tensors in a flat sequence, which rarely contains any."""
+    """Fetch the values of remote tensors in a list, which rarely contains any."""
     for value in values:
         if type(value) is RemoteTensor:
             break
@@ -178,18 +179,18 @@ def _call_with_values(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 @uncompiled
 def _bring(tensor: RemoteTensor) -> None:
     if type(tensor) is not RemoteTensor or tensor.here is not None:
-        return  # it stands in several places, or has been brought
+        return  # it occurs several times, or its values have been fetched
     source, actions = tensor.source, tensor.actions
     with _quiet():
         values = _values_of(tensor)
         try:
             torch._C._swap_tensor_impl(tensor, values)
         except RuntimeError:
-            pass  # something else than Python refers to it: it goes on as one that stands for another
+            pass  # native code refers to it: it remains a remote tensor that represents another one
         else:
             del tensor.source, tensor.here, tensor.end, tensor.actions
             tensor.__class__ = torch.Tensor  # type: ignore[assignment]
-            # What was this tensor may live on where native code, such as a checkpoint, has saved it.
+            # The previous tensor may still exist where native code, such as a checkpoint, has saved it.
             values.__class__ = RemoteTensor
             values.source, values.here, values.end, values.actions = source, tensor, None, []  # type: ignore[attr-defined]
     if actions:
@@ -216,12 +217,12 @@ def _values_of(tensor: RemoteTensor) -> torch.Tensor:
 
 
 class _OutsideModes:
-    """Runs a block outside of modes, because the first use of a tensor may be in another mode."""
+    """Run a block outside of torch's modes, because the first use of a tensor may be in another mode."""
 
     __slots__ = ("_inference", "_transforms")
 
     def __enter__(self) -> None:
-        """Leave inference mode, and all transforms of ``torch.func``."""
+        """Exit inference mode, and all transforms of ``torch.func``."""
         self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
         self._transforms: list[Any] = []
         if self._inference is not None:
@@ -230,7 +231,7 @@ class _OutsideModes:
             self._transforms.append(torch._C._functorch.pop_dynamic_layer_stack())
 
     def __exit__(self, *raised: Any) -> None:
-        """Back into them."""
+        """Enter them again."""
         while self._transforms:
             torch._C._functorch.push_dynamic_layer_stack(self._transforms.pop())
         if self._inference is not None:

@@ -1,4 +1,4 @@
-"""Running a single autograd node, if the engine cannot stop at the right edges of several."""
+"""Run a single autograd node, for the case that the engine cannot stop at the right edges of several nodes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ Edge = tuple[Node, int]
 
 
 class _HasRun(BaseException):
-    """Ends an engine call after the node has run."""
+    """Raised to end an engine call after the node has run."""
 
 
 def run_node(node: Node, gradients: dict[int, torch.Tensor], retain_graph: bool) -> list[tuple[Edge, torch.Tensor]]:
     """Run a node once, with its hooks.
 
-    The engine runs it, as only that makes the zeros of outputs without a gradient, which a Python function may ask for.
+    The engine runs it, because only the engine creates the zeros for outputs without a gradient that a Python function
+    may request.
 
     Args:
         node: The node; it has edges.
-        gradients: Its outputs' gradients, by number.
-        retain_graph: Whether it is told that the graph is needed again; what it has saved stays in any case.
+        gradients: The gradients of its outputs, by number.
+        retain_graph: Passed to the engine; the tensors saved by the node are retained in any case.
 
     Returns:
-        The edges out of it that got a gradient, and which.
+        The edges out of the node that got a gradient, with the gradients.
     """
     edges = node.next_functions
     results: list[torch.Tensor | None] = []
@@ -37,7 +38,7 @@ def run_node(node: Node, gradients: dict[int, torch.Tensor], retain_graph: bool)
         results.extend(given)
         raise _HasRun
 
-    handle = hook_on(node, "register_hook", stop)  # the last one: it sees what the others have made of its results
+    handle = hook_on(node, "register_hook", stop)  # the last hook, so that it sees the results as changed by the others
     try:
         with EngineCall(), contextlib.suppress(_HasRun):
             _engine_run_backward(
@@ -64,7 +65,7 @@ def has_hooks(node: Node) -> bool:
 
 
 def _is_hooked(node: Node, register: str) -> bool:
-    handle = hook_on(node, register, lambda *_: None)  # a handle of one more hook is the only way to the others
+    handle = hook_on(node, register, lambda *_: None)  # the others are accessible only through a new handle
     hooks = handle.hooks_dict_ref()
     handle.remove()
     return bool(hooks)

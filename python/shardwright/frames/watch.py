@@ -10,7 +10,7 @@ import torch
 from shardwright import _core
 from shardwright.errors import FrameError
 
-# As torch.multiprocessing.reductions.StorageWeakRef does it, in fewer calls.
+# Like torch.multiprocessing.reductions.StorageWeakRef, with fewer calls.
 _refer: Callable[[Any], int] = torch.UntypedStorage._weak_ref  # type: ignore[assignment]
 _expired: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
 _free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
@@ -25,37 +25,37 @@ class TensorMemory:
     """A weak reference to the memory of a tensor.
 
     Attributes:
-        id: The same as :func:`memory_id` gives; not given to other memory while this object lives.
+        id: The id that :func:`memory_id` returns; not reused for other memory while this object exists.
     """
 
     __slots__ = ("id",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Refer to a tensor's memory."""
+        """Create a weak reference to a tensor's memory."""
         self.id: int = _refer(tensor.untyped_storage())
 
     def __del__(self) -> None:
-        """Forget it."""
-        if hasattr(self, "id"):  # and not a tensor without memory of its own, of which there is nothing to refer to
+        """Release the weak reference."""
+        if hasattr(self, "id"):  # not set for a tensor without memory of its own
             _free(self.id)
 
     @property
     def lives(self) -> bool:
-        """Whether the memory is still in use."""
+        """Return whether the memory is still in use."""
         return not _expired(self.id)
 
 
 class RemoteMemory:
-    """Which tensors of a frame share memory on other ranks, and whose memory is kept there."""
+    """The tensors of a frame that share memory on other ranks, and those whose memory is kept there."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Create an empty record."""
         self._references: list[TensorMemory] = []
         self._group: dict[int, int] = {}
         self._kept: set[int] = set()
 
     def join(self, tensors: list[torch.Tensor]) -> None:
-        """Note that tensors share memory on another rank."""
+        """Record that tensors share memory on another rank."""
         memories = [TensorMemory(tensor) for tensor in tensors]
         self._references += memories
         joined = {self.group_of(memory.id) for memory in memories}
@@ -68,7 +68,7 @@ class RemoteMemory:
         return self._group.get(memory, memory)
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Note that the memory of a tensor is kept on another rank."""
+        """Record that the memory of a tensor is kept on another rank."""
         memory = TensorMemory(tensor)
         self._references.append(memory)
         self._kept.add(memory.id)
@@ -84,14 +84,14 @@ class RemoteMemory:
 
 
 def kept_by_others(aliases: list[torch.Tensor], elsewhere: RemoteMemory) -> list[int]:
-    """Which tensors' memory anything but these tensors keeps, here or on another rank.
+    """Find the tensors whose memory is also kept by something else, on this rank or on another one.
 
     Args:
         aliases: Tensors that nothing else refers to.
-        elsewhere: What is known of memory on other ranks.
+        elsewhere: The record of memory on other ranks.
 
     Returns:
-        Their numbers, in order.
+        The indices of these tensors, in order.
     """
     here = _core.kept_by_others(aliases, torch._C._storage_Use_Count, _OWN_REFERENCES)
     if not elsewhere.keeps_any:
@@ -100,7 +100,7 @@ def kept_by_others(aliases: list[torch.Tensor], elsewhere: RemoteMemory) -> list
     return sorted({*here, *there})
 
 
-_one = torch.empty(0)  # which has its memory while that is asked
+_one = torch.empty(0)  # a variable, so that its memory exists during the query below
 _OWN_REFERENCES = _core.references_to_storage(_one)
 _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
@@ -108,14 +108,14 @@ _empty: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 class Watched:
     """A tensor that must not be written to, because copies on other ranks would not see the write.
 
-    It keeps the tensor's version counter, which all its views and aliases share and which outlives it, but neither the
-    tensor nor its memory, of a sparse one excepted. A tensor of inference mode has no version: it and a copy are kept.
+    It keeps the tensor's version counter, which all views and aliases share and which outlives the tensor, but neither
+    the tensor nor its memory, except for a sparse tensor. An inference tensor has no version: it is kept with a copy.
     """
 
     __slots__ = ("_counter", "_values", "_version", "why")
 
     def __init__(self, tensor: torch.Tensor, why: str) -> None:
-        """Watch a tensor from now on; ``why`` begins the error: what was done with it."""
+        """Watch a tensor from now on; the error message begins with ``why``, which names the reason."""
         self.why = why
         self._values: torch.Tensor | None = None
         if tensor.is_inference():
@@ -127,7 +127,7 @@ class Watched:
             with torch.inference_mode(False):
                 empty = _empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         self._counter = tensor.detach()
-        if tensor.layout is torch.strided:  # a sparse one cannot give its memory away
+        if tensor.layout is torch.strided:  # the memory of a sparse tensor cannot be released
             self._counter.data = empty
         self._version = tensor._version
 

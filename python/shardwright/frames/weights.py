@@ -1,14 +1,14 @@
 """A split backward: input gradients first, weight gradients later (zero-bubble schedules).
 
-Qi et al., "Zero Bubble Pipeline Parallelism", 2024, split every layer's backward by hand. Here the split is found in
-the autograd graph. Nodes from which a wanted gradient is reached run first. Where one of them also leads to leaves only
-(a matrix product leads to its weight), the gradient that enters it is noted, and later the engine runs it again for
-that edge alone. Everything else leads to leaves only and waits as a whole.
+Qi et al., "Zero Bubble Pipeline Parallelism", 2024, split the backward of every layer manually. Here the split is found
+in the autograd graph. Nodes from which a wanted gradient is reached run first. If one of them has an edge that leads
+to leaves only (from a matrix product to its weight), the gradient that enters the node is recorded, and later the
+engine runs the node again for that edge only. All other nodes lead to leaves only and are deferred as a whole.
 
-Only the nodes in :data:`RUN_AGAIN` are run in two parts, and of those none that has hooks or whose leaf edge is also
-reached by another one's, since the engine would run both. All that lies behind other nodes runs at once: a function
-written in Python may count on one run, and so may torch's own kernels. That of a group normalisation on the CPU, for a
-channels-last tensor, writes the gradient of its input without asking whether it is to be computed, and crashes.
+Only the nodes in :data:`RUN_AGAIN` are run in two parts, except those with hooks and those whose leaf edge is also
+reached from another node, because the engine would run both. The graph behind all other nodes runs at once: a function
+written in Python may rely on running once, and so may torch's own kernels. The kernel of group normalization on the
+CPU, for a channels-last tensor, writes the gradient of its input without checking whether it is needed, and crashes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.autograd.graph import GradientEdge, Node
 from shardwright.frames.engine import accumulate, capture
 from shardwright.frames.single import Edge, has_hooks
 
-#: Nodes that compute each gradient apart, and only if it is asked for: products and sums, by a formula for each
-#: argument; convolutions and layer normalisations, whose kernels are told which ones. The tests ask each for the
-#: weights' gradients alone. What is not here costs no exactness, only a weight's gradient that fills no idle time.
+#: Nodes that compute each gradient separately, and only if it is requested: products and sums, with a formula for each
+#: argument; convolutions and layer normalizations, whose kernels take a mask of gradients. The tests request only the
+#: weight gradients of each. Nodes that are missing here stay exact, but their weight gradients fill no idle time.
 RUN_AGAIN = frozenset(
     f"{name}Backward0"
     for name in (
@@ -44,9 +44,9 @@ class WeightGradients:
     """The deferred part of a backward.
 
     Attributes:
-        entering: Gradients that enter nodes which lead to leaves only.
-        again: Nodes to run once more, with the gradients that entered them, for these edges alone.
-        kept: Keeps the nodes of Python functions, which nodes behind them do not.
+        entering: Gradients that enter nodes that lead to leaves only.
+        again: Nodes to run again, with the gradients that entered them, for these edges only.
+        kept: References that keep nodes of Python functions alive, which the nodes behind them do not.
     """
 
     entering: EdgeGradients = field(default_factory=dict)
@@ -54,7 +54,7 @@ class WeightGradients:
     kept: list[GradientEdge] = field(default_factory=list)
 
     def run(self) -> None:
-        """Accumulate the weights' gradients. Everything is used up, and its memory free, afterwards."""
+        """Accumulate the weight gradients, and release all tensors."""
         entering, self.entering = self.entering, {}
         self.again.reverse()
         while self.again:
@@ -73,20 +73,20 @@ class Split:
         """Divide the nodes.
 
         Args:
-            nodes: In topological order: a node before those that its gradient flows to.
-            edges_of: The edges out of a node.
-            wanted: Edges whose gradients others wait for: they leave the nodes, or are cuts among them.
-            later: Leaves outside the nodes that edges lead to.
+            nodes: The nodes in topological order: a node before those that its gradient flows to.
+            edges_of: Returns the edges out of a node.
+            wanted: Edges whose gradients other ranks wait for: they leave the nodes, or are cuts among them.
+            later: Leaves outside the nodes, to which edges lead.
         """
         self._nodes = nodes
         self._edges_of = edges_of
         self._wanted = set(wanted)
         self._later = set(later)
-        #: Leaves whose gradients cannot wait.
+        #: Leaves whose gradients cannot be deferred.
         self.early: dict[Node, None] = {}
-        #: The nodes that run at once.
+        #: The nodes of the first part.
         self.first: set[Node] = set()
-        #: Of those, the ones that run again, and the edges for which they do.
+        #: The nodes of the first part that run again, with the edges for which they do.
         self.again: dict[Node, list[Edge]] = {}
         refused = [edge for edge, _ in self._find()]
         while refused:
@@ -100,11 +100,11 @@ class Split:
 
         Args:
             entering: The gradients that enter the nodes.
-            targets: The edges whose gradients are asked for: those wanted, and the leaves that cannot wait.
-            kept: Keeps the nodes of Python functions.
+            targets: The edges whose gradients are requested: those wanted, and the leaves that cannot be deferred.
+            kept: References that keep the nodes of Python functions alive.
 
         Returns:
-            The gradients at the targets, and what is left for later.
+            The gradients at the targets, and the deferred part.
         """
         numbers: dict[Node, dict[Edge, None]] = {node: {} for node in self.again}
         for edge in entering:
@@ -139,7 +139,7 @@ class Split:
                 self.first.add(node)
         self.first.intersection_update(self._nodes)
         self.again = {}
-        source: dict[Node, Node | None] = {}  # the one node of the first part that leads there; None: several do
+        source: dict[Node, Node | None] = {}  # the first part's only node that leads there; None: several
         for node in self._nodes:
             if node not in self.first and node not in source:
                 continue

@@ -23,18 +23,19 @@ class AttentionOptions(BlockOptions, total=False):
     """Keyword arguments of attention beyond the paper's.
 
     Attributes:
-        num_key_value_heads: Heads of keys and values, each for several heads of queries; by default as many.
+        num_key_value_heads: The number of heads of keys and values, each shared by several heads of queries; by default
+            the number of heads of queries.
         query_key_value_bias: Whether the linear layers to queries, keys and values have biases, by default True.
-        dense_bias: Whether the last one has, by default True.
-        query_key_norm: Whether queries and keys are normalized by their root mean square, each head by itself.
-        rotary_interleaved: Whether channels that rotary embeddings turn together are neighbours.
-        scale: What scores are multiplied by, instead of what the next two say.
-        scale_attention_scores: Whether scores are divided by the root of the head size, by default True.
-        scale_attn_by_layer_idx: Whether they are divided by the layer's index, counted from 1.
-        attention_in_fp32: Whether scores, softmax and weighted sum are made in single precision.
-        use_alibi: Whether scores fall with the distance between query and key.
-        alibi_bias_max: The negative exponent of the smallest slope of it, by default 8.
-        window_size: How many positions one sees, with its own; None, the default, for all.
+        dense_bias: Whether the last linear layer has a bias, by default True.
+        query_key_norm: Whether queries and keys are normalized by their root mean square, for each head.
+        rotary_interleaved: Whether channels that rotary embeddings rotate together are adjacent.
+        scale: The factor of the scores, which replaces the next two options.
+        scale_attention_scores: Whether scores are divided by the square root of the head size, by default True.
+        scale_attn_by_layer_idx: Whether scores are divided by the layer's index, counted from 1.
+        attention_in_fp32: Whether scores, softmax and weighted sum are computed in single precision.
+        use_alibi: Whether ALiBi is used: scores decrease with the distance between query and key.
+        alibi_bias_max: The negative exponent of the smallest slope of ALiBi, by default 8.
+        window_size: The number of positions that a position attends to, including itself; None, the default, for all.
     """
 
     num_key_value_heads: int | None
@@ -71,14 +72,15 @@ class DistributedAttentionLayer(Block):
     """The attention block; each tp rank has the i-th slice of the heads (paper, appendix F).
 
     Attributes:
-        pre_layernorm: Of the input, or None.
-        query_key_value: The linear layer to queries, keys and values, one after another in its output.
-        query: To queries alone, for cross-attention.
-        key_value: From the cross states to keys and values.
-        query_norm: Of each query's head; its weight is [attention_head_size], the same for all heads.
-        key_norm: Of each key's.
-        dense: Back to the hidden channels.
-        layernorm: Of the sum of input and output, or None.
+        pre_layernorm: The normalization of the input, or None.
+        query_key_value: The linear layer to queries, keys and values, concatenated in its output.
+        query: The linear layer to queries, for cross-attention.
+        key_value: The linear layer from the cross states to keys and values, for cross-attention.
+        query_norm: The normalization of each head of queries; its weight, [attention_head_size], is shared by all
+            heads.
+        key_norm: The normalization of each head of keys.
+        dense: The linear layer back to the hidden channels.
+        layernorm: The normalization of the sum of input and output, or None.
     """
 
     window_size: int | None
@@ -105,27 +107,27 @@ class DistributedAttentionLayer(Block):
         fp32_residual_addition: bool = False,
         **options: Unpack[AttentionOptions],
     ) -> None:
-        """Make a block with fresh weights. Sizes are those of the whole.
+        """Create a block with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            num_attention_heads: Heads of queries.
-            attention_head_size: Channels of each head.
-            hidden_size: Channels of input and output.
-            attention_dropout_prob: Of attention weights, in training.
-            hidden_dropout_prob: Of the output, in training.
-            layernorm_epsilon: Of the normalizations.
-            initializer_range: The standard deviation of normal weights.
-            use_normal_initialization: Draw weights from a normal distribution, with biases of zero.
-            cross_attention: Whether keys and values are of cross states, not of the input.
-            causal_mask_size: The longest sequence, of which a position sees only those up to itself; None for all.
+            num_attention_heads: The number of heads of queries.
+            attention_head_size: The number of channels of each head.
+            hidden_size: The number of channels of input and output.
+            attention_dropout_prob: The dropout probability of attention weights, in training.
+            hidden_dropout_prob: The dropout probability of the output, in training.
+            layernorm_epsilon: The epsilon of the normalizations.
+            initializer_range: The standard deviation of normally distributed weights.
+            use_normal_initialization: Whether weights are drawn from a normal distribution, with biases of zero.
+            cross_attention: Whether keys and values are computed from cross states instead of the input.
+            causal_mask_size: The maximum sequence length with causal attention; None for no causal mask.
             pre_layernorm: Whether the input is normalized.
-            post_layernorm: Whether the sum is.
-            fp32_residual_addition: Whether the sum is made in single precision.
-            **options: Of :class:`AttentionOptions`.
+            post_layernorm: Whether the sum of input and output is normalized.
+            fp32_residual_addition: Whether the sum is computed in single precision.
+            **options: Options of :class:`AttentionOptions`.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         given: dict[str, Any] = {**_DEFAULTS, **options}
         super().__init__(
@@ -178,7 +180,7 @@ class DistributedAttentionLayer(Block):
         of_query, of_key = self.num_attention_heads * size, self.num_key_value_heads * size
         if self.cross_attention:
             self.query = self.make_linear(channels, [of_query], query_key_value_bias, WHOLE, FEATURES)
-            # The gradient of cross states, which all layers take, is summed once, where they were gathered.
+            # All layers use the cross states; their gradient is summed over ranks once, where they were gathered.
             self.key_value = self.make_linear(channels, [of_key, of_key], query_key_value_bias, SHARED, FEATURES)
         else:
             of_all = [of_query, of_key, of_key]
@@ -186,18 +188,18 @@ class DistributedAttentionLayer(Block):
         self.dense = self.make_linear(of_query, [channels], dense_bias, FEATURES, WHOLE)
 
     def forward(self, inputs: tuple[object, ...]) -> torch.Tensor:
-        """Apply the block; all ranks of the group call it together.
+        """Apply the block; all ranks of the group must call it together.
 
         Args:
             inputs: (hidden, mask, position_bias, cos, sin), or for cross-attention (hidden, cross_states, mask), with
-                the shapes of ``LayerInputs``; what is missing or None after hidden and cross states is not applied.
+                the shapes of ``LayerInputs``; inputs after hidden and cross states may be missing or None.
                 Inside another distributed module ``LayerInputs`` as a plain tuple.
 
         Returns:
-            [batch, sequence, hidden_size]; inside, gathered.
+            [batch, sequence, hidden_size]; inside another distributed module, still gathered.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+            ConfigError: Shapes or dtypes do not match, or the sequence is longer than the causal mask; all
                 ranks raise it.
         """
         if self.inside:
@@ -236,7 +238,7 @@ class DistributedAttentionLayer(Block):
         return self.after(inputs.hidden, output, inputs.seed, 1)
 
     def _projected(self, inputs: LayerInputs) -> list[torch.Tensor]:
-        """Queries, keys and values of this rank's heads, [N, S or K, channels of them] each."""
+        """Return queries, keys and values of this rank's heads, each [N, S or K, channels of these heads]."""
         input = self.before(inputs.hidden)
         if not self.cross_attention:
             projected: list[torch.Tensor] = self.query_key_value(input)
@@ -246,7 +248,7 @@ class DistributedAttentionLayer(Block):
         return [self.query(input), *self.key_value(inputs.cross_states)]
 
     def _added(self, inputs: LayerInputs, length: int) -> Added:
-        """What this rank's heads add to their scores."""
+        """Return what is added to the scores of this rank's heads."""
         if self.cross_attention:
             return Added(() if inputs.cross_mask is None else (inputs.cross_mask,))
         if self.causal_mask_size is not None and length > self.causal_mask_size:
@@ -265,7 +267,7 @@ class DistributedAttentionLayer(Block):
 class HeadNorm(DistributedModule):
     """Normalization of each head by its root mean square, with one weight for all heads.
 
-    Heads are divided over ranks and the weight is not: its gradient is summed over ranks.
+    Heads are divided over ranks, but the weight is not: its gradient is summed over ranks.
 
     Attributes:
         weight: [attention_head_size].
@@ -282,7 +284,7 @@ class HeadNorm(DistributedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer whose weight is one."""
+        """Create a layer with a weight of one."""
         super().__init__(group)
         self.eps = eps
         self.make_parameter("weight", (head_size,), Sharding(), nn.init.ones_, device=device, dtype=dtype)
@@ -305,10 +307,10 @@ OF_SELF_ATTENTION = ("hidden", "mask", "position_bias", "cos", "sin")
 
 
 def named_inputs(module: str, inputs: tuple[object, ...], names: tuple[str, ...]) -> LayerInputs:
-    """A caller's tuple as inputs of a layer.
+    """Convert a caller's tuple to inputs of a layer.
 
     Raises:
-        ConfigError: It is no tuple of tensors that begins with hidden states, or too long.
+        ConfigError: It is not a tuple of tensors that begins with hidden states, or it is too long.
     """
     tensors: dict[str, Any] = tensors_by_name(module, inputs, names)
     return LayerInputs(**tensors)

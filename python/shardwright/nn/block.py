@@ -1,4 +1,4 @@
-"""What the attention and the output block of a transformer layer have in common: normalizations, dropout, residual."""
+"""The base of the attention and the output block of a transformer layer: normalizations, dropout and residual."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class BlockOptions(TypedDict, total=False):
         normalization: ``"layer_norm"`` (the default) or ``"rms_norm"``.
         residual: Whether the input is added to the output, by default True. Without it the block needs no
             normalization.
-        layer_idx: The layer's index in the model, from 0; layers of one call have other random numbers by it.
-        inside: Whether it is part of another distributed module, which has gathered the samples: inputs are then a
-            plain tuple of ``LayerInputs``, and outputs stay gathered.
+        layer_idx: The layer's index in the model, from 0; it makes the random numbers of layers different in a call.
+        inside: Whether it is part of another distributed module, which has gathered the samples. Inputs are then a
+            plain tuple of ``LayerInputs``, and outputs remain gathered.
         group: The ranks that divide it; by default the running job's TP_GROUP.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: The device of the parameters.
+        dtype: The dtype of the parameters.
     """
 
     normalization: str
@@ -45,8 +45,8 @@ class Block(DistributedModule):
     """A block of a transformer layer between its input and the sum with it.
 
     Attributes:
-        pre_layernorm: Of the input, or None.
-        layernorm: Of the sum, or None.
+        pre_layernorm: The normalization of the input, or None.
+        layernorm: The normalization of the sum, or None.
     """
 
     pre_layernorm: nn.Module | None
@@ -71,7 +71,7 @@ class Block(DistributedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make the parts before and after; see the blocks and :class:`BlockOptions`.
+        """Create the parts before and after the linear layers; see the blocks and :class:`BlockOptions`.
 
         Weights are drawn from a normal distribution if there is a ``deviation``.
 
@@ -97,10 +97,10 @@ class Block(DistributedModule):
     def make_linear(
         self, inputs: int, blocks: Sequence[int], bias: bool, input: Layout, output: Layout
     ) -> ParallelLinear:
-        """A linear layer of the block, between layouts for speed; for memory channels are divided always."""
+        """Create a linear layer of the block between layouts for speed; for memory, channels are always divided."""
         if self.tp_group.optimize == "memory":
             input = output = FEATURES
-        # Where a gradient is summed elsewhere nothing is sent, and for memory slices of blocks go in one collective.
+        # If a gradient is summed elsewhere, nothing is sent; for memory, slices of blocks are sent in one collective.
         overlap = WHOLE in (input, output)
         return ParallelLinear(
             inputs,
@@ -115,34 +115,34 @@ class Block(DistributedModule):
         )
 
     def checked_probability(self, name: str, value: float) -> float:
-        """A probability of dropout.
+        """Return a dropout probability.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The value is not a probability.
         """
         if not 0 <= value <= 1:
             raise ConfigError(f"{type(self).__name__}: {name} is {value}; allowed: 0 to 1")
         return value
 
     def seed_of(self, seed: int | None, probability: float, stream: int, divided: bool) -> int | None:
-        """That of a dropout in this call; None if nothing is dropped.
+        """Return the seed of a dropout in this call; None if nothing is dropped.
 
         Args:
-            seed: The call's; None where the outermost module is not in training.
-            probability: Of the dropout.
-            stream: Its number in this block.
-            divided: Whether what it drops from is divided over tp ranks, so that each draws its own numbers.
+            seed: The seed of the call; None if the outermost module is not in training mode.
+            probability: The probability of the dropout.
+            stream: The number of the dropout in this block.
+            divided: Whether its input is divided over tp ranks, so that each rank draws different numbers.
         """
         if seed is None or not self.training or probability == 0:
             return None
         return seed_of(seed, self._first_stream + stream, self.tp_group.rank if divided else None)
 
     def before(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the first linear layers take: normalized; for speed they sum its gradient over ranks."""
+        """Return the normalized input of the first linear layers; for speed, they sum its gradient over ranks."""
         return hidden if self.pre_layernorm is None else self.pre_layernorm(hidden)
 
     def after(self, hidden: torch.Tensor, output: torch.Tensor, seed: int | None, stream: int) -> torch.Tensor:
-        """The block's result from its input and what its last linear layer gave."""
+        """Return the block's result, given its input and the output of its last linear layer."""
         own = self.seed_of(seed, self.hidden_dropout_prob, stream, self.tp_group.optimize == "memory")
         if own is not None:
             output = dropout(output, self.hidden_dropout_prob, own)

@@ -1,9 +1,9 @@
-"""Dropout in distributed modules: the same random numbers on all tp ranks, or others on each.
+"""Dropout in distributed modules: the same random numbers on all tp ranks, or different ones on each.
 
-The ranks' own generators may be seeded alike or not, so the outermost module draws a number in each call, and all ranks
-use tp rank 0's. From it come the numbers of every dropout in the call: for activations that are the same on all ranks
-from the number itself, for those that are divided from the number and the tp rank. A layer that is computed again in
-backward is given the same number again.
+The generators of the ranks may have the same or different seeds. Therefore the outermost module draws a seed in each
+call, and all ranks use the seed of tp rank 0. The random numbers of every dropout in the call are derived from it: for
+activations that are the same on all ranks, from the seed alone; for divided ones, from the seed and the tp rank. A
+layer that is recomputed in the backward gets the same seed again.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-#: How many dropouts a layer may have.
+#: The maximum number of dropouts in a layer.
 STREAMS_PER_LAYER = 8
 
 
 def draw_seed() -> int:
-    """A number from this rank's default generator on the CPU."""
+    """Draw a seed from this rank's default generator of the CPU."""
     return int(torch.randint(2**60, (), device="cpu").item())
 
 
 def seed_of(seed: int, stream: int, rank: int | None) -> int:
-    """That of one dropout.
+    """Return the seed of one dropout.
 
     Args:
-        seed: The call's.
-        stream: The dropout's number in the call.
+        seed: The seed of the call.
+        stream: The number of the dropout in the call.
         rank: The tp rank for divided activations; None for replicated ones.
     """
-    # Mixed, because the generator on the CPU knows only the last 32 bits.
+    # Hashed, because the generator of the CPU uses only the lowest 32 bits.
     text = f"{seed} {stream} {rank}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @contextmanager
 def random_numbers(seed: int, device: torch.device) -> Iterator[None]:
-    """Let operations on a device draw from a seed; afterwards its default generator goes on where it was."""
+    """Seed a device's default generator for a block, and restore its state afterwards."""
     generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
     state = generator.get_state()
     generator.manual_seed(seed)
@@ -50,15 +50,15 @@ def random_numbers(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def dropout(input: torch.Tensor, probability: float, seed: int) -> torch.Tensor:
-    """Set elements to zero with a probability, and scale the others; the seed says which.
+    """Set elements to zero with a probability, and scale the others; the seed decides which.
 
     Args:
-        input: Floating, of any shape.
-        probability: From 0 to 1.
-        seed: Of :func:`seed_of`.
+        input: A floating tensor of any shape.
+        probability: The probability, from 0 to 1.
+        seed: A seed from :func:`seed_of`.
 
     Returns:
-        Of the same shape and dtype.
+        A tensor of the same shape and dtype.
     """
     with random_numbers(seed, input.device):
         return nn.functional.dropout(input, probability)

@@ -11,19 +11,19 @@ from shardwright.tensor_parallel.layouts import FEATURES, SHARED, Layout, relayo
 from shardwright.tensor_parallel.module import DistributedModule, Initialize
 from shardwright.tensor_parallel.sharding import Sharding
 
-#: Dtypes of ids that torch looks up.
+#: Dtypes of ids that torch supports.
 _ID_DTYPES = (torch.int32, torch.int64)
 
-#: What torch adds to a norm before it divides by it.
+#: The value that torch adds to a norm before it divides by it.
 _NORM_EPSILON = 1e-7
 
 
 class DistributedEmbedding(DistributedModule):
     """An embedding divided over its channels (paper, section 5.3).
 
-    Tp rank i holds the i-th slice of the weight's columns. An all-gather gives every rank the ids of all samples, it
-    looks up its channels of them, and an all-to-all gives each rank all channels of its own samples. Where all ranks
-    bring the same samples (``prescaled_batch``) nothing is gathered before, and an all-gather of channels ends it.
+    Tp rank i holds the i-th slice of the weight's columns. An all-gather gives every rank the ids of all samples, each
+    rank looks up its channels of them, and an all-to-all gives each rank all channels of its own samples. If all ranks
+    have the same samples (``prescaled_batch``), ids are not gathered, and an all-gather of channels follows the lookup.
 
     Attributes:
         weight: [num_embeddings, embedding_dim / tp degree].
@@ -49,28 +49,28 @@ class DistributedEmbedding(DistributedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make an embedding; what is not said here is as for ``nn.Embedding``.
+        """Create an embedding; arguments not described here are those of ``nn.Embedding``.
 
         Args:
             num_embeddings: The number of ids.
-            embedding_dim: Of the whole embedding.
-            padding_idx: An id whose embedding has no gradient and starts as zeros; negative ones count from the end.
-            max_norm: Embeddings that are looked up are shrunk to this norm, over all their channels.
+            embedding_dim: The number of channels of the whole embedding.
+            padding_idx: An id whose embedding gets no gradient and is initially zero; negative ones count from the end.
+            max_norm: The maximum norm, over all channels, to which embeddings are scaled down when they are looked up.
             norm_type: The p of that norm, positive.
-            scale_grad_by_freq: Whether gradients are divided by how often an id is in the samples of the whole group.
+            scale_grad_by_freq: Whether gradients are divided by the frequency of an id in the samples of the group.
             sparse: Whether the weight's gradient is sparse.
-            _weight: The whole weight to start with, instead of fresh numbers.
-            initializer_range: The standard deviation of fresh numbers.
-            _skip_allgather: The ids given are those of the whole group already, the same on all ranks.
-            _skip_scatter_and_merge: The result is this rank's channels of the samples of the whole group.
+            _weight: The initial whole weight; None for newly initialized weights.
+            initializer_range: The standard deviation of newly initialized weights.
+            _skip_allgather: Whether the ids given are already those of the whole group, the same on all ranks.
+            _skip_scatter_and_merge: Whether the result is this rank's channels of the samples of the whole group.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the weight.
-            dtype: Of the weight.
+            device: The device of the weight.
+            dtype: The dtype of the weight.
 
         Raises:
-            ConfigError: ``embedding_dim`` does not divide by the tensor parallelism degree, ``padding_idx`` is no id,
-                ``norm_type`` is not positive, ``_weight`` has another shape, or both ``sparse`` and
-                ``scale_grad_by_freq`` are asked for, which torch does not have.
+            ConfigError: ``embedding_dim`` is not divisible by the tensor parallelism degree, ``padding_idx`` is not an
+                id, ``norm_type`` is not positive, ``_weight`` has a different shape, or both ``sparse`` and
+                ``scale_grad_by_freq`` are set, which torch does not support.
         """
         super().__init__(group)
         shape = (num_embeddings, embedding_dim)
@@ -92,18 +92,18 @@ class DistributedEmbedding(DistributedModule):
         self.make_parameter("weight", shape, Sharding(dim=1), initialize, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Look up the ids of this rank's samples; all ranks of the group call it together.
+        """Look up the ids of this rank's samples; all ranks of the group must call it together.
 
         Args:
             input: [batch, ...], int32 or int64; the batch may differ between ranks, and be 0. With ``prescaled_batch``
                 or ``_skip_allgather`` it is the same on all ranks.
 
         Returns:
-            [batch, ..., embedding_dim]. With ``_skip_allgather`` alone the batch is cut into slices of one size, one
-            for each rank. With ``_skip_scatter_and_merge`` [batch of the group, ..., embedding_dim / tp degree].
+            [batch, ..., embedding_dim]. With ``_skip_allgather`` alone, the batch is divided into slices of equal size,
+            one for each rank. With ``_skip_scatter_and_merge``, [batch of the group, ..., embedding_dim / tp degree].
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or on the CPU an id is out of range; all ranks raise it.
+            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         group, name = self.tp_group, self.operation
         gathers = not (self.skips_allgather or group.prescaled_batch)
@@ -124,7 +124,7 @@ class DistributedEmbedding(DistributedModule):
         return relayout(channels, FEATURES, back, group=group, sizes=batches, needs_grad=needs_grad)
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         told = f"{self.num_embeddings}, {self.embedding_dim}"
         for name, default in (("padding_idx", None), ("max_norm", None), ("norm_type", 2.0), ("sparse", False)):
             if getattr(self, name) != default:
@@ -132,7 +132,7 @@ class DistributedEmbedding(DistributedModule):
         return f"{told}, tp_degree={self.tp_group.size}"
 
     def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
-        """This rank's channels of ids that are the same on all ranks."""
+        """Look up this rank's channels of ids that are the same on all ranks."""
         check_ids("DistributedEmbedding", ids, self.num_embeddings)
         if self.max_norm is not None:
             self._shrink(ids, self.max_norm)
@@ -142,9 +142,9 @@ class DistributedEmbedding(DistributedModule):
 
     @torch.no_grad()
     def _shrink(self, ids: torch.Tensor, max_norm: float) -> None:
-        """Shrink embeddings to the largest norm that is allowed, as torch does before it looks them up.
+        """Scale embeddings down to the maximum norm, as torch does before the lookup.
 
-        The p-norm over all channels is the p-norm of the ranks' p-norms, which all ranks tell each other.
+        The p-norm over all channels is the p-norm of the ranks' p-norms, which the ranks exchange.
         """
         rows = torch.unique(ids)
         shards = self.weight.detach()[rows]
@@ -165,10 +165,10 @@ def _check_options(norm_type: float, sparse: bool, scale_grad_by_freq: bool) -> 
 
 
 def checked_padding_idx(name: str, padding_idx: int | None, num_embeddings: int) -> int | None:
-    """A padding id that is not negative.
+    """Return the padding id as a number that is not negative.
 
     Raises:
-        ConfigError: It is no id.
+        ConfigError: It is not an id.
     """
     if padding_idx is None:
         return None
@@ -178,7 +178,7 @@ def checked_padding_idx(name: str, padding_idx: int | None, num_embeddings: int)
 
 
 def normal_but_padding(deviation: float, padding_idx: int | None) -> Initialize:
-    """Fills a whole weight with normal numbers, and the row of the padding id with zeros."""
+    """Return a function that fills a whole weight with normal values, and the row of the padding id with zeros."""
 
     def initialize(whole: torch.Tensor) -> None:
         nn.init.normal_(whole, std=deviation)
@@ -189,20 +189,20 @@ def normal_but_padding(deviation: float, padding_idx: int | None) -> Initialize:
 
 
 def check_id_dtype(name: str, ids: torch.Tensor) -> None:
-    """Refuse ids that are no ids.
+    """Check the dtype of ids.
 
     Raises:
-        ConfigError: They are neither int32 nor int64.
+        ConfigError: It is neither int32 nor int64.
     """
     if ids.dtype not in _ID_DTYPES:
         raise ConfigError(f"{name}: ids are {ids.dtype}; allowed: torch.int32 and torch.int64")
 
 
 def check_ids(name: str, ids: torch.Tensor, num_embeddings: int) -> None:
-    """Refuse ids that are out of range; those on a GPU are left to its own check, which does not wait for them.
+    """Check the range of ids on the CPU; those on a GPU are checked by its kernels, without waiting.
 
     Raises:
-        ConfigError: One is.
+        ConfigError: An id is out of range.
     """
     check_id_dtype(name, ids)
     if ids.device.type != "cpu" or not ids.numel():

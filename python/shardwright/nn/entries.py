@@ -1,4 +1,4 @@
-"""What the library itself can divide: the table from modules to their distributed implementations (paper, 5.2)."""
+"""The table of modules with distributed implementations in the library (paper, section 5.2)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _embedding(module: nn.Module) -> InitArguments:
 
 
 def same_names(module: nn.Module) -> dict[str, torch.Tensor]:
-    """A module's own parameters and buffers, for substitutes that have the same ones."""
+    """Return a module's own parameters and buffers, for substitutes that have the same ones."""
     return module.state_dict(keep_vars=True)
 
 
-#: Classes of ``transformers`` come to those of torch as they are met.
+#: Classes of torch; those of ``transformers`` are added when they are first looked up.
 _ENTRIES: dict[type[nn.Module], Entry] = {
     nn.Linear: Entry(DistributedLinear, _linear, weights_hook=same_names),
     nn.Embedding: Entry(DistributedEmbedding, _embedding, weights_hook=same_names),
@@ -42,7 +42,7 @@ _ENTRIES: dict[type[nn.Module], Entry] = {
 
 
 def built_in(cls: type[nn.Module]) -> Entry | None:
-    """The library's own entry for exactly this class; None if it has no distributed implementation."""
+    """Return the library's own entry for exactly this class; None if it has no distributed implementation."""
     if cls not in _ENTRIES:
         replaced = REPLACED.get((cls.__module__, cls.__qualname__))
         if replaced is None:

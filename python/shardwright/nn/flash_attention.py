@@ -1,4 +1,4 @@
-"""Attention as a layer of its own, over query, key and value in one tensor."""
+"""Attention as a separate layer, over query, key and value in one tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale
 class FlashAttentionLayer(nn.Module):
     """Attention through torch's ``scaled_dot_product_attention``, whose kernels never store the scores.
 
-    It has no parameters and is not divided: a distributed layer has this rank's heads in it.
+    It has no parameters and is not divided: a distributed layer applies it to this rank's heads.
     """
 
     def __init__(
@@ -29,21 +29,22 @@ class FlashAttentionLayer(nn.Module):
         *,
         alibi_bias_max: float = 8,
     ) -> None:
-        """Make a layer.
+        """Create a layer.
 
         Args:
-            attention_dropout_prob: With which attention weights become zero in training.
-            attention_head_size: Of every head; by default that of the input.
-            scale_attention_scores: Whether scores are divided by the root of the head size.
-            scale_attn_by_layer_idx: Whether they are divided by the layer's index, counted from 1.
+            attention_dropout_prob: The dropout probability of attention weights, in training.
+            attention_head_size: The size of every head; by default that of the input.
+            scale_attention_scores: Whether scores are divided by the square root of the head size.
+            scale_attn_by_layer_idx: Whether scores are divided by the layer's index, counted from 1.
             layer_idx: The layer's index, from 0.
-            scale: What scores are multiplied by, instead of the three above.
-            triton_flash_attention: Compute as that kernel does, without dropout; the kernel is torch's all the same.
-            use_alibi: Whether scores fall with the distance between query and key.
-            alibi_bias_max: The negative exponent of the smallest slope of it.
+            scale: The factor of the scores, which replaces the three arguments above.
+            triton_flash_attention: Whether the result is that of the Triton kernel, without dropout; it is still
+                computed by torch's kernels.
+            use_alibi: Whether ALiBi is used: scores decrease with the distance between query and key.
+            alibi_bias_max: The negative exponent of the smallest slope of ALiBi.
 
         Raises:
-            ConfigError: The layer's index is needed and not given.
+            ConfigError: The layer's index is required but not given.
         """
         super().__init__()
         self.attention_dropout_prob = 0.0 if triton_flash_attention else attention_dropout_prob
@@ -53,18 +54,18 @@ class FlashAttentionLayer(nn.Module):
         attention_scale(1, *self._scale)
 
     def forward(self, qkv: torch.Tensor, attn_mask: torch.Tensor | None = None, causal: bool = False) -> torch.Tensor:
-        """Attend.
+        """Apply attention.
 
         Args:
             qkv: [batch, S, 3, heads, head_size]: query, key and value, floating.
             attn_mask: [batch or 1, heads or 1, 1 or S, S], added to the scores, floating.
-            causal: Whether a position sees only those up to itself.
+            causal: Whether a position attends only to positions up to itself.
 
         Returns:
             [batch, heads, S, head_size], of the same dtype.
 
         Raises:
-            ConfigError: ``qkv`` has another shape.
+            ConfigError: ``qkv`` has a different shape.
         """
         size = self.attention_head_size
         if qkv.dim() != 5 or qkv.shape[2] != 3 or (size is not None and qkv.shape[4] != size):

@@ -1,4 +1,4 @@
-"""What the outermost distributed module of a transformer gathers, and how each rank gets its own samples back."""
+"""Gathering of inputs by the outermost distributed module of a transformer, and the way back to each rank's samples."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from shardwright.tensor_parallel.module import DistributedModule
 
 
 class LayerInputs(NamedTuple):
-    """What a transformer layer computes from; between layers it goes as a plain tuple.
+    """The inputs of a transformer layer; between layers they are passed as a plain tuple.
 
-    N is the batch, S the length of the sequence, K that of the cross states. A first dim of 1 says: the same for all
-    samples of all ranks.
+    N is the batch, S the length of the sequence, K that of the cross states. A first dim of 1 means that the input is
+    the same for all samples of all ranks.
 
     Attributes:
         hidden: [N, S, hidden_size]; [N, S, hidden_size / tp degree] once gathered for memory.
-        cross_states: [N, K, hidden_size] for attention to another sequence, divided as hidden is.
+        cross_states: [N, K, hidden_size] for attention to another sequence, divided like ``hidden``.
         mask: [N or 1, 1, 1 or S, S], added to the scores of self-attention.
         cross_mask: [N or 1, 1, 1 or S, K], added to those of cross-attention.
         position_bias: [N or 1, num_attention_heads, 1 or S, S], added to the scores of self-attention. Masks may have
-            heads too. Once gathered there are this rank's heads.
-        cos: [N or 1, S, rotary_dim] of rotary embeddings of queries and keys.
-        sin: Of the same shape.
-        seed: Of the random numbers of dropout; None without.
+            heads too. Once gathered, it contains this rank's heads.
+        cos: [N or 1, S, rotary_dim], the cosines of rotary embeddings of queries and keys.
+        sin: The sines, of the same shape.
+        seed: The seed of the random numbers of dropout; None without dropout.
     """
 
     hidden: torch.Tensor
@@ -44,7 +44,7 @@ class LayerInputs(NamedTuple):
     seed: int | None = None
 
 
-#: What lies beside the hidden states. Ranks make different use of it, so its gradient is a sum over ranks.
+#: Inputs besides hidden and cross states. Ranks use them differently, so their gradients are sums over ranks.
 _BESIDE = ("mask", "cross_mask", "position_bias", "cos", "sin")
 
 
@@ -53,9 +53,9 @@ class GatheredCall:
     """One call of an outermost module.
 
     Attributes:
-        group: The module's.
-        inputs: What was gathered.
-        batches: Of every tp rank.
+        group: The group of the module.
+        inputs: The gathered inputs.
+        batches: The batch of every tp rank.
     """
 
     group: TensorGroup
@@ -63,7 +63,7 @@ class GatheredCall:
     batches: list[int]
 
     def leave(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Give each rank its own samples back, with all channels."""
+        """Return this rank's own samples, with all channels."""
         old, new = hidden_states(self.group), samples(self.group)
         return relayout(hidden, old, new, group=self.group, needs_grad=hidden.requires_grad, sizes=self.batches)
 
@@ -71,23 +71,24 @@ class GatheredCall:
 def enter(
     module: DistributedModule, inputs: LayerInputs, hidden_size: int, heads: int | None = None, drops: bool = False
 ) -> GatheredCall:
-    """Gather what an outermost module needs: one small all-gather for shapes, and what the group's mode asks.
+    """Gather the inputs of an outermost module: one small all-gather for shapes, and what the group's mode requires.
 
-    For speed hidden states become replicated, for memory divided over channels. With ``prescaled_batch`` all ranks
-    bring the same samples, and nothing is sent.
+    For speed, hidden states become replicated; for memory, divided over channels. With ``prescaled_batch`` all ranks
+    have the same samples, and nothing is sent.
 
     Args:
-        module: The module, for its group and for errors.
-        inputs: This rank's.
-        hidden_size: Of the whole.
-        heads: The number of heads of the whole; None for a module without, whose hidden states may have any dims.
+        module: The module, for its group and for error messages.
+        inputs: This rank's inputs.
+        hidden_size: The hidden size of the whole module.
+        heads: The number of heads of the whole module; None for a module without heads, whose hidden states may have
+            any dims.
         drops: Whether random numbers are needed.
 
     Returns:
-        What the module computes from, and the way back.
+        The call, with the gathered inputs.
 
     Raises:
-        ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+        ConfigError: Shapes or dtypes do not match; all ranks raise it.
     """
     group = module.tp_group
     given = {name: one for name, one in inputs._asdict().items() if isinstance(one, torch.Tensor)}
@@ -113,15 +114,15 @@ def enter(
 
 
 def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: TensorGroup) -> dict[str, torch.Tensor]:
-    """Hidden and cross states, as the mode has them inside.
+    """Gather hidden and cross states into the layout of the group's mode.
 
     Args:
-        states: Of this rank, of [N, ..., channels]: ``"hidden"``, ``"cross_states"``, or both.
-        agreement: What all ranks bring; its first tensor has the batch in its first dim.
-        group: Of several ranks.
+        states: This rank's states, [N, ..., channels]: ``"hidden"``, ``"cross_states"``, or both.
+        agreement: The signatures of all ranks; the first tensor has the batch in its first dim.
+        group: A group of several ranks.
 
     Returns:
-        Those of all ranks.
+        The states of all ranks.
     """
     lies, inside, needs_grad = samples(group), hidden_states(group), agreement.needs_grad
     call: dict[str, Any] = {"group": group, "needs_grad": needs_grad, "sizes": agreement.sizes(0)}
@@ -130,9 +131,9 @@ def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: 
     gathered = dict(states)
     if "hidden" in states:
         hidden = relayout(states["hidden"], lies, inside, **call)
-        # Other ranks' backward needs this one.
+        # The backward of other ranks needs this rank.
         gathered["hidden"] = hidden if hidden.requires_grad or not needs_grad else hidden.detach().requires_grad_()
-    if "cross_states" in states:  # every layer's use of them is a rank's own heads, so gradients are summed here once
+    if "cross_states" in states:  # layers use them for the rank's own heads, so gradients are summed here once
         gathered["cross_states"] = relayout(states["cross_states"], lies, SHARED, **call)
     return gathered
 
@@ -140,19 +141,19 @@ def gather_states(states: dict[str, torch.Tensor], agreement: Agreement, group: 
 def _gather_beside(
     given: Mapping[str, torch.Tensor], trained: list[str], agreement: Agreement, group: TensorGroup, heads: int | None
 ) -> dict[str, torch.Tensor]:
-    """Masks, biases and rotary embeddings of all samples, of this rank's heads."""
+    """Return masks, biases and rotary embeddings of all samples, for this rank's heads."""
     batches = agreement.sizes(0)
     gathered: dict[str, torch.Tensor] = {}
     kinds: dict[tuple[bool, bool, bool], list[str]] = {}
     for place, name in enumerate(given):
         if name in _BESIDE:
             has_heads = given[name].dim() == 4 and given[name].shape[1] == heads and heads != 1
-            # With batches of 1 everywhere, 1 is read as a batch: right for both meanings.
+            # If all batches are 1, a first dim of 1 is treated as the batch, which is correct for both meanings.
             shared = group.prescaled_batch or agreement.sizes(0, place) != batches
             kinds.setdefault((has_heads, shared, name in trained), []).append(name)
     for (has_heads, shared, needs_grad), names in kinds.items():
         ones = [given[name] for name in names]
-        if shared and not group.prescaled_batch:  # this rank's own gradient has this rank's heads only
+        if shared and not group.prescaled_batch:  # this rank's gradient covers its own heads only
             found = [one.chunk(group.size, 1)[group.rank] for one in ones] if has_heads else ones
         else:
             new = HEADS if has_heads else SHARED
@@ -164,7 +165,7 @@ def _gather_beside(
 def _check_shapes(
     module: str, rank: int, shapes: Mapping[str, tuple[int, ...]], hidden_size: int, heads: int | None
 ) -> None:
-    """Hold the shapes of one rank against each other."""
+    """Check the shapes of one rank against each other."""
     hidden = shapes["hidden"]
     if heads is None:
         if len(hidden) < 2 or hidden[-1] != hidden_size:
@@ -196,16 +197,16 @@ def check_shapes(
     shapes: Mapping[str, tuple[int, ...]],
     needed: Mapping[str, tuple[tuple[int, ...] | None, ...]],
 ) -> None:
-    """Hold the shapes that a tp rank told against what a module takes.
+    """Check the shapes of a tp rank against those that a module accepts.
 
     Args:
-        module: What errors call it.
+        module: The name of the module, for error messages.
         rank: The tp rank.
-        shapes: By name.
-        needed: By name, for each dim the sizes that are allowed; None for any.
+        shapes: The shapes, by name.
+        needed: By name, the sizes that are allowed for each dim; None for any.
 
     Raises:
-        ConfigError: One does not fit.
+        ConfigError: A shape is not accepted.
     """
     for name, shape in shapes.items():
         allowed = needed[name]
@@ -218,15 +219,15 @@ def check_shapes(
 
 
 def tensors_by_name(module: str, inputs: object, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """The tensors of a caller's tuple, whose first one has to be there.
+    """Return the tensors of a caller's tuple by name; the first one is required.
 
     Args:
-        module: What errors call it.
-        inputs: What the caller gave.
-        names: Of the tuple's members, in order; all but the first may be None, or left out at the end.
+        module: The name of the module, for error messages.
+        inputs: The value passed by the caller.
+        names: The names of the tuple's members, in order; all but the first may be None, or omitted at the end.
 
     Raises:
-        ConfigError: It is no tuple of tensors, or too long.
+        ConfigError: It is not a tuple of tensors, or it is too long.
     """
     given = dict(zip(names, inputs, strict=False)) if isinstance(inputs, tuple) else {}
     tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor)}

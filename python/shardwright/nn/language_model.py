@@ -20,27 +20,28 @@ _IDS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _CROSS = ("cross_states", "cross_mask")
 _MASKS = ("attention_mask", "cross_mask")
 _ID_DTYPES = (torch.int32, torch.int64)
-#: Labels of this value do not count, as for ``nn.CrossEntropyLoss``.
+#: Labels with this value are ignored, as for ``nn.CrossEntropyLoss``.
 _IGNORED = -100
-#: Added to scores of what is not seen: nothing is left of it in a softmax, yet a row that sees nothing at all keeps its
-#: digits, which fused attention needs in backward.
+#: Added to masked scores: their softmax is zero next to other scores, but a row in which all scores are masked keeps
+#: its precision, which fused attention needs in the backward.
 _UNSEEN = -1e4
 
 
 class DistributedTransformerLMHead(DistributedModule):
     """Embeddings, a transformer, and an output layer with the weight of the word embedding (paper, appendix E.1).
 
-    All embeddings are divided over their rows, also with ``optimize`` = ``"memory"``, so that the word embedding's
-    slice is that of the output layer, and a rank has logits of its slice of the vocabulary only. Ids are gathered once;
-    each rank looks up what it has of all embeddings, and one sum over ranks, an all-reduce for speed and a
-    reduce-scatter of channels for memory, gives what the layers take. The output layer sends nothing for speed, and for
-    memory all-gathers channels of the hidden states. Numbers of ids need not divide by the tensor parallelism degree.
+    All embeddings are divided over their rows, also with ``optimize`` = ``"memory"``, so that the output layer uses the
+    same slice of the word embedding, and a rank computes logits of its slice of the vocabulary only. Ids are gathered
+    once. Each rank looks up its rows of all embeddings, and one sum over ranks produces the input of the layers: an
+    all-reduce for speed, a reduce-scatter of channels for memory. The output layer sends nothing for speed, and
+    all-gathers channels of the hidden states for memory. Numbers of ids need not be divisible by the tensor
+    parallelism degree.
 
     Attributes:
-        word_embedding: Of ids.
-        position_embedding: Of places in the sequence.
-        token_type_embedding: Of token types; None without any.
-        transformer: The layers, in its ``seq_layers``.
+        word_embedding: The embedding of ids.
+        position_embedding: The embedding of positions.
+        token_type_embedding: The embedding of token types; None without token types.
+        transformer: The transformer, with the layers in ``seq_layers``.
         lm_head: The output layer; None without one.
     """
 
@@ -67,23 +68,23 @@ class DistributedTransformerLMHead(DistributedModule):
         post_layernorm: bool = True,
         **options: Unpack[TransformerOptions],
     ) -> None:
-        """Make a model with fresh weights. Sizes are those of the whole.
+        """Create a model with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            num_layers: See :class:`DistributedTransformer`, as for all that is not said here.
+            num_layers: See :class:`DistributedTransformer`, also for arguments not described here.
             vocab_size: The number of ids.
-            num_positions: The longest sequence.
-            hidden_dropout_prob: See there; of the sum of embeddings too.
-            num_token_types: The number of token types; 0 for a model that knows none.
-            causal_mask_size: See there. With it the loss is that of predicting the next token.
+            num_positions: The maximum sequence length.
+            hidden_dropout_prob: See :class:`DistributedTransformer`; applied to the sum of embeddings too.
+            num_token_types: The number of token types; 0 for a model without token types.
+            causal_mask_size: See :class:`DistributedTransformer`. If set, the loss is that of next-token prediction.
             add_lm_head: Whether there is an output layer.
-            initializer_range: The standard deviation of embeddings, and of normal weights.
-            use_normal_initialization: See there; embeddings are normal always.
-            **options: Of :class:`TransformerOptions`.
+            initializer_range: The standard deviation of embeddings, and of normally distributed weights.
+            use_normal_initialization: See :class:`DistributedTransformer`; embeddings are always normal.
+            **options: Options of :class:`TransformerOptions`.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         super().__init__(options.get("group"))
         for name, number, least in (
@@ -98,7 +99,7 @@ class DistributedTransformerLMHead(DistributedModule):
         self.hidden_size, self.vocab_size, self.num_positions = hidden_size, vocab_size, num_positions
         self.causal = causal_mask_size is not None
         self.hidden_dropout_prob = hidden_dropout_prob
-        self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after those of all layers
+        self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after all layers
         place: dict[str, Any] = {name: options.get(name) for name in ("device", "dtype")}
         place = {**place, "initializer_range": initializer_range, "inside": True, "group": self.tp_group}
         self.word_embedding = VocabularyParallelEmbedding(vocab_size, hidden_size, **place)
@@ -128,28 +129,28 @@ class DistributedTransformerLMHead(DistributedModule):
         self.lm_head = TiedOutput(self.word_embedding) if add_lm_head else None
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-        """Apply the model; all ranks of the group call it together.
+        """Apply the model; all ranks of the group must call it together.
 
         Args:
             inputs: (input_ids, attention_mask, token_type_ids, position_ids, labels), or with cross-attention
                 (input_ids, attention_mask, token_type_ids, position_ids, cross_states, cross_mask, labels). All but
-                ``input_ids`` and ``cross_states`` may be None, and be left out at the end. N is the batch, which may
-                differ between ranks, and be 0 (with ``prescaled_batch`` all is the same on all ranks), S the length of
-                the sequence, K that of the cross states. Ids are int32 or int64, [N, S]; masks of any dtype, [N, S]
-                and [N, K], 1 where a position is not seen and 0 where it is; ``cross_states`` [N, K, hidden_size].
-                A first dim of 1 of a mask, token types or positions says: the same for all samples of all ranks.
-                Without positions they count from 0; without token types they are 0. Labels are ids, or -100 for those
-                that do not count.
+                ``input_ids`` and ``cross_states`` may be None, and be omitted at the end. N is the batch, which may
+                differ between ranks and may be 0 (with ``prescaled_batch``, all inputs are the same on all ranks), S
+                the length of the sequence, K that of the cross states. Ids are int32 or int64, [N, S]; masks of any
+                dtype, [N, S] and [N, K], 1 for masked positions and 0 for others; ``cross_states`` [N, K, hidden_size].
+                A first dim of 1 of a mask, token types or positions means the same for all samples of all ranks.
+                Positions by default count from 0; token types are 0 by default. Labels are ids, or -100 for
+                positions to ignore.
 
         Returns:
-            Without labels the logits, [N, S, vocab_size]; without an output layer the hidden states,
-            [N, S, hidden_size]. With labels the loss alone, the mean cross entropy over the labels of this rank's
-            samples, a scalar: logits are not gathered for it. With ``causal_mask_size`` the logits of a position are
-            held against the label of the next one, as causal language models of ``transformers`` do, otherwise against
-            its own, as its masked ones do.
+            Without labels, the logits, [N, S, vocab_size]; without an output layer, the hidden states,
+            [N, S, hidden_size]. With labels, only the loss, a scalar: the mean cross entropy over the labels of this
+            rank's samples, for which logits are not gathered. With ``causal_mask_size``, the logits of a position are
+            compared with the label of the next position, as in causal language models of ``transformers``; otherwise
+            with its own label, as in masked language models.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, a sequence is too long, or on the CPU an id is out of
+            ConfigError: Shapes or dtypes do not match, a sequence is too long, or on the CPU an id is out of
                 range or a mask neither 0 nor 1; all ranks raise it.
         """
         group = self.tp_group
@@ -189,12 +190,12 @@ class DistributedTransformerLMHead(DistributedModule):
         return self.training and self.transformer.drops
 
     def _named(self, inputs: object) -> dict[str, torch.Tensor]:
-        """The tensors of a caller's tuple."""
+        """Return the tensors of a caller's tuple by name."""
         names = (*_IDS, *(_CROSS if self.transformer.add_cross_attention else ()), "labels")
         return tensors_by_name(self.operation, inputs, names)
 
     def _agreed(self, given: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Agreement]:
-        """The ranks tell each other what they bring, and hold it against what the model takes."""
+        """Exchange shapes and dtypes with all ranks, and check them against what the model accepts."""
         given = {name: one.detach() if name in _MASKS else one for name, one in given.items()}
         seed = draw_seed() if self._drops else 0
         agreement = self.agree(list(given.values()), given, free_dim=samples(self.tp_group).dim, seed=seed)
@@ -229,7 +230,7 @@ class DistributedTransformerLMHead(DistributedModule):
             )
 
     def _gathered(self, given: dict[str, torch.Tensor], agreement: Agreement) -> dict[str, torch.Tensor]:
-        """What the ranks bring, of all samples."""
+        """Gather the inputs of all samples."""
         group, batches, found = self.tp_group, agreement.sizes(0), dict(given)
         if not group.prescaled_batch:
             own = [
@@ -245,7 +246,7 @@ class DistributedTransformerLMHead(DistributedModule):
         return found
 
     def _embedded(self, given: Mapping[str, torch.Tensor], needs_grad: bool, seed: int | None) -> torch.Tensor:
-        """The sum of embeddings, as the layers take it: [N, S, hidden_size], or for memory / tp degree."""
+        """Return the sum of embeddings, [N, S, hidden_size], or [N, S, hidden_size / tp degree] for memory."""
         group, ids = self.tp_group, given["input_ids"]
         places = given.get("position_ids")
         if places is None:
@@ -261,10 +262,10 @@ class DistributedTransformerLMHead(DistributedModule):
         return hidden
 
     def _added(self, name: str, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What a mask of 0 and 1, [N or 1, keys], adds to scores: [N or 1, 1, 1, keys].
+        """Convert a mask of 0 and 1, [N or 1, keys], to summands of scores, [N or 1, 1, 1, keys].
 
         Raises:
-            ConfigError: On the CPU, it has other numbers in it.
+            ConfigError: On the CPU, it contains other values.
         """
         if mask.device.type == "cpu" and not bool(((mask == 0) | (mask == 1)).all()):
             raise ConfigError(

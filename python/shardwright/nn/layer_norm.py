@@ -20,13 +20,14 @@ _HALF = (torch.float16, torch.bfloat16)
 class DistributedLayerNorm(DistributedModule):
     """Layer normalization over the last dim (paper, appendix F.2).
 
-    Optimized for memory, tp rank i has the i-th slice of the channels, and of weight and bias: each rank finds the
-    moments of its slice, one all-reduce sums them, and each normalizes its slice; backward all-reduces two numbers for
-    each token as well. Optimized for speed, or on one rank, activations and parameters are whole, and nothing is sent.
+    Optimized for memory, tp rank i has the i-th slice of the channels, and of weight and bias. Each rank computes the
+    moments of its slice, one all-reduce sums them, and each rank normalizes its slice; the backward all-reduces two
+    numbers per token as well. Optimized for speed, or on one rank, activations and parameters are whole, and nothing
+    is sent.
 
     Attributes:
         weight: [channels], or [channels / tp degree] for memory; None without ``elementwise_affine``.
-        bias: Of the same shape; None without one.
+        bias: The bias, of the same shape; None without one.
     """
 
     weight: nn.Parameter | None
@@ -46,20 +47,20 @@ class DistributedLayerNorm(DistributedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer whose weight is one and whose bias is zero.
+        """Create a layer with a weight of one and a bias of zero.
 
         Args:
-            normalized_shape: The number of channels, of the whole layer.
+            normalized_shape: The number of channels of the whole layer.
             eps: Added to the variance.
             elementwise_affine: Whether it has a weight.
             bias: Whether it has a bias too.
             inside: Whether it is part of another distributed module, which has gathered the samples.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: Several dims are to be normalized, or the channels do not divide by the tp degree.
+            ConfigError: ``normalized_shape`` has several dims, or the channels are not divisible by the tp degree.
         """
         super().__init__(group)
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -83,16 +84,16 @@ class DistributedLayerNorm(DistributedModule):
                 self.make_parameter("bias", shape, sharding, nn.init.zeros_, **place)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize; all ranks of the group call it together.
+        """Normalize; all ranks of the group must call it together.
 
         Args:
-            input: [batch, ..., channels], floating; inside another distributed module what that has gathered.
+            input: [batch, ..., channels], floating; inside another distributed module, in the layout that it gathers.
 
         Returns:
-            Of the same shape and dtype. Half precision is normalized in single.
+            A tensor of the same shape and dtype. Half precision is normalized in single precision.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+            ConfigError: Shapes or dtypes do not match; all ranks raise it.
         """
         if self.divides and not self.inside:
             call = enter(self, LayerInputs(input), self.normalized_shape[0])
@@ -110,31 +111,31 @@ class DistributedLayerNorm(DistributedModule):
         return nn.functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         return f"{self.normalized_shape[0]}, eps={self.eps}, tp_degree={self.tp_group.size}"
 
 
 class DistributedRMSNorm(DistributedLayerNorm):
-    """Normalization by the root of the mean square over the last dim, divided as the layer normalization is.
+    """Root mean square normalization over the last dim, divided like :class:`DistributedLayerNorm`.
 
     Attributes:
-        weight: As :class:`DistributedLayerNorm`'s; it has no bias.
+        weight: As for :class:`DistributedLayerNorm`. There is no bias.
     """
 
     _centered = False
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """A layer normalization in one kernel, which is torch's own; it is not divided over tp ranks."""
+    """Layer normalization in one kernel, which is torch's own; it is not divided over tp ranks."""
 
 
 def make_norm(
     kind: str, channels: int, eps: float, *, group: TensorGroup, device: Any, dtype: torch.dtype | None
 ) -> DistributedLayerNorm:
-    """A normalization inside another distributed module.
+    """Create a normalization inside another distributed module.
 
     Raises:
-        ConfigError: The kind is none of ``"layer_norm"`` and ``"rms_norm"``.
+        ConfigError: The kind is neither ``"layer_norm"`` nor ``"rms_norm"``.
     """
     kinds = {"layer_norm": DistributedLayerNorm, "rms_norm": DistributedRMSNorm}
     if kind not in kinds:
@@ -143,7 +144,7 @@ def make_norm(
 
 
 class _Normalize(torch.autograd.Function):
-    """Normalizes this rank's slice of the channels; keeps the input, and two numbers for each token."""
+    """Normalize this rank's slice of the channels; the input and two numbers per token are kept for the backward."""
 
     @staticmethod
     def forward(
@@ -157,8 +158,8 @@ class _Normalize(torch.autograd.Function):
     ) -> torch.Tensor:
         wide = _wide(input)
         channels, whole = wide.shape[-1], wide.shape[-1] * group.size
-        # Deviations are squared within the slice, and slices are combined in double precision: the difference of the
-        # whole's moments then loses no digits that single precision has.
+        # Deviations are squared within the slice, and slices are combined in double precision, so that the difference
+        # of the moments of the whole loses no digits of single precision.
         if centered:
             mean = wide.mean(-1, keepdim=True)
             variance = (wide - mean).square().mean(-1, keepdim=True).double()

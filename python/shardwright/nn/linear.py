@@ -1,4 +1,4 @@
-"""The linear layers that stand alone: :class:`ParallelLinear` with the layouts of the paper and of Megatron's pair."""
+"""The public linear layers: :class:`ParallelLinear` with the layouts of the paper and of Megatron's pair."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from shardwright.tensor_parallel.layouts import FEATURES, WHOLE, samples, slices
 class DistributedLinear(ParallelLinear):
     """A linear layer divided over its input channels (paper, section 5.2 and figure 6).
 
-    Tp rank i holds the i-th slice of the weight's columns; the bias is on tp rank 0. Each rank brings its own samples:
-    an all-to-all gives every rank its slice of the features of all samples, it multiplies them, and a reduce-scatter
-    sums the products and gives each sample back to where it came from. So the gradient of a weight is complete, the sum
-    over all samples of the group. Where all ranks bring the same samples (``prescaled_batch``) each keeps its slice of
-    the features, and an all-reduce sums the products; samples count once.
+    Tp rank i holds the i-th slice of the weight's columns; the bias is on tp rank 0. Each rank has its own samples: an
+    all-to-all gives every rank its slice of the features of all samples, each rank multiplies them by its slice of the
+    weight, and a reduce-scatter sums the products and returns each sample to its rank. The gradient of the weight is
+    therefore complete: the sum over all samples of the group. If all ranks have the same samples
+    (``prescaled_batch``), each rank takes its slice of the features, and an all-reduce sums the products; samples count
+    once.
 
-    A call takes [batch, ..., in_features] and returns [batch, ..., out_features]; the batch may differ between ranks,
-    and be 0. With ``prescaled_batch`` it is the same on all ranks.
+    The input is [batch, ..., in_features], the output [batch, ..., out_features]; the batch may differ between ranks,
+    and may be 0. With ``prescaled_batch`` it is the same on all ranks.
 
     Attributes:
         weight: [out_features, in_features / tp degree].
@@ -37,18 +38,18 @@ class DistributedLinear(ParallelLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
+        """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
-            in_features: Of the whole layer.
-            out_features: Of the whole layer.
-            bias: Whether it has one.
+            in_features: The number of input features of the whole layer.
+            out_features: The number of output features of the whole layer.
+            bias: Whether the layer has a bias.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: ``in_features`` does not divide by the tensor parallelism degree.
+            ConfigError: ``in_features`` is not divisible by the tensor parallelism degree.
         """
         group = current_tensor_group() if group is None else group
         lies = samples(group)
@@ -58,9 +59,9 @@ class DistributedLinear(ParallelLinear):
 
 
 class _OfPair(ParallelLinear):
-    """One of Megatron's pair of linear layers (paper, appendix F.1): between what is outside a block and features."""
+    """One of Megatron's pair of linear layers (paper, appendix F.1): between the outside of a block and features."""
 
-    #: Whether it begins the block, or ends it.
+    #: Whether it is the first layer of the block; otherwise it is the last.
     _begins: bool
 
     def __init__(
@@ -75,22 +76,22 @@ class _OfPair(ParallelLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
+        """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
-            in_features: Of the whole layer.
-            out_features: Of the whole layer.
-            bias: Whether it has one.
-            sequence_dim: Along which activations outside the block are sliced over tp ranks; None where they are
+            in_features: The number of input features of the whole layer.
+            out_features: The number of output features of the whole layer.
+            bias: Whether the layer has a bias.
+            sequence_dim: The dim along which activations outside the block are sliced over tp ranks; None if they are
                 replicated.
-            asynchronous: Whether collectives run beside products.
+            asynchronous: Whether collectives overlap with matrix products.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: What is divided does not divide by the tensor parallelism degree, or ``asynchronous`` is asked
-                for without a ``sequence_dim``.
+            ConfigError: A divided size is not divisible by the tensor parallelism degree, or ``asynchronous`` is set
+                without a ``sequence_dim``.
         """
         if asynchronous and sequence_dim is None:
             raise ConfigError(
@@ -114,18 +115,18 @@ class _OfPair(ParallelLinear):
 class ColumnParallelLinear(_OfPair):
     """A linear layer divided over its output channels: tp rank i has the i-th slice of them.
 
-    It, what is done element by element, and a :class:`RowParallelLinear` make a block with one collective before it and
-    one after it.
+    With elementwise operations and a :class:`RowParallelLinear`, it forms a block with one collective before it and one
+    after it.
 
-    Without a ``sequence_dim`` the input is the same on all ranks, and the gradient of it is summed over ranks by an
-    all-reduce. With one, each rank has its slice of a sequence: an all-gather before, a reduce-scatter of the gradient.
+    Without a ``sequence_dim``, the input is the same on all ranks, and an all-reduce sums its gradient over ranks. With
+    one, each rank has its slice of a sequence: an all-gather precedes the product, a reduce-scatter sums the gradient.
 
-    ``asynchronous=True`` does the same with collectives that run beside products: the own slice is multiplied while the
-    others are gathered; backward gathers the sequence again, since only the own slice is kept, while it computes the
-    gradient of it, and scatters that while it computes the gradient of the weight.
+    With ``asynchronous=True``, these collectives overlap with matrix products: the rank's own slice is multiplied while
+    the others are gathered. The backward gathers the sequence again, because only the rank's own slice is kept, while
+    it computes the gradient of the sequence, and scatters that while it computes the gradient of the weight.
 
-    A call takes [..., in_features], with a ``sequence_dim`` this rank's slice [..., n_r, ..., in_features] of any size
-    there, and returns [..., out_features / tp degree] of the whole sequence.
+    The input is [..., in_features]; with a ``sequence_dim``, this rank's slice [..., n_r, ..., in_features] of any
+    size n_r. The output is [..., out_features / tp degree], of the whole sequence.
 
     Attributes:
         weight: [out_features / tp degree, in_features].
@@ -138,13 +139,13 @@ class ColumnParallelLinear(_OfPair):
 class RowParallelLinear(_OfPair):
     """A linear layer divided over its input channels: tp rank i has the i-th slice of them, tp rank 0 the bias.
 
-    Without a ``sequence_dim`` the products are summed by an all-reduce, and the result is the same on all ranks. With
-    one, a reduce-scatter gives each rank its slice of a sequence, and backward is an all-gather of the gradient.
+    Without a ``sequence_dim``, an all-reduce sums the products, and the result is the same on all ranks. With one, a
+    reduce-scatter gives each rank its slice of a sequence, and the backward all-gathers the gradient.
 
-    With ``asynchronous=True`` backward multiplies the own slice of the gradient while it gathers the others.
+    With ``asynchronous=True``, the backward multiplies its own slice of the gradient while it gathers the others.
 
-    A call takes this rank's channels, [..., in_features / tp degree], of the same samples on all ranks, and returns
-    [..., out_features], the same on all ranks; with a ``sequence_dim`` this rank's slice of it.
+    The input is this rank's channels, [..., in_features / tp degree], of the same samples on all ranks. The output is
+    [..., out_features], the same on all ranks; with a ``sequence_dim``, this rank's slice of it.
 
     Attributes:
         weight: [out_features, in_features / tp degree].

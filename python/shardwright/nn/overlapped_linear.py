@@ -1,4 +1,4 @@
-"""The products of a parallel linear layer as one autograd function, whose collectives run beside them."""
+"""The products of a parallel linear layer as one autograd function that overlaps them with its collectives."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one call of a parallel linear layer, on all ranks.
+    """Properties of one call of a parallel linear layer, the same on all ranks.
 
     Attributes:
-        sizes: Of every tp rank's slice; None where all are of one size.
+        sizes: The size of every tp rank's slice; None if all sizes are equal.
         input_needs_grad: Whether the input needs a gradient on any rank.
-        parameters_need_grad: Whether a parameter does on any rank.
+        parameters_need_grad: Whether a parameter needs a gradient on any rank.
     """
 
     sizes: list[int] | None
@@ -40,19 +40,19 @@ class Known:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether the output does."""
+        """Whether the output needs a gradient."""
         return self.input_needs_grad or self.parameters_need_grad
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What is sent in one call.
+    """The collectives of one call.
 
     Attributes:
-        linear: One of the layers, which all have its layouts.
-        known: What is known of the call.
-        gather_dim: Along which slices of the input are gathered, not negative; None where it is not sliced.
-        scatter_dim: Along which the sum of products is sliced, not negative; None where it is not.
+        linear: One of the layers, which all have the same layouts.
+        known: The properties of the call.
+        gather_dim: The dim along which slices of the input are gathered, not negative; None if it is not sliced.
+        scatter_dim: The dim along which the sum of products is sliced, not negative; None if it is not sliced.
     """
 
     linear: ParallelLinear
@@ -62,23 +62,23 @@ class Overlap:
 
     @property
     def group(self) -> TensorGroup:
-        """The ranks."""
+        """The tensor-parallel group."""
         return self.linear.tp_group
 
     @property
     def sizes(self) -> list[int]:
-        """Of every tp rank's slice."""
+        """The size of every tp rank's slice."""
         return self.known.sizes or []
 
     def start_gather(self, own: torch.Tensor, dim: int) -> Pending[list[torch.Tensor]]:
-        """Begin to gather the slices of all ranks; at once where that is differentiated itself."""
+        """Start to gather the slices of all ranks; if this is itself differentiated, run it synchronously."""
         if torch.is_grad_enabled():
             whole = fused_allgather_for_tp(own, dim, group=self.group, sizes=self.sizes, needs_grad=True)
             return Pending(lambda: [whole])
         return self.group.all_gather([own], [dim], [self.sizes])
 
     def start_sum(self, gradient: torch.Tensor) -> Pending[list[torch.Tensor]]:
-        """Begin to sum the input's gradient over ranks, each of which gets all of it or its slice."""
+        """Start to sum the input's gradient over ranks, each of which gets all of it or its slice."""
         if torch.is_grad_enabled():
             total = (
                 fwd_allreduce_for_tp(gradient, group=self.group, needs_grad=True)
@@ -95,23 +95,23 @@ class Overlap:
 
 
 class OverlappedProducts(torch.autograd.Function):
-    """Products of one input with several weights. Of slices that are gathered only the own one is kept for backward.
+    """Products of one input with several weights. Of gathered slices, only the rank's own is kept for the backward.
 
-    Forward multiplies the own slice while the others are gathered. Backward gathers them again while it computes their
-    gradient, sums that over ranks while it computes the gradients of weights, and multiplies its own slice of a sum's
-    gradient while it gathers the others.
+    The forward multiplies the rank's own slice while the others are gathered. The backward gathers them again while it
+    computes their gradient, and sums that over ranks while it computes the gradients of weights. It multiplies its own
+    slice of the gradient of a sum while it gathers the others.
     """
 
     @staticmethod
     def forward(
         ctx: Any, overlap: Overlap, _anchor: torch.Tensor | None, input: torch.Tensor, *tensors: Any
     ) -> tuple[torch.Tensor, ...]:
-        """Multiply.
+        """Compute the products.
 
         Args:
-            ctx: Of autograd.
-            overlap: What is sent.
-            _anchor: Has all ranks take part in backward, also one that needs no gradient itself.
+            ctx: The context of autograd.
+            overlap: The collectives of the call.
+            _anchor: Makes all ranks take part in the backward, including those that need no gradient themselves.
             input: [..., in features].
             *tensors: Weights, and as many biases or None.
         """
@@ -137,7 +137,7 @@ class OverlappedProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the input, and of those weights and biases of this rank that need one."""
+        """Return the gradients of the input, and of those weights and biases of this rank that need one."""
         overlap: Overlap = ctx.overlap
         input, *weights = ctx.saved_tensors
         of_input: torch.Tensor | None = None
@@ -169,12 +169,12 @@ class OverlappedProducts(torch.autograd.Function):
 
 
 def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known) -> list[torch.Tensor]:
-    """Apply :class:`OverlappedProducts`, in the dtype that autocast says.
+    """Apply :class:`OverlappedProducts`, in autocast's dtype if it is enabled.
 
     Args:
-        linears: Layers of the same layouts.
-        input: As they take it.
-        known: What is known of the call.
+        linears: Layers with the same layouts.
+        input: Their input, in their layout.
+        known: The properties of the call.
 
     Returns:
         The output of each.
@@ -184,7 +184,7 @@ def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, 
     weights, biases = [one.weight for one in linears], [one.bias for one in linears]
     tensors: list[torch.Tensor | None] = [input, *weights, *biases]
     kind = input.device.type
-    if torch.is_autocast_enabled(kind):  # which does not reach into backward
+    if torch.is_autocast_enabled(kind):  # autocast does not apply in the backward
         dtype = torch.get_autocast_dtype(kind)
         tensors = [one if one is None or one.dtype == torch.float64 else one.to(dtype) for one in tensors]
     anchor, recorded = None, any(one is not None and one.requires_grad for one in tensors)
@@ -201,7 +201,7 @@ def _multiply_while_gathering(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The products of the whole of what is sliced, those of the own slice first, and the whole."""
+    """Return the products of the gathered tensor, computed first for the rank's own slice, and the gathered tensor."""
     gathered = overlap.start_gather(own, dim)
     if torch.is_grad_enabled():
         (whole,) = gathered.result()

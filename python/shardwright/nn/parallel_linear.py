@@ -1,4 +1,4 @@
-"""The linear layer that is divided over tp ranks, for every layout of what it takes and of what it gives."""
+"""The linear layer that is divided over tp ranks, for any layouts of its input and output."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from shardwright.tensor_parallel.sharding import Sharding
 class ParallelLinear(DistributedModule):
     """A linear layer between any two layouts.
 
-    Where the output is divided over its features and the input is not, tp rank i has the i-th slice of the weight's
-    rows, and what the rank has not of the input is gathered. Otherwise it has the i-th slice of the columns: it takes
-    its features of the input, and its products are summed over ranks, each of which gets what the output's layout says.
+    If the output is divided over its features and the input is not, tp rank i has the i-th slice of the weight's rows,
+    and the rest of the input is gathered. Otherwise it has the i-th slice of the columns: it takes its features of the
+    input, and the products are summed over ranks, each of which gets its part in the output's layout.
 
     Attributes:
-        in_features: Of the whole layer.
-        blocks: The sizes of the blocks of output features, of the whole layer, each of which is divided for itself.
-        input: The layout of what it takes.
-        output: The layout of what it gives.
-        overlap: Whether collectives run beside products.
-        inside: Whether it is part of another distributed module, which knows what all ranks bring.
-        bias_is_summand: Whether the bias belongs to this rank's products, not to their sum over ranks.
+        in_features: The number of input features of the whole layer.
+        blocks: The sizes of the blocks of output features of the whole layer; each block is divided separately.
+        input: The layout of the input.
+        output: The layout of the output.
+        overlap: Whether collectives overlap with matrix products.
+        inside: Whether it is part of another distributed module, which knows the shapes of all ranks.
+        bias_is_summand: Whether the bias is added to this rank's products, not to their sum over ranks.
         weight: This rank's part of [out features, in features].
         bias: This rank's part of [out features]; None where it has none.
     """
@@ -56,24 +56,25 @@ class ParallelLinear(DistributedModule):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        """Make a layer with fresh weights, those of ``nn.Linear`` for ranks of one seed.
+        """Create a layer with newly initialized weights, those of ``nn.Linear`` if ranks have the same seed.
 
         Args:
-            in_features: See above, as for what is not said here.
-            blocks: See there.
-            bias: Whether it has one. Where products are summed it is a summand of tp rank 0; inside another distributed
-                module, which gets the sum, it is added to that and lies as the output does.
-            input: See there.
-            output: See there.
-            overlap: See there.
-            inside: See there.
-            deviation: Draw weights from a normal distribution of this standard deviation, with a bias of zero.
+            in_features: See the attributes of the class.
+            blocks: See the attributes of the class.
+            bias: Whether the layer has a bias. If products are summed, it is a summand of tp rank 0; inside another
+                distributed module, which gets the sum, it is added to the sum and has the layout of the output.
+            input: See the attributes of the class.
+            output: See the attributes of the class.
+            overlap: See the attributes of the class.
+            inside: See the attributes of the class.
+            deviation: The standard deviation of normally distributed weights, with a bias of zero; None for the
+                weights of ``nn.Linear``.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the parameters.
-            dtype: Of the parameters.
+            device: The device of the parameters.
+            dtype: The dtype of the parameters.
 
         Raises:
-            ConfigError: What is divided does not divide by the tensor parallelism degree.
+            ConfigError: A divided size is not divisible by the tensor parallelism degree.
         """
         super().__init__(group)
         self.in_features, self.blocks = in_features, tuple(blocks)
@@ -110,36 +111,36 @@ class ParallelLinear(DistributedModule):
     def forward(
         self, input: torch.Tensor, *, sizes: Sequence[int] | None = None, needs_grad: bool | None = None
     ) -> torch.Tensor | list[torch.Tensor]:
-        """Apply the layer; all ranks of the group call it together.
+        """Apply the layer; all ranks of the group must call it together.
 
         Args:
-            input: Floating or complex, [..., in_features] or what its layout leaves each rank of that.
-            sizes: Of every tp rank's slice, where the caller knows them, and of an output's that are not of one size.
-            needs_grad: Whether a gradient is needed by any rank, where the caller knows. With neither this nor
-                ``sizes`` the ranks tell each other shapes first, one small all-gather.
+            input: Floating or complex, [..., in_features] or this rank's part of that in the input's layout.
+            sizes: The size of every tp rank's slice, if the caller knows them, or if an output's are not equal.
+            needs_grad: Whether any rank needs a gradient, if the caller knows. With neither this nor
+                ``sizes``, the ranks first exchange shapes by one small all-gather.
 
         Returns:
-            [..., out_features] or what its layout leaves each rank; for several blocks a list of them.
+            [..., out_features] or this rank's part of that in the output's layout; for several blocks, a list of them.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, what is sliced does not divide by the tp degree and no
-                sizes are given, or on a GPU collectives are to run beside products and CUDA_DEVICE_MAX_CONNECTIONS is
-                another than 1. All ranks raise it.
+            ConfigError: Shapes or dtypes do not match, a sliced dim is not divisible by the tp degree and no
+                sizes are given, or on a GPU collectives overlap with products and CUDA_DEVICE_MAX_CONNECTIONS is not
+                1. All ranks raise it.
         """
         known = None if self.inside else self._hear(input, sizes, needs_grad)
         outputs = apply_together([self], input, known)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         return f"in_features={self.in_features}, out_features={self.out_features}, tp_degree={self.tp_group.size}"
 
     def own_blocks(self) -> list[int]:
-        """This rank's sizes of the output's blocks."""
+        """The sizes of this rank's parts of the output's blocks."""
         return [size // (self.tp_group.size if self.output == FEATURES else 1) for size in self.blocks]
 
     def _hear(self, input: torch.Tensor, sizes: Sequence[int] | None, needs_grad: bool | None) -> Known:
-        """What all ranks bring: told by them, or known by the caller to be like this rank's."""
+        """Return the properties of the call, exchanged between ranks or known by the caller."""
         group, name = self.tp_group, type(self).__name__
         taken, given = self.input.sizes_dim, self.output.sizes_dim
         divided = given if taken is None and sizes is None else None
@@ -182,12 +183,12 @@ class ParallelLinear(DistributedModule):
 def apply_together(
     linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known | None = None
 ) -> list[torch.Tensor]:
-    """Apply several layers of the same layouts to one input, with one collective for all of them.
+    """Apply several layers with the same layouts to one input, with one collective for all of them.
 
     Args:
         linears: The layers.
         input: As for :meth:`ParallelLinear.forward`.
-        known: What is known of the call; None inside another distributed module, where ranks are alike.
+        known: The properties of the call; None inside another distributed module, where they are the same on all ranks.
 
     Returns:
         The blocks of all of them, one after another.
@@ -221,7 +222,7 @@ def apply_together(
 
 
 def _blocks(outputs: Sequence[torch.Tensor], sizes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """The blocks of several outputs; an output of one block itself, which may be written to."""
+    """Return the blocks of several outputs; an output of one block is returned itself, so that it may be written to."""
     return [
         block
         for output, of in zip(outputs, sizes, strict=True)

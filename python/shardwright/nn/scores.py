@@ -1,4 +1,4 @@
-"""Attention of this rank's heads: scores, what is added to them, and rotary embeddings."""
+"""Attention of this rank's heads: scores, their summands, and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardwright.nn.dropout import random_numbers
 
 @dataclass(frozen=True)
 class Added:
-    """What is added to scores before the softmax.
+    """The summands of scores, added before the softmax.
 
     Attributes:
-        terms: Each [N or 1, heads or 1, Q or 1, K], floating.
-        causal: Whether a query sees only keys up to its own position.
-        window: How many keys it sees, with its own; None for all.
-        slopes: [heads] of ALiBi, or None: scores fall with the distance between query and key.
+        terms: Tensors, each [N or 1, heads or 1, Q or 1, K], floating.
+        causal: Whether a query attends only to keys up to its own position.
+        window: The number of keys that a query attends to, including its own; None for all.
+        slopes: The slopes of ALiBi, [heads]: scores decrease with the distance between query and key. None without it.
     """
 
     terms: tuple[torch.Tensor, ...] = ()
@@ -29,12 +29,12 @@ class Added:
     slopes: torch.Tensor | None = None
 
     def summed(self, query: torch.Tensor, num_keys: int) -> torch.Tensor | None:
-        """As one tensor of the query's dtype; None where there is nothing but a causal mask."""
+        """Return the sum as one tensor of the query's dtype; None if there is only a causal mask or nothing."""
         parts = [_cast(term, query.dtype) for term in self.terms]
         if not parts and self.slopes is None and self.window is None:
             return None
         at = torch.arange(query.shape[-2], device=query.device).unsqueeze(1)
-        back = at - torch.arange(num_keys, device=query.device)  # how far a key lies before the query
+        back = at - torch.arange(num_keys, device=query.device)  # distance of a key before the query
         if self.slopes is not None:
             slopes = self.slopes.to(query.device, torch.promote_types(query.dtype, torch.float32)).view(-1, 1, 1)
             parts.append((-slopes * back.abs()).to(query.dtype).unsqueeze(0))
@@ -63,18 +63,18 @@ def attend(
 
     Args:
         query: [N, heads, Q, head_size].
-        key: [N, key and value heads, K, head_size]; heads are a multiple of them, which share them in order.
-        value: As the key.
-        added: To the scores.
-        scale: Of the scores.
-        dropout: The probability with which attention weights become zero, and the seed; None for none.
+        key: [N, key and value heads, K, head_size]; heads are a multiple of these, and consecutive heads share one.
+        value: Of the same shape as the key.
+        added: The summands of the scores.
+        scale: The factor of the scores.
+        dropout: The dropout probability of attention weights, and the seed; None for no dropout.
 
     Returns:
         [N, heads, Q, head_size].
     """
     bias = added.summed(query, key.shape[-2])
     shares = query.shape[1] // key.shape[1]
-    if shares > 1 and bias is not None:  # the kernels that save memory take a bias or shared heads, not both
+    if shares > 1 and bias is not None:  # memory-efficient kernels accept a bias or shared heads, not both
         key, value = key.repeat_interleave(shares, 1), value.repeat_interleave(shares, 1)
     if bias is not None and not query.numel():  # torch 2.15 gives a bias no gradient here
         return (query @ key.transpose(-1, -2) + bias).softmax(-1) @ value
@@ -101,10 +101,10 @@ def attend(
 def attention_scale(
     head_size: int, scale: float | None, scale_attention_scores: bool, by_layer_idx: bool, layer_idx: int | None
 ) -> float:
-    """What scores are multiplied by: the given scale, or one from the head size and the layer's index.
+    """Return the factor of the scores: the given scale, or one from the head size and the layer's index.
 
     Raises:
-        ConfigError: The layer's index is needed and not given.
+        ConfigError: The layer's index is required but not given.
     """
     if scale is not None:
         return scale
@@ -115,12 +115,12 @@ def attention_scale(
 
 
 def alibi_slopes(heads: int, bias_max: float) -> torch.Tensor:
-    """The slopes of ALiBi: a geometric sequence from 2 ** (-bias_max / n) to 2 ** -bias_max, n a power of two.
+    """Return the slopes of ALiBi: a geometric sequence from 2 ** (-bias_max / n) to 2 ** -bias_max, n a power of two.
 
-    Where the number of heads is none, the next n is taken, every second slope first.
+    If the number of heads is not a power of two, n is the next power of two, and every second slope comes first.
 
     Args:
-        heads: Their number.
+        heads: The number of heads.
         bias_max: The negative exponent of the smallest slope.
 
     Returns:
@@ -137,11 +137,11 @@ def rotate(input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave
     Args:
         input: [N, heads, S, head_size].
         cos: [N or 1, S, rotary_dim], each angle twice: side by side if interleaved, otherwise in both halves.
-        sin: Of the same shape.
-        interleaved: Whether channels that belong together are neighbours, otherwise half of rotary_dim apart.
+        sin: The sines, of the same shape.
+        interleaved: Whether channels that are rotated together are adjacent, otherwise half of rotary_dim apart.
 
     Returns:
-        Of the input's shape and dtype.
+        A tensor of the input's shape and dtype.
     """
     rotary_dim = cos.shape[-1]
     turned, rest = torch.split(input, [rotary_dim, input.shape[-1] - rotary_dim], -1)
@@ -155,7 +155,7 @@ def rotate(input: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave
 
 
 def _cast(term: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # The least number of a wider dtype stays finite: a row that is masked altogether has an answer.
+    # The smallest number of a wider dtype stays finite, so that a row that is masked entirely has a result.
     if term.dtype == dtype:
         return term
     return term.clamp(min=torch.finfo(dtype).min).to(dtype)

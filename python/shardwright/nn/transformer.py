@@ -21,13 +21,14 @@ _OF_BOTH = ("normalization", "fp32_residual_addition", "layer_idx", "group", "de
 
 
 class LayerOptions(AttentionOptions, total=False):
-    """Keyword arguments of layers beyond the paper's; those of the two blocks have their meaning there.
+    """Keyword arguments of layers beyond the paper's, in addition to those of the two blocks.
 
     Attributes:
-        parallel_residual: Whether both blocks take the layer's input, and the sum of the three is its output, instead
-            of one block after the other. It needs normalization of the input only, and no cross-attention.
-        shared_layernorm: With it: whether one normalization, ``pre_layernorm`` of the layer, serves both blocks; by
-            default each has its own.
+        parallel_residual: Whether both blocks take the layer's input, and the output is the sum of the input and both
+            blocks, instead of one block after the other. It requires normalization of the input only, and no
+            cross-attention.
+        shared_layernorm: With ``parallel_residual``, whether both blocks use one normalization, ``pre_layernorm`` of
+            the layer; by default each has its own.
     """
 
     fp32_residual_addition: bool
@@ -39,11 +40,11 @@ class LayerOptions(AttentionOptions, total=False):
 
 
 class TransformerOptions(LayerOptions, total=False):
-    """Keyword arguments of a sequence of layers; those of layers have their meaning there.
+    """Keyword arguments of a sequence of layers, in addition to those of layers.
 
     Attributes:
-        window_sizes: ``window_size`` of each layer, where they have several.
-        final_layernorm: Whether the output of the last layer is normalized; by default where both input and sum of each
+        window_sizes: ``window_size`` of each layer, if they differ.
+        final_layernorm: Whether the output of the last layer is normalized; by default if both input and sum of each
             block are.
     """
 
@@ -52,11 +53,11 @@ class TransformerOptions(LayerOptions, total=False):
 
 
 class _OfLayers(DistributedModule):
-    """What a layer and a sequence of them have in common: what they take, and what they give.
+    """The common base of a layer and a sequence of layers: inputs and outputs.
 
     Attributes:
-        hidden_size: Channels of hidden states.
-        num_attention_heads: Heads of queries.
+        hidden_size: The number of channels of hidden states.
+        num_attention_heads: The number of heads of queries.
         add_cross_attention: Whether there is attention to cross states.
         inside: Whether it is part of another distributed module.
         drops: Whether a dropout has a probability above zero.
@@ -69,19 +70,19 @@ class _OfLayers(DistributedModule):
     drops: bool
 
     def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
-        """Compute; all ranks of the group call it together.
+        """Compute; all ranks of the group must call it together.
 
         Args:
             inputs: (hidden, mask, position_bias, cos, sin), or with cross-attention (hidden, cross_states, mask,
                 cross_mask, position_bias, cos, sin), with the shapes of ``LayerInputs``; what is missing or None after
-                hidden and cross states is not applied. Inside another distributed module ``LayerInputs`` as a plain
-                tuple.
+                hidden and cross states is not applied. Inside another distributed module, ``LayerInputs`` as a
+                plain tuple.
 
         Returns:
             The same tuple with the output in place of the hidden states.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or the sequence is longer than the causal mask; all
+            ConfigError: Shapes or dtypes do not match, or the sequence is longer than the causal mask; all
                 ranks raise it.
         """
         if self.inside:
@@ -92,7 +93,7 @@ class _OfLayers(DistributedModule):
         return (call.leave(self._computed(call.inputs)), *inputs[1:])
 
     def _computed(self, inputs: LayerInputs) -> torch.Tensor:
-        """The output, from what was gathered."""
+        """Return the output, given the gathered inputs."""
         raise NotImplementedError
 
 
@@ -101,9 +102,9 @@ class DistributedTransformerLayer(_OfLayers):
 
     Attributes:
         attention: The first block.
-        cross_attention: The second, or None.
-        output: The last.
-        pre_layernorm: Of the input for both blocks, with ``shared_layernorm``; otherwise None.
+        cross_attention: The block of attention to cross states, or None.
+        output: The last block.
+        pre_layernorm: With ``shared_layernorm``, the normalization of the input for both blocks; otherwise None.
     """
 
     def __init__(
@@ -124,22 +125,22 @@ class DistributedTransformerLayer(_OfLayers):
         post_layernorm: bool = True,
         **options: Unpack[LayerOptions],
     ) -> None:
-        """Make a layer with fresh weights. Sizes are those of the whole.
+        """Create a layer with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            num_attention_heads: See :class:`DistributedAttentionLayer`, as for all that is not said here.
+            num_attention_heads: See :class:`DistributedAttentionLayer`, also for arguments not described here.
             intermediate_size: See :class:`DistributedTransformerOutputLayer`.
-            hidden_dropout_prob: Of each block's output, in training.
+            hidden_dropout_prob: The dropout probability of each block's output, in training.
             activation: See :class:`DistributedTransformerOutputLayer`.
-            layernorm_epsilon: Of all normalizations.
+            layernorm_epsilon: The epsilon of all normalizations.
             add_cross_attention: Whether there is a block of attention to cross states.
             pre_layernorm: Whether each block's input is normalized.
-            post_layernorm: Whether each block's sum is.
-            **options: Of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
+            post_layernorm: Whether each block's sum of input and output is normalized.
+            **options: Options of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         super().__init__(options.get("group"))
         given: dict[str, Any] = {**options, "group": self.tp_group}
@@ -196,12 +197,13 @@ class DistributedTransformerLayer(_OfLayers):
 
 
 class DistributedTransformer(_OfLayers):
-    """A sequence of transformer layers: samples are gathered at its beginning, and given back at its end.
+    """A sequence of transformer layers: samples are gathered at its beginning, and returned to their ranks at its end.
 
     Attributes:
-        seq_layers: The layers, which take and give what was gathered, as a plain tuple of ``LayerInputs``.
-        pre_layernorm: Of the input, if layers normalize both input and sum of each block; otherwise None.
-        layernorm: Of the output, likewise, or as ``final_layernorm`` says.
+        seq_layers: The layers, which take and return gathered inputs as a plain tuple of ``LayerInputs``.
+        pre_layernorm: The normalization of the input, if layers normalize both input and sum of each block; otherwise
+            None.
+        layernorm: The normalization of the output, under the same condition or as ``final_layernorm`` specifies.
     """
 
     def __init__(
@@ -223,17 +225,17 @@ class DistributedTransformer(_OfLayers):
         post_layernorm: bool = True,
         **options: Unpack[TransformerOptions],
     ) -> None:
-        """Make the layers with fresh weights; arguments are those of :class:`DistributedTransformerLayer`, and:
+        """Create the layers with newly initialized weights; arguments are those of a layer, and those below.
 
         Args:
-            num_layers: How many.
+            num_layers: The number of layers.
             pre_layernorm: As for each layer. With ``post_layernorm`` too, the transformer's input and output are
-                normalized besides.
-            **options: Of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
+                normalized as well.
+            **options: Options of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
 
         Raises:
-            ConfigError: A value is not allowed, or a size or number of heads does not divide by the tensor parallelism
-                degree.
+            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
+                parallelism degree.
         """
         super().__init__(options.get("group"))
         if num_layers < 1:
@@ -293,7 +295,7 @@ def _check_parallel(pre_layernorm: bool, post_layernorm: bool, add_cross_attenti
 
 
 def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> DistributedLayerNorm:
-    """A normalization for a layer of these options."""
+    """Create a normalization for a layer with these options."""
     return make_norm(
         options.get("normalization", "layer_norm"),
         hidden_size,

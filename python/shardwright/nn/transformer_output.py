@@ -36,14 +36,14 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class DistributedTransformerOutputLayer(Block):
-    """The block of two linear layers with an activation between (paper, appendix F).
+    """The block of two linear layers with an activation between them (paper, appendix F).
 
     Attributes:
-        pre_layernorm: Of the input, or None.
-        dense1: To the intermediate channels.
-        gate: Beside it, for a gated block: the activation is applied to its output, and multiplied.
-        dense2: Back to the hidden channels.
-        layernorm: Of the sum of input and output, or None.
+        pre_layernorm: The normalization of the input, or None.
+        dense1: The linear layer to the intermediate channels.
+        gate: For a gated block, a second such layer: the activation of its output multiplies the output of ``dense1``.
+        dense2: The linear layer back to the hidden channels.
+        layernorm: The normalization of the sum of input and output, or None.
     """
 
     def __init__(
@@ -64,26 +64,26 @@ class DistributedTransformerOutputLayer(Block):
         intermediate_dropout_prob: float = 0.0,
         **options: Unpack[BlockOptions],
     ) -> None:
-        """Make a block with fresh weights. Sizes are those of the whole.
+        """Create a block with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            hidden_size: Channels of input and output.
-            intermediate_size: Channels between.
-            hidden_dropout_prob: Of the output, in training.
+            hidden_size: The number of channels of input and output.
+            intermediate_size: The number of channels between the linear layers.
+            hidden_dropout_prob: The dropout probability of the output, in training.
             activation: ``"gelu"``, ``"gelu_new"`` (by tanh), ``"relu"``, ``"silu"`` or ``"quick_gelu"``.
-            layernorm_epsilon: Of the normalizations.
-            initializer_range: The standard deviation of normal weights.
-            use_normal_initialization: Draw weights from a normal distribution, with biases of zero.
+            layernorm_epsilon: The epsilon of the normalizations.
+            initializer_range: The standard deviation of normally distributed weights.
+            use_normal_initialization: Whether weights are drawn from a normal distribution, with biases of zero.
             pre_layernorm: Whether the input is normalized.
-            post_layernorm: Whether the sum is.
-            fp32_residual_addition: Whether the sum is made in single precision.
+            post_layernorm: Whether the sum of input and output is normalized.
+            fp32_residual_addition: Whether the sum is computed in single precision.
             gated: Whether the activation of a second linear layer multiplies the first.
             mlp_bias: Whether the linear layers have biases.
-            intermediate_dropout_prob: Of what the last linear layer takes, in training.
-            **options: Of :class:`BlockOptions`.
+            intermediate_dropout_prob: The dropout probability of the input of the last linear layer, in training.
+            **options: Options of :class:`BlockOptions`.
 
         Raises:
-            ConfigError: A value is not allowed, or a size does not divide by the tensor parallelism degree.
+            ConfigError: A value is not allowed, or a size is not divisible by the tensor parallelism degree.
         """
         super().__init__(
             hidden_size,
@@ -108,17 +108,17 @@ class DistributedTransformerOutputLayer(Block):
         self.dense2 = self.make_linear(intermediate_size, [hidden_size], mlp_bias, FEATURES, WHOLE)
 
     def forward(self, inputs: torch.Tensor | tuple[object, ...]) -> torch.Tensor:
-        """Apply the block; all ranks of the group call it together.
+        """Apply the block; all ranks of the group must call it together.
 
         Args:
-            inputs: [batch, ..., hidden_size], floating; inside another distributed module ``LayerInputs`` as a plain
-                tuple.
+            inputs: [batch, ..., hidden_size], floating; inside another distributed module, ``LayerInputs`` as a
+                plain tuple.
 
         Returns:
             [batch, ..., hidden_size]; inside, gathered.
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
+            ConfigError: Shapes or dtypes do not match; all ranks raise it.
         """
         if isinstance(inputs, torch.Tensor):
             call = enter(self, LayerInputs(inputs), self.hidden_size, drops=self.training and self.drops)

@@ -1,4 +1,4 @@
-"""``smp.nn.utils``: what distributed modules of one's own are made with (paper, appendices E.4 and I.6)."""
+"""``smp.nn.utils``: functions for writing custom distributed modules (paper, appendices E.4 and I.6)."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def parameter_creation_scope(
     use_normal: bool = False,
     initializer_range: float = 0.02,
 ) -> Iterator[None]:
-    """Where a distributed module makes its parameters (paper, appendix I.6).
+    """Context manager in which a distributed module creates its parameters (paper, appendix I.6).
 
-    What is made in it and assigned to the module, parameters, buffers and submodules, is entered into its
-    ``shardings``. At the end of the scope parameters are drawn again: each as a whole, of which every rank keeps its
+    Parameters, buffers and submodules that are created in it and assigned to the module are added to its
+    ``shardings``. At the end of the scope, parameters are drawn again: each as a whole, of which every rank keeps its
     part, so that one seed gives the same numbers at every degree. A submodule with ``reset_parameters``, as those of
     torch have, is drawn by that, with the sizes of the whole; any other parameter of two or more dims like the weight
     of ``nn.Linear``. Other ones of one dim keep the values they were made with.
 
     Args:
         module: The module that is being made, after its ``super().__init__``.
-        scaled_batch: Whether what is made meets the samples of the whole group, so that its gradients are complete
-            within it; otherwise it meets this rank's own.
+        scaled_batch: Whether the parameters are applied to the samples of the whole group, so that their gradients are
+            complete within it; otherwise they are applied to this rank's own samples.
         dtype: The default dtype inside; None for the current one.
         use_normal: Whether numbers that are drawn at random are normal, with mean 0, instead of what modules draw by
             default. Constants, such as the ones of a norm or the zeros of a padding id, stay.
@@ -66,7 +66,7 @@ def parameter_creation_scope(
     scope = _Scope(module, scaled_batch)
     token = _SCOPES.set((*_SCOPES.get(), scope))
     try:
-        # What modules draw for this rank's sizes is thrown away, and leaves no trace in the generators.
+        # Values that modules draw for this rank's sizes are discarded, and do not change the generators' states.
         with _rewound_generators(), nullcontext() if dtype is None else _default_dtype(dtype):
             yield
     finally:
@@ -186,7 +186,7 @@ class _Scope:
 
 
 def _drawn(owner: nn.Module, names: list[str], deviation: float | None) -> dict[str, torch.Tensor]:
-    """Fresh numbers for a module's parameters, which have the sizes of the whole now."""
+    """Return new values for a module's parameters, which have the sizes of the whole now."""
     parameters: dict[str, torch.Tensor] = {
         name: one for name, one in owner._parameters.items() if name in names and one is not None
     }
@@ -201,7 +201,7 @@ def _drawn(owner: nn.Module, names: list[str], deviation: float | None) -> dict[
             before = {name: one.clone() for name, one in parameters.items()}
             reset()
             for name, one in parameters.items():
-                if not torch.equal(one, before[name]):  # what differs between two draws is no constant
+                if not torch.equal(one, before[name]):  # values that differ between two draws are random
                     nn.init.normal_(one, std=deviation)
             padding = getattr(owner, "padding_idx", None)
             if padding is not None:
@@ -210,7 +210,7 @@ def _drawn(owner: nn.Module, names: list[str], deviation: float | None) -> dict[
 
 
 def _sharding(owner: nn.Module, name: str, tensor: torch.Tensor, partition: str | None, scaled_batch: bool) -> Sharding:
-    """How a parameter or buffer lies over tp ranks that was made in a partition, or in none."""
+    """Return the sharding of a parameter or buffer that was created in a partition, or in none."""
     if partition is None or not tensor.dim():
         return Sharding(scaled_batch=scaled_batch)
     by_input = partition == "input"
@@ -234,7 +234,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _between(module: nn.Module, path: str) -> Iterator[nn.Module]:
-    """The submodules on the way to one, itself included."""
+    """Yield the submodules on the path to a submodule, itself included."""
     names = path.split(".") if path else []
     for end in range(1, len(names) + 1):
         yield module.get_submodule(".".join(names[:end]))

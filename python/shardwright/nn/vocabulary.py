@@ -27,11 +27,11 @@ _COMPUTED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 class VocabularyParallelEmbedding(DistributedModule):
     """An embedding divided over its rows: tp rank i has the i-th slice of the vocabulary.
 
-    An all-gather gives every rank the ids of all samples, it looks up those that are its own, zeros for the others, and
-    a reduce-scatter sums them and gives each rank its own samples. Where all ranks bring the same samples
-    (``prescaled_batch``) an all-reduce takes the places of both. Unlike an embedding divided over channels, its weight
-    can be that of a vocabulary-parallel output layer too. A vocabulary that does not divide by the degree ends in rows
-    of zeros that no id uses.
+    An all-gather gives every rank the ids of all samples, each rank looks up those in its rows, with zeros for the
+    others, and a reduce-scatter sums the results and gives each rank its own samples. If all ranks have the same
+    samples (``prescaled_batch``), one all-reduce replaces both. Unlike with an embedding divided over channels, a
+    vocabulary-parallel output layer can share the weight. A vocabulary that is not divisible by the degree ends in
+    rows of zeros that no id uses.
 
     Attributes:
         weight: [num_embeddings / tp degree, rounded up, embedding_dim].
@@ -51,21 +51,21 @@ class VocabularyParallelEmbedding(DistributedModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make an embedding with fresh numbers.
+        """Create an embedding with newly initialized weights.
 
         Args:
             num_embeddings: The number of ids.
             embedding_dim: The number of channels.
-            padding_idx: An id whose embedding has no gradient and starts as zeros; negative ones count from the end.
-            initializer_range: The standard deviation of fresh numbers.
-            inside: Whether it is part of another distributed module, which has gathered the ids and sums the results:
-                a call is :meth:`partial` then.
+            padding_idx: An id whose embedding gets no gradient and is initially zero; negative ones count from the end.
+            initializer_range: The standard deviation of newly initialized weights.
+            inside: Whether it is part of another distributed module, which has gathered the ids and sums the results; a
+                call is then :meth:`partial`.
             group: The ranks that divide it; by default the running job's TP_GROUP.
-            device: Of the weight.
-            dtype: Of the weight.
+            device: The device of the weight.
+            dtype: The dtype of the weight.
 
         Raises:
-            ConfigError: ``padding_idx`` is no id.
+            ConfigError: ``padding_idx`` is not an id.
         """
         super().__init__(group)
         self.num_embeddings = num_embeddings
@@ -82,7 +82,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Look up the ids of this rank's samples; all ranks of the group call it together.
+        """Look up the ids of this rank's samples; all ranks of the group must call it together.
 
         Args:
             input: [batch, ...], int32 or int64; the batch may differ between ranks, and be 0. With ``prescaled_batch``
@@ -92,7 +92,7 @@ class VocabularyParallelEmbedding(DistributedModule):
             [batch, ..., embedding_dim].
 
         Raises:
-            ConfigError: Shapes or dtypes do not fit together, or on the CPU an id is out of range; all ranks raise it.
+            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         if self.inside:
             return self.partial(input)
@@ -105,13 +105,13 @@ class VocabularyParallelEmbedding(DistributedModule):
         return relayout(self.partial(ids), PARTIAL, lies, group=group, sizes=batches, needs_grad=needs_grad)
 
     def partial(self, ids: torch.Tensor) -> torch.Tensor:
-        """What this rank adds to the embeddings of ids that are the same on all ranks, without communication.
+        """Return this rank's summand of the embeddings of ids that are the same on all ranks, without communication.
 
         Args:
             ids: [...], int32 or int64.
 
         Returns:
-            [..., embedding_dim]: zeros where another rank has the row. The sum over ranks is the embeddings.
+            [..., embedding_dim], zeros if another rank has the row. The embeddings are the sum over ranks.
 
         Raises:
             ConfigError: On the CPU an id is out of range.
@@ -125,7 +125,7 @@ class VocabularyParallelEmbedding(DistributedModule):
         return nn.functional.embedding(own, self.weight, padding).masked_fill(elsewhere.unsqueeze(-1), 0)
 
     def extra_repr(self) -> str:
-        """What ``print`` tells of it."""
+        """Return the arguments shown in the module's ``repr``."""
         return f"{self.num_embeddings}, {self.embedding_dim}, tp_degree={self.tp_group.size}"
 
 
@@ -133,19 +133,19 @@ class TiedOutput(DistributedModule):
     """The output layer of a language model, with the weight of its word embedding and no bias.
 
     Attributes:
-        weight: The :class:`VocabularyParallelEmbedding`'s.
+        weight: The weight of the :class:`VocabularyParallelEmbedding`.
     """
 
     weight: nn.Parameter
 
     def __init__(self, embedding: VocabularyParallelEmbedding) -> None:
-        """Share the weight of an embedding."""
+        """Create an output layer that shares the weight of an embedding."""
         super().__init__(embedding.tp_group)
         self.weight = embedding.weight
         self.shardings["weight"] = embedding.shardings["weight"]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Score this rank's slice of the vocabulary, without communication.
+        """Compute the logits of this rank's slice of the vocabulary, without communication.
 
         Args:
             hidden: [..., embedding_dim], the same on all ranks; its gradient is this rank's part of a sum over them.
@@ -168,7 +168,7 @@ def vocabulary_parallel_cross_entropy(
     vocab_size: int | None = None,
     needs_grad: bool | None = None,
 ) -> torch.Tensor:
-    """The cross entropy of logits that are divided over the vocabulary, without gathering them.
+    """Compute the cross entropy of logits that are divided over the vocabulary, without gathering them.
 
     For each target one small all-gather exchanges the ranks' largest logits, sums of exponentials and the target's
     logit.
@@ -178,22 +178,22 @@ def vocabulary_parallel_cross_entropy(
             samples on all ranks.
         target: [...], int64, the same on all ranks.
         group: The tensor-parallel group; by default the running job's.
-        batches: Where the samples are those of several ranks, the size in the first dim of each tp rank's: then the
-            result is the loss of this rank's own samples, and backward is the derivative of the sum of the ranks'
+        batches: If the samples are those of several ranks, the batch of each tp rank in the first dim. The result is
+            then the loss of this rank's own samples, and the backward is the derivative of the sum of the ranks'
             losses, with an all-gather of the gradients of losses. Otherwise the result is the same on all ranks and
             counts once.
-        ignore_index: Targets of this value do not count.
-        reduction: ``"mean"`` over the targets that count, ``"sum"``, or ``"none"``.
-        label_smoothing: From 0 to 1, the part of the target that is spread over the vocabulary.
-        vocab_size: Of the whole, where the last slices end in padding, which counts as no word.
-        needs_grad: Whether a gradient is needed by any rank, where the caller knows that and that shapes fit. Without
-            it the ranks tell each other shapes first, one small all-gather.
+        ignore_index: Targets with this value are ignored.
+        reduction: ``"mean"`` over the targets that are not ignored, ``"sum"``, or ``"none"``.
+        label_smoothing: The part of the target, from 0 to 1, that is spread over the vocabulary.
+        vocab_size: The size of the whole vocabulary, if the last slices end in padding, which is excluded.
+        needs_grad: Whether any rank needs a gradient, if the caller knows, and knows that shapes match. Without it,
+            the ranks first exchange shapes by one small all-gather.
 
     Returns:
         A scalar, or [...] with ``"none"`` (its first dim ``batches[tp rank]``); float32 for half precision.
 
     Raises:
-        ConfigError: Shapes or dtypes do not fit together, on the CPU a target is out of range, or an option has a value
+        ConfigError: Shapes or dtypes do not match, on the CPU a target is out of range, or an option has a value
             that is not allowed.
     """
     group = current_tensor_group() if group is None else group
@@ -219,7 +219,7 @@ def vocabulary_parallel_cross_entropy(
 
 
 def _vocabulary(logits: torch.Tensor, target: torch.Tensor, group: TensorGroup, vocab_size: int | None) -> int:
-    """The size of the whole vocabulary, if logits and targets fit together."""
+    """Return the size of the whole vocabulary, after checking that logits and targets match."""
     if not logits.is_floating_point() or target.dtype != torch.int64:
         raise ConfigError(f"{_LOSS}: logits are {logits.dtype} and target {target.dtype}; expected floating and int64")
     if not logits.dim() or logits.shape[:-1] != target.shape or not logits.shape[-1]:
@@ -238,7 +238,7 @@ def _vocabulary(logits: torch.Tensor, target: torch.Tensor, group: TensorGroup, 
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Losses of each target; 0 for ignored ones."""
+    """Compute the loss of each target; 0 for ignored ones."""
 
     @staticmethod
     def forward(
@@ -256,7 +256,7 @@ class _CrossEntropy(torch.autograd.Function):
         wide = logits.to(_COMPUTED_IN.get(logits.dtype, logits.dtype))
         scores = wide[..., : ctx.words]
         largest = scores.amax(-1) if ctx.words else wide.new_full(wide.shape[:-1], -torch.inf)
-        # A slice of which every logit is minus infinity has no exponentials, not undefined ones.
+        # If all logits of a slice are minus infinity, the exponentials are zero, not undefined.
         finite = torch.where(largest == -torch.inf, 0, largest)
         exponentials = (scores - finite.unsqueeze(-1)).exp_().sum(-1)
         picked = wide.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
@@ -275,7 +275,7 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
         logits, top, norm, own, elsewhere, ignored = ctx.saved_tensors
-        # Probabilities are computed again: they would take as much memory as the logits, which are kept anyway.
+        # Probabilities are recomputed: they would take as much memory as the logits, which are kept anyway.
         found = (logits.to(norm.dtype) - top.unsqueeze(-1)).sub_(norm.unsqueeze(-1)).exp_()
         if ctx.smoothing:
             found -= ctx.smoothing / ctx.vocabulary
@@ -287,9 +287,9 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _own_rows(ids: torch.Tensor, first: int, rows: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where ids lie in this rank's rows, and which lie on another rank, 0 standing for those.
+    """Return the positions of ids in this rank's rows, 0 for ids on other ranks, and a mask of those ids.
 
-    Ids that are on no rank stay out of range, so that the look-up that follows fails.
+    Ids that are on no rank remain out of range, so that the lookup that follows fails.
     """
     places = ids - first
     elsewhere = ((places < 0) | (places >= rows)) & (ids >= 0) & (ids < vocabulary)

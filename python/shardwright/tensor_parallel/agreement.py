@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group tell each other about the tensors of a collective, before it."""
+"""Checks before a collective: the ranks of a tensor-parallel group exchange metadata of their tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from shardwright.errors import ConfigError
 
-#: Dtypes that every back end sums, itself or in a wider one.
+#: Dtypes that every backend sums, directly or in a wider dtype.
 SUMMED = (
     torch.float16,
     torch.bfloat16,
@@ -28,15 +28,15 @@ SUMMED = (
 
 @dataclass(frozen=True)
 class Rule:
-    """What a collective asks of the tensors of all ranks.
+    """The requirements of a collective on the tensors of all ranks.
 
     Attributes:
-        operation: The name of the primitive or distributed module, for errors.
-        dims: The dims it was given; negative ones count from the end.
-        free_dim: The one of them in which shapes may differ between ranks, or None.
-        divided_dim: The one of them that is cut into slices of one size, or None.
-        sums: Whether it adds elements, so that dtypes without a sum are refused.
-        site: The name in its model of the module that calls it; empty for any other caller.
+        operation: The name of the primitive or distributed module, for error messages.
+        dims: The dims given by the caller; negative ones count from the end.
+        free_dim: The dim of these in which shapes may differ between ranks, or None.
+        divided_dim: The dim of these that is divided into slices of equal size, or None.
+        sums: Whether the collective adds elements; dtypes without a sum are then refused.
+        site: The name in its model of the calling module; empty for other callers.
     """
 
     operation: str
@@ -49,17 +49,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class Signature:
-    """What one rank brings to a collective.
+    """The metadata of one rank's tensors for a collective.
 
     Attributes:
-        operation: The rule's.
-        dims: The rule's.
-        shapes: Of its tensors.
-        dtypes: Of its tensors, as texts; another layout than strided stands beside the dtype.
-        needs_grad: Whether one of its tensors needs a gradient.
-        parameters_need_grad: Whether a parameter of its part of the module does.
-        grad_enabled: Whether it records for backward at all.
-        seed: A number that it drew, or 0.
+        operation: The operation of the rule.
+        dims: The dims of the rule.
+        shapes: The shapes of the tensors.
+        dtypes: The dtypes of the tensors, as strings that include the layout unless it is strided.
+        needs_grad: Whether one of the tensors needs a gradient.
+        parameters_need_grad: Whether a parameter of the rank's part of the module needs a gradient.
+        grad_enabled: Whether grad mode is enabled on the rank.
+        seed: A random number drawn by the rank, or 0.
     """
 
     operation: str
@@ -73,7 +73,7 @@ class Signature:
 
     @staticmethod
     def of(rule: Rule, tensors: Sequence[torch.Tensor], parameters_need_grad: bool = False, seed: int = 0) -> Signature:
-        """That of the calling rank."""
+        """Return the signature of the calling rank."""
         enabled = torch.is_grad_enabled()
         return Signature(
             operation=rule.operation,
@@ -87,31 +87,31 @@ class Signature:
         )
 
     def encode(self) -> bytes:
-        """As bytes for the other ranks."""
+        """Encode the signature as bytes."""
         return json.dumps(
             [list(value) if isinstance(value, tuple) else value for value in vars(self).values()]
         ).encode()
 
     @staticmethod
     def decode(data: bytes) -> Signature:
-        """From what another rank encoded."""
+        """Decode a signature from bytes."""
         operation, dims, shapes, dtypes, *others = json.loads(data)
         return Signature(operation, tuple(dims), tuple(tuple(shape) for shape in shapes), tuple(dtypes), *others)
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks of the group bring, in the order of tp ranks; every rank holds the same."""
+    """The signatures of all ranks of the group, in the order of tp ranks; the same on every rank."""
 
     signatures: tuple[Signature, ...]
 
     def sizes(self, dim: int, tensor: int = 0) -> list[int]:
-        """The size of each tp rank's tensor number ``tensor`` in ``dim``."""
+        """Return the size in ``dim`` of the tensor with index ``tensor`` on each tp rank."""
         return [signature.shapes[tensor][dim] for signature in self.signatures]
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a tensor of any rank needs a gradient: then all ranks take part in backward."""
+        """Whether a tensor of any rank needs a gradient; all ranks then take part in the backward."""
         return any(signature.needs_grad for signature in self.signatures)
 
     @property
@@ -121,22 +121,22 @@ class Agreement:
 
     @property
     def seed(self) -> int:
-        """Of the random numbers that all ranks share: tp rank 0's."""
+        """The seed of random numbers that all ranks share, which is tp rank 0's."""
         return self.signatures[0].seed
 
 
 def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
-    """Hold what all ranks bring against what a collective asks.
+    """Check the signatures of all ranks against the rule of a collective.
 
-    Every rank has the same agreement and so raises the same error; none is left waiting in the collective.
+    Every rank has the same agreement and therefore raises the same error, so that no rank waits in the collective.
 
     Args:
-        rule: That of the calling rank.
-        agreement: What the ranks said.
-        num_slices: Into how many slices the rule's divided dim is cut.
+        rule: The rule of the calling rank.
+        agreement: The signatures of all ranks.
+        num_slices: The number of slices into which the rule's divided dim is divided.
 
     Raises:
-        ConfigError: Says what was given, on which tp rank, and what is allowed.
+        ConfigError: A signature violates the rule. The message names the value, the tp rank and what is allowed.
     """
     name = rule.operation
     signatures = agreement.signatures
@@ -171,7 +171,7 @@ def check(rule: Rule, agreement: Agreement, num_slices: int) -> None:
 
 
 def _check_shapes(rule: Rule, agreement: Agreement, num_slices: int) -> None:
-    """Hold shapes of as many dims on all ranks against each other and the rule."""
+    """Check shapes, which have the same number of dims on all ranks, against each other and the rule."""
     name = rule.operation
     for number, shape in enumerate(agreement.signatures[0].shapes):
         for dim in rule.dims:
@@ -182,7 +182,7 @@ def _check_shapes(rule: Rule, agreement: Agreement, num_slices: int) -> None:
                 )
         free = None if rule.free_dim is None else rule.free_dim % len(shape)
         if rule.divided_dim is not None and rule.divided_dim % len(shape) == free:
-            free = None  # slices of one size from all ranks need tensors of one size
+            free = None  # slices of equal size from all ranks need tensors of equal size
         for dim in range(len(shape)):
             if dim != free and len(set(agreement.sizes(dim, number))) > 1:
                 where = "" if free is None else f" but in dim {free}"
@@ -196,18 +196,18 @@ def _check_shapes(rule: Rule, agreement: Agreement, num_slices: int) -> None:
 
 
 def check_sizes(operation: str, sizes: Sequence[int], num_ranks: int, dim: int, rank: int | None, size: int) -> None:
-    """Hold sizes that a caller passes against this rank's tensor.
+    """Check sizes passed by a caller against this rank's tensor.
 
     Args:
-        operation: The name of the primitive, for errors.
-        sizes: One for each tp rank.
+        operation: The name of the primitive, for error messages.
+        sizes: The size for each tp rank.
         num_ranks: The number of tp ranks.
-        dim: Of the tensor, for errors.
+        dim: The dim of the tensor, for error messages.
         rank: The calling tp rank, if the tensor has ``sizes[rank]`` in the dim; None if it has the sum of all sizes.
-        size: What the tensor has in the dim.
+        size: The size of the tensor in the dim.
 
     Raises:
-        ConfigError: There is another number of sizes, a negative one, or they are not those of the tensor.
+        ConfigError: The number of sizes is wrong, a size is negative, or the sizes do not match the tensor.
     """
     if len(sizes) != num_ranks or any(number < 0 for number in sizes):
         raise ConfigError(

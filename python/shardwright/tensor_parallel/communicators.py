@@ -1,9 +1,9 @@
 """The communication primitives of custom distributed modules, with their gradients (paper, appendix I.6).
 
-Each has the name it has in the paper. Backward is the exact adjoint over the whole group, for a loss that is the sum of
-the ranks' losses; ``fwd_allreduce_for_tp`` and ``bwd_allreduce_for_tp`` are a pair for replicated values instead, whose
-loss counts once. All ranks of the group call the same primitives in the same order, and all or none run backward
-through them.
+Names are those of the paper. The backward is the exact adjoint over the whole group, for a loss that is the sum of
+the ranks' losses. ``fwd_allreduce_for_tp`` and ``bwd_allreduce_for_tp`` are a pair for replicated values instead,
+whose loss counts once. All ranks of the group must call the same primitives in the same order, and either all or none
+must run the backward through them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ def fused_allgather_for_tp(
     """Concatenate the tensors of all tp ranks; backward is a reduce-scatter (paper, appendix I.6).
 
     Args:
-        tensor: This rank's, [..., n_r, ...] with its own size n_r in ``dim``, of any dtype; or a list, for one
-            collective. The dtype and all other sizes are the same on all ranks.
-        dim: Along which to concatenate, in the order of tp ranks.
+        tensor: This rank's tensor, [..., n_r, ...] with its own size n_r in ``dim``, of any dtype; or a list of
+            tensors, for one collective. The dtype and all other sizes are the same on all ranks.
+        dim: The dim along which to concatenate, in the order of tp ranks.
         group: The tensor-parallel group; by default the running job's.
-        sizes: n_r of every tp rank, the same for all tensors of a list, where the caller knows them.
-        needs_grad: Whether a gradient is needed by any rank, where the caller knows. With neither this nor ``sizes``
-            the ranks tell each other shapes first, one small all-gather, and every rank refuses what does not fit.
+        sizes: n_r of every tp rank, the same for all tensors of a list, if the caller knows them.
+        needs_grad: Whether any rank needs a gradient, if the caller knows. With neither this nor ``sizes``, the
+            ranks first exchange shapes by one small all-gather, and every rank raises an error if they do not match.
 
     Returns:
         [..., sum of n_r, ...], of the same dtype, the same on all ranks.
 
     Raises:
-        ConfigError: ``dim`` is out of range, shapes differ in another dim, dtypes differ, or ``sizes`` are not those
-            of the tensor.
+        ConfigError: ``dim`` is out of range, shapes differ in another dim, dtypes differ, or ``sizes`` do not match the
+            tensor.
     """
     group = current_tensor_group() if group is None else group
     return move("fused_allgather_for_tp", tensor, slices(dim), SHARED, group, sizes, None, needs_grad)
@@ -43,20 +43,20 @@ def reduce_scatter_for_tp(
     """Sum the tensors of all tp ranks and keep one slice of the sum; backward is an all-gather (paper, appendix I.6).
 
     Args:
-        tensor: This rank's, of one shape [..., n, ...] and dtype on all ranks, floating, complex or integer; or a
-            list, for one collective.
-        dim: Along which the sum is sliced.
+        tensor: This rank's tensor, of the same shape [..., n, ...] and dtype on all ranks, floating, complex or
+            integer; or a list of tensors, for one collective.
+        dim: The dim along which the sum is sliced.
         group: The tensor-parallel group; by default the running job's.
-        sizes: Of the slice of every tp rank, n together, where they are not of one size.
+        sizes: The size of every tp rank's slice, with sum n, if sizes are not equal.
         needs_grad: As for :func:`fused_allgather_for_tp`.
 
     Returns:
-        This rank's slice, [..., n / tp degree, ...] or [..., sizes[tp rank], ...], of the same dtype. Parts are added
-        in the order of tp ranks; half precision in single, rounded once.
+        This rank's slice, [..., n / tp degree, ...] or [..., sizes[tp rank], ...], of the same dtype. Summands are
+        added in the order of tp ranks. Half precision is summed in single precision and rounded once.
 
     Raises:
-        ConfigError: ``dim`` is out of range, n does not divide by the tp degree, shapes or dtypes differ between
-            ranks, the dtype has no sum, or ``sizes`` are not those of the tensor.
+        ConfigError: ``dim`` is out of range, n is not divisible by the tp degree, shapes or dtypes differ between
+            ranks, the dtype has no sum, or ``sizes`` do not match the tensor.
     """
     group = current_tensor_group() if group is None else group
     return move("reduce_scatter_for_tp", tensor, PARTIAL, slices(dim), group, None, sizes, needs_grad)
@@ -72,25 +72,25 @@ def scatter_and_merge_for_tp(
     merge_sizes: Sizes | None = None,
     needs_grad: bool | None = None,
 ) -> T:
-    """Send the j-th slice to tp rank j and concatenate what arrives; backward is the way back (paper, appendix I.6).
+    """Send the j-th slice to tp rank j and concatenate the slices received; backward is the inverse (appendix I.6).
 
     Args:
-        tensor: This rank's, [..., n, ..., m_r, ...] with n in ``split_dim`` on all ranks and its own m_r in
-            ``merge_dim``, of any dtype; or a list, for one collective.
-        split_dim: Which is sliced.
-        merge_dim: Along which the received slices are concatenated, in the order of tp ranks. It may be the same if
-            slices are of one size.
+        tensor: This rank's tensor, [..., n, ..., m_r, ...] with n in ``split_dim`` on all ranks and its own m_r in
+            ``merge_dim``, of any dtype; or a list of tensors, for one collective.
+        split_dim: The dim that is sliced.
+        merge_dim: The dim along which the received slices are concatenated, in the order of tp ranks. It may be
+            ``split_dim`` if slices are of equal size.
         group: The tensor-parallel group; by default the running job's.
-        split_sizes: Of the slice for every tp rank, n together, where they are not of one size.
-        merge_sizes: m_r of every tp rank, where the caller knows them.
-        needs_grad: As for :func:`fused_allgather_for_tp`; without any of the three the ranks tell each other shapes.
+        split_sizes: The size of every tp rank's slice, with sum n, if sizes are not equal.
+        merge_sizes: m_r of every tp rank, if the caller knows them.
+        needs_grad: As for :func:`fused_allgather_for_tp`; with none of the three, the ranks exchange shapes first.
 
     Returns:
         [..., n / tp degree, ..., sum of m_r, ...], of the same dtype.
 
     Raises:
-        ConfigError: A dim is out of range, n does not divide by the tp degree, shapes or dtypes differ between ranks
-            where they must not, or sizes are not those of the tensor.
+        ConfigError: A dim is out of range, n is not divisible by the tp degree, shapes or dtypes differ between ranks
+            where they must not, or sizes do not match the tensor.
     """
     group, old, new = current_tensor_group() if group is None else group, slices(merge_dim), slices(split_dim)
     return move("scatter_and_merge_for_tp", tensor, old, new, group, merge_sizes, split_sizes, needs_grad)
@@ -99,18 +99,18 @@ def scatter_and_merge_for_tp(
 def fwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_grad: bool | None = None) -> T:
     """Sum the tensors of all tp ranks; backward is the identity (paper, appendix I.6 and figures 11, 12).
 
-    The result is replicated, and what is computed from it counts once: every rank has the same gradient of it, which
-    is that of each summand.
+    The result is replicated, and a loss computed from it counts once: its gradient is the same on every rank, and is
+    the gradient of each summand.
 
     Args:
-        tensor: This rank's, of one shape and dtype on all ranks, floating, complex or integer; or a list, for one
-            collective for each dtype.
+        tensor: This rank's tensor, of the same shape and dtype on all ranks, floating, complex or integer; or a list
+            of tensors, for one collective per dtype.
         group: The tensor-parallel group; by default the running job's.
-        needs_grad: Whether a gradient is needed by any rank, where the caller knows that and that shapes are the same.
-            Without it the ranks tell each other shapes first, one small all-gather.
+        needs_grad: Whether any rank needs a gradient, if the caller knows, and knows that shapes are the same. Without
+            it, the ranks first exchange shapes by one small all-gather.
 
     Returns:
-        The sum, of the same shape and dtype, the same bits on all ranks.
+        The sum, of the same shape and dtype, bitwise identical on all ranks.
 
     Raises:
         ConfigError: Shapes or dtypes differ between ranks, or the dtype has no sum.
@@ -123,12 +123,12 @@ def bwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     """Return a replicated tensor; backward sums its gradient over tp ranks (paper, appendix I.6 and figures 11, 12).
 
     Args:
-        tensor: The same on all ranks, of any dtype; or a list, for one collective in backward.
+        tensor: A tensor of any dtype, the same on all ranks; or a list of tensors, for one collective in the backward.
         group: The tensor-parallel group; by default the running job's.
         needs_grad: As for :func:`fwd_allreduce_for_tp`.
 
     Returns:
-        A view of the tensor. Each rank computes another part of the model's result from it.
+        A view of the tensor, from which each rank computes a different part of the model's result.
 
     Raises:
         ConfigError: Shapes or dtypes differ between ranks.

@@ -1,4 +1,4 @@
-"""A tensor-parallel group: which ranks divide modules among them, and the collectives they do it with."""
+"""A tensor-parallel group: the ranks that divide modules among them, and their collectives."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shardwright.tensor_parallel.shape_exchange import ShapeExchange
 
 @dataclass
 class Count:
-    """How often a collective ran, and what it sent.
+    """The number of collectives of a kind, and the bytes that they sent.
 
     Attributes:
-        number: Of collectives.
-        num_bytes: That this rank sent to other ranks, with algorithms that send no more than they must.
+        number: The number of collectives.
+        num_bytes: The bytes that this rank sent to other ranks, if algorithms send the minimum.
     """
 
     number: int = 0
@@ -33,19 +33,19 @@ class Count:
 
 
 class TensorGroup:
-    """The ranks that divide modules among them (TP_GROUP), with the collectives that the primitives are made of.
+    """The ranks that divide modules among them (TP_GROUP), with the collectives that implement the primitives.
 
-    The collectives here know no gradients; those of ``communicators`` do. They take tensors of any strides and several
-    tensors at once, and return new ones. Sizes along a dim may differ between ranks: a caller knows them all, from
-    :meth:`agree` or from the module that asked.
+    These collectives are not differentiable; those of ``communicators`` are. They accept tensors with any strides and
+    several tensors at once, and return new tensors. Sizes along a dim may differ between ranks: the caller passes the
+    sizes of all ranks, known from :meth:`agree` or from the calling module.
 
     Attributes:
         size: The number of ranks, the tensor parallelism degree.
-        rank: The calling rank's index in it, its tp rank.
+        rank: The calling rank's index in the group, its tp rank.
         optimize: How transformer layers are divided (paper, appendix F): ``"speed"`` or ``"memory"``.
-        prescaled_batch: Whether all ranks bring the same samples, so that nothing is gathered (paper, appendix I.1).
-        counts: For each kind (``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"all_reduce"``, and
-            ``"agree"`` for shapes, ``"as_before"`` for shapes that are known) what was sent.
+        prescaled_batch: Whether all ranks have the same samples, so that nothing is gathered (paper, appendix I.1).
+        counts: What was sent, by kind: ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"all_reduce"``,
+            ``"agree"`` for shapes, and ``"as_before"`` for unchanged shapes.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class TensorGroup:
         host: BackEnd | None = None,
         enter: Callable[[str], None] | None = None,
     ) -> None:
-        """For a process group.
+        """Create a tensor-parallel group from a process group.
 
         Args:
             process_group: The group; None for one rank.
             optimize: ``"speed"`` or ``"memory"``.
-            prescaled_batch: Whether all ranks bring the same samples.
-            back_end: What communicates; by default the process group.
-            host: What carries what the ranks tell each other, in tensors on the CPU, so that no device is waited for.
-                By default ``back_end``, with tensors where it needs them.
-            enter: Is told what the ranks are about to agree on, before this rank waits for the others.
+            prescaled_batch: Whether all ranks have the same samples.
+            back_end: The backend that runs the collectives; by default the process group.
+            host: The backend for the exchange of metadata in CPU tensors, which waits for no device. By default
+                ``back_end``, with tensors on the device that it needs.
+            enter: Called with a description of what the ranks are about to agree on, before this rank waits.
 
         Raises:
-            ConfigError: The calling rank is not in it.
+            ConfigError: The calling rank is not in the process group.
         """
         if process_group is not None and dist.get_rank(process_group) < 0:
             raise ConfigError("the process group of a TensorGroup has to contain the calling rank")
@@ -88,7 +88,7 @@ class TensorGroup:
         self._shapes = ShapeExchange(self._exchange_blocks, self.size, self.rank, remembers=host is not None)
 
     def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
-        """The same ranks and back end with other settings, where they are given, and counts of its own."""
+        """Return a group with the same ranks and backend, with the settings given, and with its own counts."""
         return TensorGroup(
             self._process_group,
             optimize=self.optimize if optimize is None else optimize,
@@ -99,11 +99,11 @@ class TensorGroup:
         )
 
     def __deepcopy__(self, memo: object) -> TensorGroup:
-        """Copies of a module share its group, as copies of tensors share their device."""
+        """Return the group itself: copies of a module share its group, as copies of tensors share their device."""
         return self
 
     def as_first(self, flag: bool) -> bool:
-        """What the group's first rank says, for decisions that all have to take alike."""
+        """Return the flag of the group's first rank, for decisions that must be the same on all ranks."""
         return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag])).result()[0] == b"\1"
 
     def begin_step(self) -> None:
@@ -112,14 +112,14 @@ class TensorGroup:
             each.begin_step()
 
     def abandon_step(self) -> None:
-        """The step has failed on all ranks of the group."""
+        """Abandon a step that has failed on all ranks of the group."""
         self._shapes.forget()
         for each in self._back_ends:
             each.abandon_step()
 
     @property
     def unfinished(self) -> list[Any]:
-        """What must not be destroyed, as other ranks may still wait for it."""
+        """Return the objects that must not be destroyed yet, because other ranks may still wait for them."""
         return [one for each in self._back_ends for one in each.unfinished]
 
     @property
@@ -127,10 +127,10 @@ class TensorGroup:
         return list(dict.fromkeys(each for each in (self._back_end, self._host) if each is not None))
 
     def meet(self, place: str) -> None:
-        """Hold against each other that all ranks have come to the same place of the step function.
+        """Check that all ranks have reached the same place in the step function.
 
         Raises:
-            ConfigError: A rank has come here where another one calls a module; all ranks raise it.
+            ConfigError: This rank is here while another rank calls a module; all ranks raise it.
         """
         if self.size > 1:
             if self._enter is not None:
@@ -139,10 +139,10 @@ class TensorGroup:
             self._shapes.exchange(rule, Signature.of(rule, [torch.empty(0)]))
 
     def end_step(self) -> None:
-        """Read what ranks told in the step and nobody waited for.
+        """Read the messages of the step that this rank has not waited for.
 
         Raises:
-            ConfigError: A rank went on as before in a call where another one did not; both raise it.
+            ConfigError: In a call, one rank assumed unchanged shapes and another one did not; both raise it.
         """
         self._shapes.catch_up()
 
@@ -154,22 +154,23 @@ class TensorGroup:
         seed: int = 0,
         known: bool = False,
     ) -> Agreement:
-        """Tell all ranks the shapes and dtypes of this rank's tensors, and hear theirs: one small all-gather.
+        """Exchange shapes and dtypes of tensors with all ranks, by one small all-gather.
 
-        Where nothing may differ between ranks, a call like the last one waits for nobody (``shape_exchange.py``).
+        If nothing may differ between ranks, a call with the same shapes as the last one does not wait
+        (``shape_exchange.py``).
 
         Args:
-            rule: What the following collective asks of them.
-            tensors: What this rank brings to it.
+            rule: The requirements of the collective that follows.
+            tensors: This rank's tensors for the collective.
             parameters_need_grad: Whether a parameter of this rank's part of the module needs a gradient.
-            seed: A number that this rank drew, where the ranks need one in common.
-            known: Whether the caller knows that all ranks bring what this one does; then nothing is sent.
+            seed: A random number drawn by this rank, if the ranks need a common one.
+            known: Whether the caller knows that all ranks have the same signature; nothing is sent then.
 
         Returns:
-            What all ranks bring.
+            The signatures of all ranks.
 
         Raises:
-            ConfigError: They do not fit together; all ranks raise it.
+            ConfigError: The signatures do not match; all ranks raise it.
         """
         own = Signature.of(rule, tensors, parameters_need_grad, seed)
         if known or self.size == 1:
@@ -186,9 +187,10 @@ class TensorGroup:
         """Concatenate the tensors of all ranks, in the order of tp ranks.
 
         Args:
-            tensors: This rank's, of shape [..., size of this rank, ...], which must not change before it has ended.
-            dims: For each tensor along which dim, not negative.
-            sizes: For each tensor every tp rank's size along it.
+            tensors: This rank's tensors, of shape [..., size of this rank, ...], which must not change before the
+                collective has ended.
+            dims: For each tensor, the dim along which to concatenate, not negative.
+            sizes: For each tensor, every tp rank's size along that dim.
 
         Returns:
             For each tensor [..., sum of sizes, ...], of the same dtype.
@@ -200,7 +202,7 @@ class TensorGroup:
         ]
         lengths = [num_bytes(theirs, dtypes) for theirs in shapes]
         own = pack(tensors)
-        if len(tensors) == 1 and dims[0] == 0:  # the parts come to lie as the result has them
+        if len(tensors) == 1 and dims[0] == 0:  # the parts are adjacent, as in the result
             whole = torch.empty(resized(tensors[0].shape, 0, sum(sizes[0])), dtype=dtypes[0], device=own.device)
             gathering = self._gather(own, lengths, whole.view(-1).view(torch.uint8))
 
@@ -222,15 +224,17 @@ class TensorGroup:
     ) -> Pending[list[torch.Tensor]]:
         """Sum the tensors of all ranks, and keep this rank's slice of the sum.
 
-        Sent are slices, as an all-to-all; at the end each rank adds what it receives, in the order of tp ranks.
+        Slices are sent by an all-to-all; then each rank adds the slices that it receives, in the order of tp ranks.
 
         Args:
-            tensors: Of the same shapes on all ranks, [..., sum of sizes, ...]. They must not change before the end.
-            dims: For each tensor the dim that is sliced, not negative.
-            sizes: For each tensor every tp rank's size of the slice.
+            tensors: Tensors of the same shapes on all ranks, [..., sum of sizes, ...]. They must not change before the
+                collective has ended.
+            dims: For each tensor, the dim that is sliced, not negative.
+            sizes: For each tensor, the size of every tp rank's slice.
 
         Returns:
-            For each tensor [..., size of this rank, ...], of the same dtype. Half precision is summed in single.
+            For each tensor [..., size of this rank, ...], of the same dtype. Half precision is summed in single
+            precision.
         """
         shapes = [
             resized(tensor.shape, dim, of[self.rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)
@@ -251,14 +255,14 @@ class TensorGroup:
         split_sizes: Sequence[Sequence[int]],
         merge_sizes: Sequence[Sequence[int]],
     ) -> list[torch.Tensor]:
-        """Send the j-th slice of each tensor to tp rank j, and concatenate what arrives.
+        """Send the j-th slice of each tensor to tp rank j, and concatenate the slices received.
 
         Args:
-            tensors: This rank's, of shape [..., sum of split sizes, ..., merge size of this rank, ...].
-            split_dims: For each tensor the dim that is sliced, not negative.
-            merge_dims: For each tensor the dim along which slices are concatenated, not negative.
-            split_sizes: For each tensor the sizes of the slices, the same on all ranks.
-            merge_sizes: For each tensor every tp rank's size along its merge dim.
+            tensors: This rank's tensors, of shape [..., sum of split sizes, ..., merge size of this rank, ...].
+            split_dims: For each tensor, the dim that is sliced, not negative.
+            merge_dims: For each tensor, the dim along which slices are concatenated, not negative.
+            split_sizes: For each tensor, the sizes of the slices, the same on all ranks.
+            merge_sizes: For each tensor, every tp rank's size along its merge dim.
 
         Returns:
             For each tensor [..., split size of this rank, ..., sum of merge sizes, ...], of the same dtype.
@@ -275,13 +279,13 @@ class TensorGroup:
         return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(merge_dims)]
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sum the tensors of all ranks: one collective for each dtype.
+        """Sum the tensors of all ranks, with one collective per dtype.
 
         Args:
-            tensors: Of the same shapes and dtypes on all ranks.
+            tensors: Tensors of the same shapes and dtypes on all ranks.
 
         Returns:
-            Their sums, the same bits on all ranks. The back end rounds half precision at every addition.
+            Their sums, bitwise identical on all ranks. The backend rounds half precision at every addition.
         """
         sums: dict[int, torch.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -291,17 +295,17 @@ class TensorGroup:
                 continue
             summed = self._sum(pack([tensors[i] for i in of_dtype]).view(dtype))
             for i, part in zip(of_dtype, torch.split(summed, [tensors[i].numel() for i in of_dtype]), strict=True):
-                sums[i] = part.view(tensors[i].shape).clone()  # no view: one may be written to, without the others
+                sums[i] = part.view(tensors[i].shape).clone()  # not a view: writes to one must not change others
         return [sums[i] for i in range(len(tensors))]
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending[torch.Tensor]:
-        """Begin to sum a tensor over ranks, in place where it is contiguous; it must not be used before the end.
+        """Start to sum a tensor over ranks, in place if it is contiguous.
 
         Args:
-            tensor: Of one shape and dtype on all ranks, floating, and of no further use to the caller.
+            tensor: A floating tensor of the same shape and dtype on all ranks, which the caller must not use any more.
 
         Returns:
-            The sum, the same bits on all ranks.
+            The sum, bitwise identical on all ranks.
         """
         total = tensor.detach().contiguous()
         if self._back_end is None:
@@ -310,7 +314,7 @@ class TensorGroup:
         return self._back_end.all_reduce(total)
 
     def _exchange_blocks(self, kind: str, block: bytes) -> Pending[list[bytes]]:
-        """Begin to tell all ranks a block, all of one size, and to hear theirs."""
+        """Start to exchange a block of bytes, of the same size on all ranks, with all ranks."""
         carrier = self._host or self._back_end
         assert carrier is not None
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
@@ -321,7 +325,7 @@ class TensorGroup:
         return Pending(lambda: [bytes(piece.tolist()) for piece in received.result()])
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, contiguous and in new memory."""
+        """Return the sum over ranks, contiguous and in new memory."""
         return self.start_all_reduce(
             torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
         ).result()
@@ -329,7 +333,7 @@ class TensorGroup:
     def _gather(
         self, own: torch.Tensor, lengths: list[int], into: torch.Tensor | None = None
     ) -> Pending[list[torch.Tensor]]:
-        """The bytes of all ranks; in a place of their own, or where it costs least."""
+        """Start to gather the bytes of all ranks, into ``into`` if it is given."""
         if self._back_end is None:
             return Pending(lambda: [own if into is None else into.copy_(own)])
         self._count("all_gather", own.numel() * (self.size - 1))
@@ -338,7 +342,7 @@ class TensorGroup:
     def _exchange(
         self, kind: str, outgoing: list[list[torch.Tensor]], shapes: list[list[Shape]]
     ) -> Pending[list[list[torch.Tensor]]]:
-        """Send pieces to each tp rank, and receive pieces of given shapes from each."""
+        """Start to send pieces to each tp rank, and to receive pieces of given shapes from each."""
         dtypes = [piece.dtype for piece in outgoing[0]]
         sent = [num_bytes([tuple(piece.shape) for piece in pieces], dtypes) for pieces in outgoing]
         own = pack([piece for pieces in outgoing for piece in pieces])
@@ -361,13 +365,13 @@ class TensorGroup:
 def _slices(
     tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[list[torch.Tensor]]:
-    """For each tp rank its slices of the tensors."""
+    """Return, for each tp rank, its slices of the tensors."""
     slices = [torch.split(tensor, list(of), dim) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)]
     return [list(pieces) for pieces in zip(*slices, strict=True)]
 
 
 def current_tensor_group() -> TensorGroup:
-    """The calling rank's TP_GROUP; a group of one rank where there is no tensor parallelism.
+    """Return the calling rank's TP_GROUP, a group of one rank without tensor parallelism.
 
     Raises:
         ShardwrightError: ``smp.init`` was not called.

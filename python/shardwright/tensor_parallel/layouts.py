@@ -1,4 +1,4 @@
-"""How activations lie over tp ranks, and the way from one layout to another, with its gradient."""
+"""Layouts of activations over tp ranks, and differentiable collectives between layouts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.agreement import SUMMED, Rule, check_sizes
 from shardwright.tensor_parallel.group import TensorGroup
 
-#: A tensor, or several that go in one collective: the result is of the same kind.
+#: A tensor, or a list of tensors for one collective; the result is of the same kind.
 T = TypeVar("T", torch.Tensor, list[torch.Tensor])
 Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How activations lie over tp ranks.
+    """The layout of activations over tp ranks.
 
     Attributes:
-        kind: Its name.
-        dim: Along which each rank has its slice, if it has one.
-        even: Whether slices are of one size.
+        kind: The name of the kind of layout.
+        dim: The dim along which each rank has a slice, if it has one.
+        even: Whether slices are of equal size.
     """
 
     kind: str
@@ -38,55 +38,55 @@ class Layout:
 
     @property
     def of_gradient(self) -> Layout:
-        """How the gradient of such activations lies."""
+        """The layout of the gradient of such activations."""
         return {SHARED: PARTIAL, PARTIAL: SHARED}.get(self, self)
 
 
-#: The same on all ranks, and so is the gradient; what is computed from it counts once.
+#: The same on all ranks, as is the gradient; a loss computed from it counts once.
 WHOLE = Layout("whole")
-#: The same on all ranks, each of which makes another use of it: the gradient is a summand on each.
+#: The same on all ranks, each of which uses it differently; the gradient is a summand on each.
 SHARED = Layout("shared")
 #: A summand on each rank; the gradient is the same on all.
 PARTIAL = Layout("partial")
-#: Each rank has its slice of the last dim, of one size.
+#: Each rank has a slice of the last dim, of equal size.
 FEATURES = Layout("slices", -1)
-#: The same of attention's heads.
+#: The same for the dim of attention heads.
 HEADS = Layout("slices", 1)
 
 
 def slices(dim: int) -> Layout:
-    """Each rank has its slice along a dim, such as samples of its own or a part of a sequence, of any size."""
+    """Return the layout in which each rank has a slice of any size along a dim, such as its samples."""
     return Layout("slices", dim, even=False)
 
 
 def samples(group: TensorGroup) -> Layout:
-    """That of a batch outside distributed modules."""
+    """Return the layout of a batch outside distributed modules."""
     return WHOLE if group.prescaled_batch else slices(0)
 
 
 def hidden_states(group: TensorGroup) -> Layout:
-    """That of hidden states inside a transformer."""
+    """Return the layout of hidden states inside a transformer."""
     return FEATURES if group.optimize == "memory" else WHOLE
 
 
 def relayout(
     tensor: T, old: Layout, new: Layout, *, group: TensorGroup, needs_grad: bool, sizes: Sizes | None = None
 ) -> T:
-    """Bring activations from one layout to another; backward is the way back.
+    """Convert activations from one layout to another; backward is the inverse conversion.
 
     Args:
-        tensor: In the old layout; or a list, for one collective.
-        old: That one.
-        new: The one to be.
-        group: The ranks.
-        needs_grad: Whether a gradient is needed by any rank. Shapes are known to fit together.
-        sizes: Of every tp rank's slice, of slices that may have any size.
+        tensor: The tensor in the old layout; or a list of tensors, for one collective.
+        old: The old layout.
+        new: The new layout.
+        group: The tensor-parallel group.
+        needs_grad: Whether any rank needs a gradient. Shapes must be known to match.
+        sizes: The size of every tp rank's slice, for slices that may have any size.
 
     Returns:
-        In the new layout.
+        The tensor in the new layout.
 
     Raises:
-        ConfigError: What is sliced does not divide by the tp degree, or ``sizes`` are not those of the tensor.
+        ConfigError: The sliced dim is not divisible by the tp degree, or ``sizes`` do not match the tensor.
     """
     if group.size == 1 or old == new:
         return tensor
@@ -104,21 +104,21 @@ def move(
     new_sizes: Sizes | None,
     needs_grad: bool | None,
 ) -> T:
-    """What :func:`relayout` does, for callers who may not know what other ranks bring; see there.
+    """Convert activations like :func:`relayout`, for callers that may not know the shapes of other ranks.
 
     Args:
-        operation: What errors call it.
-        tensor: See there.
-        old: See there.
-        new: See there.
-        group: See there.
-        old_sizes: Of every tp rank's slice, where the caller knows them.
-        new_sizes: Of every tp rank's slice to be, where they are not of one size.
-        needs_grad: Whether a gradient is needed by any rank, where the caller knows. With none of the three the ranks
-            tell each other.
+        operation: The name of the operation, for error messages.
+        tensor: As for :func:`relayout`.
+        old: As for :func:`relayout`.
+        new: As for :func:`relayout`.
+        group: As for :func:`relayout`.
+        old_sizes: The size of every tp rank's slice in the old layout, if the caller knows them.
+        new_sizes: The size of every tp rank's slice in the new layout, if sizes are not equal.
+        needs_grad: Whether any rank needs a gradient, if the caller knows. With none of the three, the ranks exchange
+            them.
 
     Raises:
-        ConfigError: Shapes or dtypes do not fit together, or sizes are not those of the tensor.
+        ConfigError: Shapes or dtypes do not match, or sizes do not match the tensor.
     """
     dims = tuple(one.dim for one in (new, old) if one.dim is not None)
     divided = new.dim if new_sizes is None else None
@@ -143,12 +143,12 @@ def move(
                         f"{operation}: split_dim and merge_dim are both {old.dim % one.dim()}, for slices of one size "
                         f"only; they are {list(cut)} of tensors of {list(joined)}"
                     )
-                joined = cut  # the received slices have lost what the sender kept
+                joined = cut  # the received slices lack what the sender kept
             joins.append((old.dim % one.dim(), joined))
     needed = agreement.needs_grad if needs_grad is None else needs_grad
     anchor = None
     if needed and torch.is_grad_enabled() and not any(one.requires_grad for one in tensors):
-        # This rank's loss depends on other ranks' tensors, even where its own are data.
+        # This rank's loss depends on other ranks' tensors, even if its own need no gradient.
         anchor = torch.empty(0, device=tensors[0].device, requires_grad=True)
     outputs = _run(_Way(group, old, new, cuts, joins), anchor, tensors)
     return outputs[0] if isinstance(tensor, torch.Tensor) else list(outputs)
@@ -159,11 +159,11 @@ class _Way:
     """A collective from one layout to another.
 
     Attributes:
-        group: The ranks.
-        old: The layout at its beginning.
-        new: That at its end.
-        cuts: For each tensor the dim that is sliced and the sizes of slices, where the new layout has slices.
-        joins: For each tensor the dim along which slices are joined and their sizes, where the old one has.
+        group: The tensor-parallel group.
+        old: The layout before.
+        new: The layout after.
+        cuts: For each tensor, the dim that is sliced and the sizes of slices, if the new layout has slices.
+        joins: For each tensor, the dim along which slices are joined and their sizes, if the old layout has slices.
     """
 
     group: TensorGroup
@@ -173,7 +173,7 @@ class _Way:
     joins: list[tuple[int, Sizes]]
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Communicate, without gradients."""
+        """Run the collective, without gradients."""
         group = self.group
         cut_dims, cut_sizes = [dim for dim, _ in self.cuts], [sizes for _, sizes in self.cuts]
         join_dims, join_sizes = [dim for dim, _ in self.joins], [sizes for _, sizes in self.joins]
@@ -192,13 +192,13 @@ class _Way:
         return [tensor.view_as(tensor) for tensor in tensors]
 
     def back(self, chosen: Sequence[int]) -> _Way:
-        """The way of gradients, of some of the tensors."""
+        """Return the collective for the gradients of the chosen tensors."""
         cuts, joins = ([of[i] for i in chosen] if of else [] for of in (self.cuts, self.joins))
         return _Way(self.group, self.new.of_gradient, self.old.of_gradient, joins, cuts)
 
 
 class _Collective(torch.autograd.Function):
-    """One collective over several tensors; backward is another one."""
+    """One collective over several tensors; backward is another collective."""
 
     @staticmethod
     def forward(ctx: Any, way: _Way, _anchor: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -210,7 +210,7 @@ class _Collective(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Of all that can have a gradient, whether it is needed on this rank or not: it may be on another one.
+        # All tensors that can have a gradient, even if this rank needs none: another rank may.
         chosen = ctx.differentiable
         found = _run(ctx.way.back(chosen), None, [gradients[i] for i in chosen])
         of = dict(zip(chosen, found, strict=True))
@@ -223,5 +223,5 @@ def _run(way: _Way, anchor: torch.Tensor | None, tensors: Sequence[torch.Tensor]
 
 
 def _differentiable(tensor: torch.Tensor) -> bool:
-    # Eight-bit floats are moved, but their gradients could not be added.
+    # Eight-bit floats can be moved, but their gradients cannot be added.
     return tensor.dtype in SUMMED and (tensor.is_floating_point() or tensor.is_complex())

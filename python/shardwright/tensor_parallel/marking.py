@@ -1,4 +1,4 @@
-"""Saying which modules are divided: ``smp.tensor_parallelism`` and its relatives (paper, appendix E.2)."""
+"""Mark modules for tensor parallelism: ``smp.tensor_parallelism`` and related functions (paper, appendix E.2)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shardwright.errors import ConfigError
 from shardwright.job.runtime import find_runtime
 from shardwright.job.wrapped import WrappedModels
 
-#: Kept in the module itself, so that a mark goes with copies of it and away with it.
+#: The mark is an attribute of the module, so that copies of the module have it too.
 _MARK = "_smp_tensor_parallelism"
 
 
 @dataclass(frozen=True)
 class TensorParallelMark:
-    """What was said of a module.
+    """The mark of a module.
 
     Attributes:
-        enabled: Whether it is to be divided, where that is possible.
-        options: Arguments for its substitute, by their names there; they win over those of the module.
+        enabled: Whether the module is divided if possible.
+        options: Keyword arguments for its substitute, which override those of the module.
     """
 
     enabled: bool
@@ -44,24 +44,24 @@ def _note_mark(module: nn.Module) -> None:
 
 
 def mark_of(module: nn.Module) -> TensorParallelMark | None:
-    """What was said of a module last; None if nothing."""
+    """Return the current mark of a module; None if it has none."""
     return module.__dict__.get(_MARK)
 
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
-    """Mark the modules created inside: ``smp.DistributedModel`` divides them where it can (paper, appendix E.2).
+    """Mark the modules created in the context; ``smp.DistributedModel`` divides them if it can (paper, appendix E.2).
 
-    The innermost context wins, with its own arguments alone. Only modules created on the calling thread are marked;
+    The innermost context applies, with its own arguments only. Only modules created on the calling thread are marked;
     copies of them are marked as well.
 
     Args:
-        enabled: False leaves what is created inside whole.
-        **kwargs: Arguments for the distributed modules that take the marked ones' places, by their names there. They
-            win over those that the module itself was made with; one that a class does not take is left out for it.
+        enabled: False leaves the modules created in the context undivided.
+        **kwargs: Keyword arguments for the distributed modules that replace the marked ones. They override the
+            arguments that the module itself was created with; arguments that a class does not accept are ignored.
 
     Raises:
-        ConfigError: ``enabled`` is no bool.
+        ConfigError: ``enabled`` is not a bool.
     """
     mark = TensorParallelMark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))
     token = _OPEN.set((*_OPEN.get(), mark))
@@ -73,18 +73,18 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: Any) -> None:
-    """Mark a module and all in it, or take their marks away (paper, appendix E.2).
+    """Mark a module and its submodules for tensor parallelism, or not (paper, appendix E.2).
 
-    What is said last counts, whether by this or by :func:`tensor_parallelism`. Call it on every rank alike, before
-    ``smp.DistributedModel``.
+    The last mark counts, whether set by this function or by :func:`tensor_parallelism`. Call it in the same way on
+    every rank, before ``smp.DistributedModel``.
 
     Args:
-        module: A module of the model to be, or the model itself.
-        enabled: False leaves it and all in it whole.
+        module: The future model or a module of it.
+        enabled: False leaves the module and its submodules undivided.
         **kwargs: As for :func:`tensor_parallelism`.
 
     Raises:
-        ConfigError: ``enabled`` is no bool, or the module belongs to a ``smp.DistributedModel`` already.
+        ConfigError: ``enabled`` is not a bool, or the module belongs to a ``smp.DistributedModel`` already.
     """
     mark = TensorParallelMark(_checked(enabled, "smp.set_tensor_parallelism"), dict(kwargs))
     if not isinstance(module, nn.Module):
@@ -104,18 +104,18 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **kwargs: An
 def model_creation(
     tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tp_config: Any
 ) -> Iterator[None]:
-    """Create a model inside: marked for tensor parallelism or not, in a dtype of its own.
+    """Context manager for creating a model: mark its modules for tensor parallelism or not, and set the dtype.
 
-    It does what :func:`tensor_parallelism` does, sets torch's default dtype meanwhile, and with the configuration key
-    ``delayed_parameter_initialization`` what ``smp.delay_param_initialization`` does.
+    It enters :func:`tensor_parallelism`, sets torch's default dtype and, with the configuration key
+    ``delayed_parameter_initialization``, enters ``smp.delay_param_initialization``.
 
     Args:
-        tensor_parallelism: Whether the modules created inside are marked.
-        dtype: Of floating-point parameters created inside; None leaves torch's default dtype as it is.
+        tensor_parallelism: Whether the modules created in the context are marked.
+        dtype: The dtype of floating-point parameters created in the context; None keeps torch's default dtype.
         **tp_config: As ``kwargs`` of :func:`tensor_parallelism`.
 
     Raises:
-        ConfigError: ``tensor_parallelism`` is no bool, or ``dtype`` no floating-point dtype.
+        ConfigError: ``tensor_parallelism`` is not a bool, or ``dtype`` is not a floating-point dtype.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"smp.model_creation: dtype is {dtype!r}; allowed: None and torch's floating-point dtypes")
@@ -133,7 +133,7 @@ def model_creation(
                 torch.set_default_dtype(before)
 
 
-#: Under another name for functions with an argument of that name.
+#: An alias for functions with an argument named ``tensor_parallelism``.
 _context = tensor_parallelism
 
 

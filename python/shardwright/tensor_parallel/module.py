@@ -1,4 +1,4 @@
-"""The base of all distributed modules: parameters that are made whole and kept in part."""
+"""The base class of all distributed modules, whose parameters are drawn whole and kept in part."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Initialize = Callable[[torch.Tensor], object]
 class DistributedModule(nn.Module):
     """A module whose parameters are divided over the ranks of TP_GROUP (paper, section 5.2 and appendix E.1).
 
-    Parameters are drawn whole and then cut, so that ranks with one seed hold parts of the same numbers whatever the
-    degree. Subclasses make them by :meth:`make_parameter`, or inside ``smp.nn.utils.parameter_creation_scope``.
+    Parameters are drawn whole and then divided, so that ranks with the same seed hold parts of the same values at any
+    degree. Subclasses create them by :meth:`make_parameter`, or inside ``smp.nn.utils.parameter_creation_scope``.
 
     Attributes:
-        tp_group: The ranks that divide it.
-        shardings: How each of its own parameters and buffers lies over them, by its name in this module; those of
-            submodules that are not distributed themselves have dotted names. What is not listed meets only this rank's
-            own samples, and is the same on all ranks.
+        tp_group: The ranks that divide the module.
+        shardings: The sharding of each of its own parameters and buffers, by its name in this module; those of
+            submodules that are not distributed themselves have dotted names. Tensors that are not listed are the same
+            on all ranks and are applied to this rank's own samples only.
     """
 
     def __init__(self, group: TensorGroup | None = None) -> None:
-        """Make a module without parameters.
+        """Create a module without parameters.
 
         Args:
-            group: The ranks that divide it; by default the running job's TP_GROUP.
+            group: The ranks that divide the module; by default the running job's TP_GROUP.
 
         Raises:
             ShardwrightError: No group was given and ``smp.init`` was not called.
@@ -40,12 +40,12 @@ class DistributedModule(nn.Module):
         super().__init__()
         self.tp_group = current_tensor_group() if group is None else group
         self.shardings: dict[str, Sharding] = {}
-        #: Its name in the model that ``smp.DistributedModel`` wraps.
+        #: The module's name in the model that ``smp.DistributedModel`` wraps.
         self.name_in_model = ""
 
     @property
     def operation(self) -> str:
-        """What errors call it, and what ranks compare before its collectives."""
+        """The name used in error messages, which ranks compare before the module's collectives."""
         name = type(self).__name__
         return f"{name} {self.name_in_model!r}" if self.name_in_model else name
 
@@ -61,20 +61,20 @@ class DistributedModule(nn.Module):
         seed: int = 0,
         known: bool = False,
     ) -> Agreement:
-        """What all ranks bring to a call of this module; see ``TensorGroup.agree`` and ``Rule``.
+        """Exchange the shapes and dtypes of a call's tensors with all ranks; see ``TensorGroup.agree`` and ``Rule``.
 
         Args:
-            tensors: What this rank brings.
-            words: What they are, where calls may differ in that.
+            tensors: This rank's tensors.
+            words: The names of the tensors, if calls may differ in which tensors they have.
             free_dim: The dim in which shapes may differ between ranks, or None.
             dims: See ``Rule``.
-            divided_dim: See there.
-            sums: See there.
+            divided_dim: See ``Rule``.
+            sums: See ``Rule``.
             seed: See ``TensorGroup.agree``.
-            known: See there.
+            known: See ``TensorGroup.agree``.
 
         Raises:
-            ConfigError: They do not fit together; all ranks raise it.
+            ConfigError: The signatures do not match; all ranks raise it.
         """
         listed = ", ".join(words)
         operation = f"{self.operation}({listed})" if listed else self.operation
@@ -92,18 +92,18 @@ class DistributedModule(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Make a parameter, and keep this rank's part of it; None where this rank has none.
+        """Create a parameter and keep this rank's part of it; register None if this rank has no part.
 
         Args:
-            name: Its name in this module, without dots.
-            shape: Of the whole.
-            sharding: How it lies over tp ranks.
-            initialize: Fills the whole in place.
-            device: Of the parameter.
-            dtype: Of the parameter.
+            name: The parameter's name in this module, without dots.
+            shape: The shape of the whole parameter.
+            sharding: The sharding over tp ranks.
+            initialize: Fills the whole parameter in place.
+            device: The device of the parameter.
+            dtype: The dtype of the parameter.
 
         Raises:
-            ConfigError: A size does not divide by the tensor parallelism degree.
+            ConfigError: A size is not divisible by the tensor parallelism degree.
         """
         sharding.check(f"{type(self).__name__}.{name}", shape, self.tp_group.size)
         whole = torch.empty(shape, device=device, dtype=dtype)
@@ -115,13 +115,13 @@ class DistributedModule(nn.Module):
 
     @torch.no_grad()
     def load_whole_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's parts of whole parameters and buffers; every other entry stays as it is.
+        """Load this rank's parts of whole parameters and buffers; entries that are not given keep their values.
 
         Args:
-            state: Tensors by their names in this module and its submodules, as they are on one rank.
+            state: Whole tensors, as on one rank, by their names in this module and its submodules.
 
         Raises:
-            ConfigError: A name is unknown here, or a shape is another one.
+            ConfigError: A name is unknown, or a shape does not match.
         """
         shardings = named_shardings(self)
         own = {
@@ -146,37 +146,37 @@ class DistributedModule(nn.Module):
 
 
 def distributed_modules(module: nn.Module, *, each_once: bool = True) -> Iterator[tuple[str, DistributedModule]]:
-    """The distributed modules in a module, itself included, with their first names in it, or with all of them."""
+    """Yield the distributed modules in a module, itself included, with their first names in it, or with all names."""
     for name, one in module.named_modules(remove_duplicate=each_once):
         if isinstance(one, DistributedModule):
             yield name, one
 
 
 def named_shardings(module: nn.Module) -> dict[str, Sharding]:
-    """How parameters and buffers of distributed modules in a module lie over tp ranks, by all their names in it."""
+    """Return the shardings of parameters and buffers of distributed modules in a module, by all their names in it."""
     return ShardedTensors(module).by_name()
 
 
 class ShardedTensors:
-    """Which parameters and buffers of a model lie over tp ranks, and how."""
+    """The parameters and buffers of a model that are sharded over tp ranks, with their shardings."""
 
     def __init__(self, module: nn.Module) -> None:
-        """For a model whose modules have been replaced."""
+        """Find the distributed modules of a model in which marked modules have been replaced."""
         self._modules = list(distributed_modules(module))
-        #: State dicts have what a module that is used at several places holds under each of its names.
+        #: State dicts contain the tensors of a module that is used at several places under each of its names.
         self._named = list(distributed_modules(module, each_once=False)) if self._modules else []
 
     def name_modules(self) -> None:
-        """Tell the modules their names in the model."""
+        """Set the modules' names in the model."""
         for name, one in self._modules:
             one.name_in_model = name
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return bool(self._modules)
 
     def by_id(self) -> dict[int, Sharding]:
-        """How each lies over tp ranks, by the tensor's ``id``; a rank's own tensors only."""
+        """Return the sharding of each of this rank's tensors, by the tensor's ``id``."""
         return {
             id(tensor): sharding
             for _, one in self._modules
@@ -185,7 +185,7 @@ class ShardedTensors:
         }
 
     def by_name(self) -> dict[str, Sharding]:
-        """How each lies over tp ranks, by all its names in the model."""
+        """Return the sharding of each tensor, by all its names in the model."""
         return {
             f"{prefix}.{name}" if prefix else name: sharding
             for prefix, one in self._named

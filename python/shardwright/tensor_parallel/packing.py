@@ -1,4 +1,4 @@
-"""Pieces of tensors as one flat buffer of bytes, so that one collective moves tensors of any number and dtype."""
+"""Pack tensors into one flat byte buffer, so that one collective moves any number of tensors of any dtypes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import torch
 
 Shape = tuple[int, ...]
 
-#: Half-precision sums are made in single precision and rounded once.
+#: Half precision is summed in single precision and rounded once.
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def num_bytes(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> int:
-    """How many bytes contiguous tensors of these shapes and dtypes take together."""
+    """Return the number of bytes that contiguous tensors of these shapes and dtypes take together."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put tensors one after another.
+    """Pack tensors one after another into a buffer.
 
     Args:
-        tensors: At least one; of any shapes, strides and dtypes.
+        tensors: At least one tensor, of any shapes, strides and dtypes.
 
     Returns:
-        Their elements in row-major order: uint8, of one dim. It may share memory with a single contiguous tensor.
+        Their elements in row-major order, as a one-dimensional uint8 tensor. It may share memory with a single
+        contiguous tensor.
     """
     first = tensors[0].detach()
     if len(tensors) == 1 and first.is_contiguous() and not first.is_conj() and not first.is_neg():
-        # Of one element or none, it is contiguous with any strides, such as an expanded gradient's.
+        # With one element or none, it is contiguous with any strides, such as those of an expanded gradient.
         return first.as_strided((first.numel(),), (1,)).view(torch.uint8)
     lengths = [tensor.numel() * tensor.dtype.itemsize for tensor in tensors]
     buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=first.device)
@@ -47,7 +48,7 @@ def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unpack(buffer: torch.Tensor, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    """Find tensors again in what :func:`pack` made of them; they share its memory where their alignment allows."""
+    """Return the tensors in a buffer from :func:`pack`; they share its memory if their alignment allows."""
     lengths = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
     tensors = []
     for place, shape, dtype in zip(torch.split(buffer, lengths), shapes, dtypes, strict=True):
@@ -57,12 +58,12 @@ def unpack(buffer: torch.Tensor, shapes: Sequence[Shape], dtypes: Sequence[torch
 
 
 def resized(shape: Sequence[int], dim: int, size: int) -> Shape:
-    """A shape with another size in one dim, which is not negative."""
+    """Return a shape with another size in one dim, which is not negative."""
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add tensors of one shape and dtype from first to last, so that each element's sum is independent of its place."""
+    """Sum tensors of one shape and dtype from first to last; an element's sum does not depend on its position."""
     dtype = parts[0].dtype
     total = parts[0].to(_SUMMED_IN.get(dtype, dtype), copy=True)
     for part in parts[1:]:

@@ -1,4 +1,4 @@
-"""A collective under way."""
+"""A collective in progress."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A collective that runs while its caller computes; what it reads and writes is kept until it has ended."""
+    """A collective that runs while its caller computes; it keeps the tensors that it uses until it has ended."""
 
     def __init__(self, finish: Callable[[], T]) -> None:
-        """For what waits for it and makes the result."""
+        """Create it from a function that waits for the collective and returns its result."""
         self._finish = finish
 
     def result(self) -> T:
-        """Wait for it, once, and return what the collective returns."""
+        """Wait for the collective and return its result; call this once."""
         return self._finish()

@@ -1,4 +1,4 @@
-"""Who refers to a module of a model, and who holds its parameters: what is replaced must be replaced everywhere."""
+"""References to the modules and parameters of a model, because a replaced module must be replaced everywhere."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
-#: What every module has for itself; parts of ``nn.Module``, not of a model.
+#: Attributes of ``nn.Module`` itself, which are not parts of a model.
 _OF_TORCH = frozenset(nn.Module().__dict__)
-#: How deep containers in attributes are looked into.
+#: The depth to which containers in attributes are searched.
 _MAX_LEVELS = 3
 
 
 class References:
-    """The modules of a model with all that leads to them.
+    """The modules of a model, with the references to them.
 
     Attributes:
         names: The first name of each module, by its ``id``.
-        uses: Each module's parents with its name there, by its ``id``; a module may be used at several places.
+        uses: The parents of each module with its name in each, by its ``id``; a module may be used at several places.
     """
 
     def __init__(self, root: nn.Module) -> None:
-        """Look through a model.
+        """Collect the references in a model.
 
         Args:
             root: The model.
@@ -50,11 +50,11 @@ class References:
                     self._attributes.setdefault(id(found), []).append((module, attribute))
 
     def from_outside(self, module: nn.Module) -> str | None:
-        """Why a module cannot be taken out of the model: something else refers to a part of it.
+        """Return why a module cannot be removed from the model: something else refers to a part of it.
 
         Returns:
-            The reason, None if nothing does. Modules that use the module itself are no reason: they can be given
-            another one.
+            The reason; None if there is none. Modules that refer to the module itself are not a reason, because the
+            reference can be replaced.
         """
         inside = {id(part) for part in module.modules()}
         for name, part in module.named_modules():
@@ -73,7 +73,7 @@ class References:
         return None
 
     def shared_inside(self, module: nn.Module) -> str | None:
-        """Two parts of a module that share a parameter, None if there are none."""
+        """Describe two parts of a module that share a parameter; None if there are none."""
         for part in module.modules():
             for parameter in part._parameters.values():
                 for key in _identities(parameter) if parameter is not None else ():
@@ -85,15 +85,15 @@ class References:
         return None
 
     def safe_repr(self, module: nn.Module) -> str:
-        """A module's name for people."""
+        """Return a readable name of a module."""
         name = self.names[id(module)]
         return repr(name) if name else "the model itself"
 
 
 def _identities(parameter: torch.Tensor) -> Iterator[Hashable]:
-    """What parameters that share memory have in common."""
+    """Yield keys that parameters sharing memory have in common."""
     yield id(parameter)
-    # Tensors of other layouts and classes have no address; those without elements share nothing.
+    # Tensors of other layouts and classes have no address; those without elements share no memory.
     if type(parameter) is nn.Parameter and parameter.layout is torch.strided and parameter.numel():
         address = 0 if parameter.is_meta else parameter.data_ptr()
         if address:
@@ -101,7 +101,7 @@ def _identities(parameter: torch.Tensor) -> Iterator[Hashable]:
 
 
 def _modules_in(value: Any, levels: int = _MAX_LEVELS) -> Iterator[nn.Module]:
-    """Modules that an attribute leads to past the model's tree: in containers, as methods, or bound to functions."""
+    """Yield modules that an attribute refers to outside the model's tree: in containers, methods or functions."""
     if isinstance(value, nn.Module):
         yield value
     elif isinstance(value, types.MethodType):

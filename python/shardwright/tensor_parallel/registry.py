@@ -1,4 +1,4 @@
-"""Which distributed module takes a module's place, and how one is made from the other (paper, appendices E.3, I.4)."""
+"""The registry of distributed modules that replace modules, and how they are created (paper, appendices E.3, I.4)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ M = TypeVar("M", bound=type[nn.Module])
 InitArguments = tuple[Iterable[Any], dict[str, Any]]
 #: Takes the arguments of a call of the original, and returns those of the same call of its substitute.
 CallHook = Callable[..., InitArguments]
-#: Takes what the substitute returned, and returns what the original would have.
+#: Takes the result of the substitute, and returns the result that the original would return.
 ReturnHook = Callable[[Any], Any]
-#: Takes the original, and returns the arguments to make its substitute with.
+#: Takes the original, and returns the arguments to create its substitute with.
 FromModule = Callable[[nn.Module], InitArguments]
 #: Takes the original, and returns its tensors as whole parameters and buffers of the substitute, by their names there.
 WeightsHook = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 
-#: Kept in the module itself, so that copies of it can be replaced too.
+#: The arguments are an attribute of the module, so that copies of it can be replaced too.
 _MADE_WITH = "_smp_made_with"
 
 
@@ -36,10 +36,12 @@ class Entry:
 
     Attributes:
         dist_module: The class of the substitute.
-        arguments: The arguments to make it with, from the original. A :class:`ConfigError` says why there is none.
+        arguments: Returns the arguments to create it with, given the original; raises :class:`ConfigError` if it
+            cannot be created.
         forward_hook: Translates the arguments of ``forward``.
-        return_hook: Translates what ``forward`` returns.
-        weights_hook: The original's weights under the substitute's names; None takes those of one name and shape.
+        return_hook: Translates the result of ``forward``.
+        weights_hook: Returns the original's weights by the substitute's names; None takes those with the same name
+            and shape.
     """
 
     dist_module: type[DistributedModule]
@@ -50,10 +52,10 @@ class Entry:
 
     @functools.cached_property
     def substitute_class(self) -> type[DistributedModule]:
-        """The class of the substitute, with the call and the result of the original.
+        """Return the class of the substitute, with the call signature and the result of the original.
 
-        A class and no hooks of the module, so that direct calls of ``forward`` are translated too, and calls from other
-        ranks once.
+        A subclass is used instead of module hooks, so that direct calls of ``forward`` are translated too, and calls
+        from other ranks are translated once.
         """
         if self.forward_hook is None and self.return_hook is None:
             return self.dist_module
@@ -75,7 +77,7 @@ _REGISTERED: dict[type[nn.Module], Entry] = {}
 
 
 def registered(cls: type[nn.Module]) -> Entry | None:
-    """The entry that a script registered for exactly this class."""
+    """Return the entry that a script registered for exactly this class; None if there is none."""
     return _REGISTERED.get(cls)
 
 
@@ -87,24 +89,26 @@ def tp_register(
     *,
     weights_hook: WeightsHook | None = None,
 ) -> Callable[[M], M]:
-    """A class decorator: marked modules of the class are replaced by a distributed module (paper, appendix I.4).
+    """Class decorator: replace marked modules of the class by a distributed module (paper, appendix I.4).
 
     Args:
-        dist_module: A subclass of ``smp.nn.DistributedModule`` that computes what the decorated class does.
-        init_hook: Takes the arguments that an original was made with, by exactly the signature of its ``__init__``
-            without ``self``, and returns ``(args, kwargs)`` for ``dist_module``. None passes them on as they are.
+        dist_module: A subclass of ``smp.nn.DistributedModule`` that computes what the decorated class computes.
+        init_hook: Takes the arguments that an original was created with, with exactly the signature of its
+            ``__init__`` without ``self``, and returns ``(args, kwargs)`` for ``dist_module``. None passes them
+            unchanged.
         forward_hook: Does the same for the arguments of ``forward``.
-        return_hook: Takes what ``dist_module`` returns, and returns what the original would.
+        return_hook: Takes the result of ``dist_module``, and returns the result that the original would return.
         weights_hook: Takes an original, and returns its weights as ``dist_module`` would hold them on one rank, by
-            their names there, so that training starts from them. Tensors are best made from the parameters themselves,
-            not from ``state_dict()``, which does not tell which are frozen. None takes the original's if all names
-            and shapes are the same; otherwise ``dist_module`` starts from fresh ones.
+            their names there, so that training starts from them. Derive the tensors from the parameters themselves,
+            not from ``state_dict()``, which does not show which parameters are frozen. None takes the original's
+            weights if all names and shapes are the same; otherwise ``dist_module`` starts from new weights.
 
     Returns:
         The decorator, which returns the class itself.
 
     Raises:
-        ConfigError: ``dist_module`` is no distributed module, the decorated class no module, or a hook not callable.
+        ConfigError: ``dist_module`` is not a distributed module, the decorated class is not a module, or a hook is not
+            callable.
     """
 
     def decorate(module_cls: M) -> M:
@@ -126,11 +130,11 @@ def tp_register_with_module(
     weights_hook: WeightsHook | None = None,
     from_module: FromModule | None = None,
 ) -> None:
-    """Have marked modules of an existing class replaced by a distributed module (paper, appendix I.4).
+    """Replace marked modules of an existing class by a distributed module (paper, appendix I.4).
 
-    Only modules of exactly this class are, no subclasses of it. What is registered last counts, also over what the
-    library knows by itself. Modules that were made before keep nothing of their arguments: for them ``from_module`` is
-    needed.
+    Only modules of exactly this class are replaced, not those of subclasses. The last registration counts, and
+    overrides the library's own. Modules created before the registration have no record of their arguments; they need
+    ``from_module``.
 
     Args:
         module_cls: The class of the originals.
@@ -139,11 +143,11 @@ def tp_register_with_module(
         forward_hook: As for :func:`tp_register`.
         return_hook: As for :func:`tp_register`.
         weights_hook: As for :func:`tp_register`.
-        from_module: Takes an original, and returns ``(args, kwargs)`` for ``dist_module``; instead of ``init_hook``.
+        from_module: Takes an original, and returns ``(args, kwargs)`` for ``dist_module``; replaces ``init_hook``.
 
     Raises:
-        ConfigError: ``dist_module`` is no distributed module, ``module_cls`` no module class, a hook is not callable,
-            or both ``init_hook`` and ``from_module`` are given.
+        ConfigError: ``dist_module`` is not a distributed module, ``module_cls`` is not a module class, a hook is not
+            callable, or both ``init_hook`` and ``from_module`` are given.
     """
     if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
         raise ConfigError(f"tp_register: {module_cls!r} was to be registered; allowed: subclasses of nn.Module")
@@ -165,7 +169,7 @@ def tp_register_with_module(
 
 
 def _record_arguments(cls: type[nn.Module]) -> None:
-    """Have modules of exactly this class keep the arguments they are made with."""
+    """Make modules of exactly this class record the arguments that they are created with."""
     original: Any = cls.__dict__.get("__init__")
     if getattr(original, "_smp_records", None) is cls:
         return
@@ -176,7 +180,7 @@ def _record_arguments(cls: type[nn.Module]) -> None:
             module.__dict__[_MADE_WITH] = (args, kwargs)
         if original is not None:
             original(module, *args, **kwargs)
-        else:  # a base's, which may be another function by then
+        else:  # inherited; the base class may have another function by then
             super(cls, module).__init__(*args, **kwargs)
 
     setattr(__init__, "_smp_records", cls)  # noqa: B010

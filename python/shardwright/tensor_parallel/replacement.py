@@ -1,4 +1,4 @@
-"""Replacing marked modules by distributed ones, in place (paper, section 5.2)."""
+"""Replace marked modules by distributed ones, in place (paper, section 5.2)."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ BuiltIn = Callable[[type[nn.Module]], Entry | None]
 
 @dataclass(frozen=True)
 class Replacement:
-    """What became of one module that was marked for tensor parallelism.
+    """The outcome for one module that was marked for tensor parallelism.
 
     Attributes:
-        name: Its name in the model; empty for the model itself. A module used at several places has the first name.
-        module: Its class.
-        substitute: The class of the distributed module in its place; None where it was left as it is.
-        reason: Why it was left as it is; empty where it was replaced.
-        fresh: The parameters of the distributed module that do not come from the original but were drawn anew.
+        name: The module's name in the model; empty for the model itself. For a module used at several places, the
+            first name.
+        module: The module's class.
+        substitute: The class of the distributed module that replaced it; None if it was not replaced.
+        reason: Why it was not replaced; empty if it was replaced.
+        fresh: The parameters of the distributed module that were initialized anew, not taken from the original.
         supported: Whether there is a distributed implementation of its class.
-        part_of: The name of the replaced module that it was a part of; None if it was of none.
+        part_of: The name of the replaced module that contained it; None if there is none.
     """
 
     name: str
@@ -61,12 +62,12 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Result:
-    """What :func:`replace` did.
+    """The result of :func:`replace`.
 
     Attributes:
-        module: The model, which is another module if it was replaced itself.
-        replacements: One for each marked module, in the model's order.
-        unused_options: Names of arguments of marks that no distributed module took.
+        module: The model, which is a different module if it was replaced itself.
+        replacements: The outcome for each marked module, in the model's order.
+        unused_options: Names of arguments of marks that no distributed module accepts.
     """
 
     module: nn.Module
@@ -75,7 +76,7 @@ class Result:
 
 
 class _Plan:
-    """What this rank would replace, decided from the model alone: no other rank is asked."""
+    """The replacements that this rank plans, from its model only, without communication."""
 
     def __init__(self, root: nn.Module, seed: str, built_in: BuiltIn) -> None:
         self._built_in = built_in
@@ -109,7 +110,7 @@ class _Plan:
         assert mark is not None, "only marked modules are replaced"
         entry = registered(cls) or self._built_in(cls)
         if entry is None:
-            parametrized = parametrize.is_parametrized(module)  # which makes it one of a class of its own
+            parametrized = parametrize.is_parametrized(module)  # parametrization gives it its own class
             reason = (
                 "it has a parametrization" if parametrized else "there is no distributed implementation of its class"
             )
@@ -164,31 +165,31 @@ class _Plan:
 def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     """Replace the marked modules of a model in place by distributed ones with the same weights.
 
-    All ranks of TP_GROUP call it together, with the same model. A module is replaced if there is a distributed
-    implementation of exactly its class and of its sizes, if it is marked, if no ancestor was replaced, and if it shares
-    no parameters (paper, section 5.2). Tp rank 0's weights are those that all ranks get parts of.
+    All ranks of TP_GROUP must call it together, with the same model. A module is replaced if it is marked, if there is
+    a distributed implementation of exactly its class that supports its sizes, if no ancestor was replaced, and if it
+    shares no parameters (paper, section 5.2). All ranks get parts of the weights of tp rank 0.
 
     Args:
         module: The model.
-        runtime: Of the calling rank.
-        built_in: Gives the library's own entry for a class, None where it has no distributed implementation.
+        runtime: The runtime of the calling rank.
+        built_in: Returns the library's own entry for a class; None if there is no distributed implementation.
 
     Returns:
-        The model and what became of its marked modules; nothing at a tensor parallelism degree of 1.
+        The model and the outcomes for its marked modules; no outcomes at a tensor parallelism degree of 1.
 
     Raises:
-        ConfigError: The ranks do not mark the same modules of the same model; all ranks raise it.
+        ConfigError: The ranks did not mark the same modules of the same model; all ranks raise it.
     """
     if len(runtime.place.tp_ranks) == 1:
         return Result(module)
-    collector.install(module)  # while all of transformers' modules are there that outputs are collected from
+    collector.install(module)  # before modules of transformers from which outputs are collected are replaced
     seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
     plan = _Plan(module, f"{seed} {len(runtime[WrappedModels].alive)}", built_in)
     _check_the_same(gathered(_OPERATION, [asdict(each) for each in plan.replacements], TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
     same = _draw_as_first(substitutions, runtime)
-    del plan  # which holds the originals; their memory is free one after another
+    del plan  # it holds the originals, whose memory can then be freed one after another
     while substitutions:
         each = substitutions.pop(0)
         for name, weight in each.weights():
@@ -203,7 +204,7 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
 
 
 def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
-    """Have delayed weights be those of tp rank 0 everywhere, which then need not be made and sent."""
+    """Make delayed weights the same as those of tp rank 0 on all ranks, so that they need not be created and sent."""
     delayed = (each for each in substitutions if has_delayed(each.module))
     weights = (weight for each in delayed for _, weight in each.weights())
     values = [weight.value for weight in weights if isinstance(weight, DelayedTensor) and not weight.is_written]
@@ -215,7 +216,7 @@ def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
 
 
 def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
-    """Hold every rank's plan against that of tp rank 0; every rank has them all and raises the same error."""
+    """Compare every rank's plan with that of tp rank 0; every rank has all plans and raises the same error."""
     for tp_rank, plan in enumerate(plans):
         for first, other in zip_longest(plans[0], plan):
             if first != other:
@@ -237,7 +238,7 @@ def _told(replacement: dict[str, object] | None) -> str:
 
 
 def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:
-    """Tp rank 0's values of a tensor that all tp ranks have, on the device where this rank has it."""
+    """Return tp rank 0's values of a tensor that all tp ranks have, on the device of this rank's tensor."""
     group = runtime.process_groups["TP_GROUP"]
     values = real(tensor) if isinstance(tensor, DelayedTensor) else tensor.detach()
     sent = values.to(runtime.place.device, memory_format=torch.contiguous_format, copy=True)

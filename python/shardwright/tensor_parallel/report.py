@@ -1,4 +1,4 @@
-"""Showing to people what was replaced and what was not, and why."""
+"""The report on which modules were replaced and which were not, and why."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _LOG_WIDTH = 120
 _MAX_FRESH = 4
-#: A number between dots, as children of lists have.
+#: A number between dots, as in the names of children of lists.
 _NUMBER = re.compile(r"(?<![^.'])\d+(?![^.'])")
 
 
 def announce(result: Result, degree: int) -> None:
-    """Print what became of marked modules to the standard error stream, and log it; nothing if none was marked."""
+    """Print the outcomes for marked modules to standard error, and log them; do nothing if there are none."""
     if not result.replacements:
         return
     load_rich()
@@ -37,7 +37,7 @@ def announce(result: Result, degree: int) -> None:
 
 
 def outcome(replacement: Replacement) -> str:
-    """What became of a module, in words."""
+    """Describe the outcome for a module."""
     if replacement.substitute is None:
         return f"skipped: {replacement.reason}"
     text = f"replaced by {replacement.substitute}"
@@ -48,12 +48,12 @@ def outcome(replacement: Replacement) -> str:
 
 
 def render(result: Result, degree: int, console: Console) -> None:
-    """Print a table of modules: those of lists that fared alike in one line, with ``*`` for their numbers.
+    """Print a table of modules; children of lists with the same outcome share a line, with ``*`` for their numbers.
 
     Args:
-        result: What was done.
+        result: The result of :func:`replace`.
         degree: The tensor parallelism degree.
-        console: Where to print.
+        console: The console to print to.
     """
     from rich.table import Table
 

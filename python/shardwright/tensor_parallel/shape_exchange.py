@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group tell each other before collectives, and know from earlier calls."""
+"""The exchange of signatures between the ranks of a tensor-parallel group before collectives, with a cache."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
 from shardwright.tensor_parallel.pending import Pending
 
-#: What a rank tells goes in one message of so many bytes; a longer text takes a second one.
+#: The number of bytes of a message; a longer text needs a second message.
 MESSAGE_BYTES = 512
 _LENGTH_BYTES = 4
 _FIRST = MESSAGE_BYTES - _LENGTH_BYTES
-#: Begins the text of a rank that goes on with what it brought before.
+#: The first byte of the text of a rank whose signature is unchanged.
 _AS_BEFORE = b"="
-#: So many answers may be left unread; older ones have come long ago.
+#: The maximum number of unread answers; by then the oldest have long arrived.
 _MAX_UNREAD = 64
 
-#: Begins to give all ranks a block of bytes of one size, and to get theirs; says as what it is counted.
+#: Starts to exchange a block of bytes, of the same size on all ranks; takes the kind under which it is counted.
 Exchange = Callable[[str, bytes], Pending[list[bytes]]]
 
 
 class ShapeExchange:
     """The agreements of a group.
 
-    Where shapes have to be the same on all ranks, a call of a module that brings what its last one did waits for
-    nobody: a rank tells the others that it goes on as before, and reads what they told later, when it waits for them
-    the next time. A rank whose tensors have changed tells all of it, and waits. If the others have changed alike, all
-    agree anew; otherwise it finds that they went on, they find that it did not, and all refuse the call.
+    If shapes must be the same on all ranks, a call of a module with the same signature as its last call does not wait:
+    the rank sends a message that its signature is unchanged, and reads the messages of the others when it waits for
+    them the next time. A rank whose signature has changed sends all of it, and waits. If the signatures of the others
+    have changed too, all ranks agree anew. Otherwise it finds that the others continued, they find that it did not,
+    and all ranks raise an error.
     """
 
     def __init__(self, exchange: Exchange, size: int, rank: int, *, remembers: bool) -> None:
-        """For a group of several ranks.
+        """Create the exchange for a group of several ranks.
 
         Args:
-            exchange: Carries blocks between them.
-            size: Their number.
-            rank: The calling one.
-            remembers: Whether calls go on as before. What carries blocks then must not be what carries tensors to
-                devices, which would be waited for.
+            exchange: Exchanges blocks between the ranks.
+            size: The number of ranks.
+            rank: The index of the calling rank.
+            remembers: Whether calls with an unchanged signature do not wait. Blocks must then not be exchanged by the
+                backend that moves tensors of devices, because that would wait for the device.
         """
         self._exchange = exchange
         self._size, self._rank = size, rank
@@ -49,10 +50,10 @@ class ShapeExchange:
         self._unread: deque[tuple[Rule, Pending[list[bytes]]]] = deque()
 
     def agree(self, rule: Rule, own: Signature) -> Agreement:
-        """What all ranks bring: exchanged now, or known from the last call.
+        """Return the signatures of all ranks, exchanged now or known from the last call.
 
         Raises:
-            ConfigError: It does not fit together; all ranks raise it.
+            ConfigError: The signatures do not match; all ranks raise it.
         """
         last = self._last.get(rule.operation)
         if last is None or last.signatures[self._rank] != own:
@@ -82,16 +83,16 @@ class ShapeExchange:
         return agreement
 
     def catch_up(self) -> None:
-        """Read what ranks told that was not waited for.
+        """Read the messages of calls that did not wait.
 
         Raises:
-            ConfigError: A rank did not go on as before where this one did; it raises the same.
+            ConfigError: A rank's signature had changed in a call where this rank's had not; that rank raises it too.
         """
         while self._unread:
             self._read_oldest()
 
     def forget(self) -> None:
-        """Ask anew for everything: a step has failed, in which ranks may have been told different things."""
+        """Discard known signatures, because a step has failed in which ranks may have received different messages."""
         self._last.clear()
         self._unread.clear()
 
@@ -102,7 +103,7 @@ class ShapeExchange:
             self._agreement(rule, texts, self._last[rule.operation].signatures[self._rank])
 
     def _agreement(self, rule: Rule, texts: list[bytes], own: Signature) -> Agreement:
-        """What all ranks bring, where none goes on as before and others do not."""
+        """Return the signatures of all ranks; raise an error if some are unchanged and others are not."""
         last, brought = self._last.get(rule.operation), []
         for rank, text in enumerate(texts):
             if text == _as_before(rule) and last is not None:
@@ -113,7 +114,7 @@ class ShapeExchange:
                 brought.append(own)
             elif len(text) < _FIRST or not any(map(_goes_on, texts)):
                 brought.append(Signature.decode(text))
-            else:  # the rest of it is not told
+            else:  # the rest is not in the message
                 brought.append(replace(own, shapes=()))
         agreement = Agreement(tuple(brought))
         check(rule, agreement, self._size)
@@ -135,11 +136,11 @@ def _goes_on(text: bytes) -> bool:
 
 
 def _message(text: bytes) -> bytes:
-    """A text's length and its beginning."""
+    """Return a message with the length of a text and its beginning."""
     return (len(text).to_bytes(_LENGTH_BYTES, "little") + text[:_FIRST]).ljust(MESSAGE_BYTES, b"\0")
 
 
 def _read(blocks: list[bytes]) -> tuple[list[int], list[bytes]]:
-    """The lengths of texts, and their beginnings."""
+    """Return the lengths of texts, and their beginnings."""
     lengths = [int.from_bytes(block[:_LENGTH_BYTES], "little") for block in blocks]
     return lengths, [block[_LENGTH_BYTES:][:length] for block, length in zip(blocks, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""How a parameter of a distributed module lies over tp ranks."""
+"""The sharding of a parameter of a distributed module over tp ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from shardwright.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a parameter or buffer of a distributed module lies over tp ranks.
+    """The sharding of a parameter or buffer of a distributed module over tp ranks.
 
     Attributes:
-        dim: Along which it is sliced, tp rank i having the i-th slice; None if it is whole on each rank that has it.
-        blocks: The sizes, along ``dim``, of blocks that are sliced each for itself, such as query, key and value in one
+        dim: The dim along which it is sliced, tp rank i having the i-th slice; None if it is whole on each rank that
+            has it.
+        blocks: The sizes, along ``dim``, of blocks that are sliced separately, such as query, key and value in one
             weight; empty for one block.
-        owner: The only tp rank that has it, for one that is not sliced; None if all do.
-        scaled_batch: Whether it meets the samples of the whole group, so that its gradient is complete and is reduced
-            over RDP_GROUP; otherwise it meets this rank's own, and is reduced over DP_GROUP as any other.
-        size: The whole's size along ``dim``, which then need not divide by the degree: parts are as large as the first,
-            and the last ones end in zeros that are not part of the whole. None for a size that divides.
+        owner: The only tp rank that has it, if it is not sliced; None if all ranks have it.
+        scaled_batch: Whether it is applied to the samples of the whole group, so that its gradient is complete and is
+            reduced over RDP_GROUP; otherwise it is applied to this rank's own samples, and is reduced over DP_GROUP
+            like any other parameter.
+        size: The size of the whole along ``dim``, which then need not be divisible by the degree: all parts have the
+            size of the first, and the last ones end in zeros that are not part of the whole. None if the size is
+            divisible.
     """
 
     dim: int | None = None
@@ -33,19 +36,19 @@ class Sharding:
 
     @property
     def is_divided(self) -> bool:
-        """Whether ranks have different parts of it: slices, or one rank all."""
+        """Whether ranks have different parts of it: slices, or all of it on one rank."""
         return self.dim is not None or self.owner is not None
 
     @property
     def over_rdp(self) -> bool:
-        """Whether only ranks of RDP_GROUP hold the same of it, or get the same gradient."""
+        """Whether only ranks of RDP_GROUP hold the same part of it, or get the same gradient."""
         return self.is_divided or self.scaled_batch
 
     def check(self, name: str, shape: Sequence[int], degree: int) -> None:
-        """Hold the whole parameter's shape against the tensor parallelism degree.
+        """Check the shape of the whole parameter against the tensor parallelism degree.
 
         Raises:
-            ConfigError: A block does not divide by it, or a size that need not is another one.
+            ConfigError: A block is not divisible by the degree, or the shape does not match ``size``.
         """
         if self.dim is None:
             return
@@ -61,15 +64,15 @@ class Sharding:
                 )
 
     def shard(self, whole: torch.Tensor, rank: int, degree: int) -> torch.Tensor | None:
-        """A tp rank's part of the whole, in memory of its own.
+        """Return a copy of a tp rank's part of the whole.
 
         Args:
-            whole: As it would be on one rank.
+            whole: The whole tensor, as on one rank.
             rank: The tp rank.
             degree: The tensor parallelism degree.
 
         Returns:
-            The part; None if this rank has nothing of it.
+            The part; None if the rank has no part.
         """
         if self.dim is None:
             return whole.detach().clone() if self.owner in (None, rank) else None
@@ -84,7 +87,7 @@ class Sharding:
         return torch.cat([block.chunk(degree, self.dim)[rank] for block in blocks], self.dim)
 
     def whole(self, shards: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """The whole from the parts of all tp ranks, in memory of its own."""
+        """Return the whole, assembled from the parts of all tp ranks, in new memory."""
         if self.dim is None:
             return next(shard for shard in shards if shard is not None).detach().clone()
         parts = [shard.detach() for shard in shards if shard is not None]
@@ -95,7 +98,7 @@ class Sharding:
         return torch.cat([piece for block in zip(*split, strict=True) for piece in block], self.dim)
 
     def global_shape(self, shape: Sequence[int], degree: int) -> tuple[int, ...]:
-        """The whole's shape, from that of a part."""
+        """Return the shape of the whole, given that of a part."""
         whole = [size * (degree if dim == self.dim else 1) for dim, size in enumerate(shape)]
         if self.dim is not None and self.size is not None:
             whole[self.dim] = self.size

@@ -1,4 +1,4 @@
-"""One module and the distributed module that takes its place: whether it can, how it is made, and its weights."""
+"""Substitute a distributed module for a module: check that it is possible, create it, and transfer the weights."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-#: These only collect outputs, where a call asks for it. They go along with the module; its parts have none any more.
+#: Hooks from here only collect outputs on request. They are transferred with the module, but not with its parts.
 _HARMLESS_HOOKS = "transformers.utils.output_capturing"
 
 
 @dataclass(frozen=True)
 class Substitution:
-    """A distributed module that is ready to take a module's place, but for the weights.
+    """A distributed module that is ready to replace a module, except for the weights.
 
     Attributes:
         module: The original.
-        entry: How it is replaced.
-        substitute: The distributed module, with fresh weights.
+        entry: The entry for its class.
+        substitute: The distributed module, with newly initialized weights.
         trainable: Whether each parameter or buffer that comes from the original needs a gradient, by its name in the
             substitute.
-        fresh: The names of those that keep their fresh values.
-        options: The names of the mark's options that the substitute took.
+        fresh: The names of those that keep their newly initialized values.
+        options: The names of the mark's options that the substitute accepts.
     """
 
     module: nn.Module
@@ -57,13 +57,13 @@ class Substitution:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The original's weights, whole, by their names in the substitute, in the order of names."""
+        """Yield the original's whole weights with their names in the substitute, in the order of names."""
         if self.trainable:
             yield from sorted(_weights(self.entry, self.module).items())
 
     @torch.no_grad()
     def take(self, name: str, whole: torch.Tensor) -> None:
-        """Give the substitute its part of a weight of the original, in the original's dtype."""
+        """Set the substitute's part of a weight of the original, in the original's dtype."""
         own = _tensors(self.substitute).get(name)
         if own is not None and own.dtype != whole.dtype:
             own.data = own.data.to(whole.dtype)
@@ -71,18 +71,18 @@ class Substitution:
             self.substitute.load_whole_state_dict({name: whole})
 
     def finish(self) -> None:
-        """Give the substitute what else the original has: what is trained, its mode, and hooks that collect outputs."""
+        """Transfer the rest to the substitute: which weights are trained, the mode, and hooks that collect outputs."""
         parameters = dict(self.module.named_parameters())
         any_trained = not parameters or any(parameter.requires_grad for parameter in parameters.values())
         for name, parameter in self.substitute.named_parameters():
             parameter.requires_grad_(self.trainable.get(name, any_trained))
         self.substitute.train(self.module.training)
-        for hook in self.module._forward_hooks.values():  # those that are carried over; with others it is unfit
+        for hook in self.module._forward_hooks.values():  # a module with other hooks is not replaced
             self.substitute.register_forward_hook(hook)
 
 
 def unfit(module: nn.Module) -> str | None:
-    """Why a module is not what its class says, so that no other can take its place; None if it is."""
+    """Return why a module does not behave as its class defines, so that it cannot be replaced; None if it does."""
     if any(part.training != module.training for part in module.modules()):
         return "some of its parts are in training mode and others are not"
     for name, part in module.named_modules():
@@ -108,16 +108,16 @@ def unfit(module: nn.Module) -> str | None:
 
 
 def substitution_of(module: nn.Module, entry: Entry, options: Mapping[str, Any], seed: str) -> Substitution:
-    """Make the distributed module for a module.
+    """Create the distributed module for a module.
 
     Args:
-        module: The original, which stays as it is.
-        entry: How it is replaced.
-        options: Of its mark: those that the substitute knows win over the entry's arguments.
-        seed: What its fresh weights are drawn from. Torch's generators stay as they are.
+        module: The original, which is not changed.
+        entry: The entry for its class.
+        options: The options of its mark; those that the substitute accepts override the entry's arguments.
+        seed: The seed for newly initialized weights. Torch's generators are not changed.
 
     Raises:
-        ConfigError: There is none, for the reason it tells, such as a size that does not divide.
+        ConfigError: The substitute cannot be created, for the given reason, such as a size that is not divisible.
     """
     args, kwargs = entry.arguments(module)
     arguments, taken = _with_options(entry.dist_module, tuple(args), kwargs, options)
@@ -150,7 +150,7 @@ def _with_options(
 
 
 def _argument_names(dist_module: type[DistributedModule]) -> frozenset[str]:
-    """What ``__init__`` takes by name, also what it passes on to a base or declares by ``Unpack``."""
+    """Return the names of arguments of ``__init__``, including those passed to a base or declared by ``Unpack``."""
     names: set[str] = set()
     for cls in dist_module.__mro__:
         init: Any = cls.__dict__.get("__init__")
@@ -172,7 +172,7 @@ def _argument_names(dist_module: type[DistributedModule]) -> frozenset[str]:
 
 @contextmanager
 def _like(module: nn.Module, seed: str) -> Iterator[None]:
-    """Have parameters made where the module's are and in their dtype, from a seed of their own."""
+    """Create parameters in the block on the device and in the dtype of the module's parameters, from a given seed."""
     tensors = [*module.parameters(), *module.buffers()]
     dtype = next((one.dtype for one in tensors if one.is_floating_point()), torch.get_default_dtype())
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -187,7 +187,7 @@ def _like(module: nn.Module, seed: str) -> Iterator[None]:
 
 
 def _delayed_like(module: nn.Module) -> AbstractContextManager[None]:
-    """Delay what is made of delayed parameters, or in their place."""
+    """Return a context manager that delays parameters if the module's parameters are delayed."""
     return noting() if has_delayed(module) else nullcontext()
 
 
@@ -204,7 +204,7 @@ def _weights(entry: Entry, module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _misfit(substitute: DistributedModule, weights: Mapping[str, torch.Tensor], known: set[str]) -> str | None:
-    """Why a substitute cannot take these weights over, None if it can."""
+    """Return why a substitute cannot take these weights; None if it can."""
     name_of_class = type(substitute).__name__
     shardings, own = named_shardings(substitute), _tensors(substitute)
     for name, whole in weights.items():
@@ -218,11 +218,11 @@ def _misfit(substitute: DistributedModule, weights: Mapping[str, torch.Tensor], 
 
 
 def _trainable(entry: Entry, module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-    """Which of the substitute's weights need a gradient, where each is made of some of the original's.
+    """Return which of the substitute's weights need a gradient, given that each is derived from the original's.
 
     Raises:
-        ConfigError: One of them is made of parameters of which some need a gradient and some do not, or that cannot be
-            told.
+        ConfigError: A weight is derived from both trained and frozen parameters, or it cannot be determined which
+            parameters it is derived from.
     """
     flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
     if len(set(flags.values())) < 2:
@@ -232,7 +232,7 @@ def _trainable(entry: Entry, module: nn.Module, weights: Mapping[str, torch.Tens
     if not torch.is_grad_enabled():
         with torch.enable_grad():
             return _trainable(entry, module, _weights(entry, module))
-    # What is made of frozen parameters alone is what needs a gradient once they do and the others do not.
+    # Frozen weights are those that need a gradient once the flags of all parameters are inverted.
     trained_names = {name for name, weight in weights.items() if weight.requires_grad}
     try:
         for parameter, flag in flags.items():

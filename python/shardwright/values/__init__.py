@@ -1,4 +1,4 @@
-"""Values that cross ranks: registered types, and tensors' bytes."""
+"""Values that are sent between ranks: registered types, and the bytes of tensors."""
 
 from shardwright.values.register import register_type
 from shardwright.values.registry import ValueRegistry, registry

@@ -1,4 +1,4 @@
-"""NumPy's arrays, scalars and dtypes as values; nothing of it is imported before a script has."""
+"""NumPy arrays, scalars and dtypes as values; NumPy is not imported before the script imports it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 from shardwright.errors import UnsupportedValueError
 
-#: A dtype as its description, sizes, order in memory, whether it may be written, and the bytes.
+#: An array: description of the dtype, shape, memory order, whether it is writeable, and its bytes.
 Fields = tuple[Any, tuple[int, ...], str, bool, torch.Tensor]
 
 
 def is_array(value: object) -> bool:
-    """Whether something is an array of NumPy, of whatever class."""
+    """Return whether a value is a NumPy array or an instance of a subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def array_fields(array: Any) -> Fields:
-    """An array's bytes as a tensor: large ones then stay with the rank that made them, as tensors do.
+    """Take an array apart, with its bytes as a tensor, so that large ones can stay on the rank that created them.
 
-    They are copied, because nothing says when an array is written to.
+    The bytes are copied, because writes to an array cannot be detected.
     """
     import numpy
 
@@ -33,7 +33,7 @@ def array_fields(array: Any) -> Fields:
 
 
 def array_of(fields: Fields) -> Any:
-    """The array again; it owns its memory alone."""
+    """Build an array from its fields; it shares its memory with no other array."""
     import numpy
 
     described, shape, order, writeable, data = fields
@@ -43,12 +43,12 @@ def array_of(fields: Fields) -> Any:
 
 
 def scalar_fields(scalar: Any) -> tuple[Any, bytes]:
-    """A scalar as its dtype and bytes."""
+    """Return the description of a scalar's dtype, and its bytes."""
     return describe(scalar.dtype), scalar.tobytes()
 
 
 def scalar_of(fields: tuple[Any, bytes]) -> Any:
-    """The scalar again."""
+    """Build a scalar from its fields."""
     import numpy
 
     described, data = fields
@@ -56,10 +56,10 @@ def scalar_of(fields: tuple[Any, bytes]) -> Any:
 
 
 def describe(dtype: Any) -> Any:
-    """A dtype as text, or a list of its fields.
+    """Return a dtype as a string or a list of its fields.
 
     Raises:
-        UnsupportedValueError: Its elements are Python objects.
+        UnsupportedValueError: Its elements are Python objects, or the description does not reproduce it.
     """
     import numpy
 

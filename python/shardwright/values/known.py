@@ -1,7 +1,7 @@
-"""Types that cross ranks without registration: records, and ordinary types of Python, torch, NumPy and transformers.
+"""Types that can be sent without registration: records, and common types of Python, torch, NumPy and transformers.
 
-Objects of these are built without running code of their class, but for outputs of ``transformers``, whose entries are
-set by ``__init__``, and flags.
+Objects of these types are built without running code of their class, except flags and outputs of ``transformers``,
+whose ``__init__`` sets the entries.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import nn
 from shardwright.values import arrays
 from shardwright.values.state import Functions, crosses_by_itself, dict_functions, functions_of, state_functions
 
-#: What a class with a state, a way to be made or an end of its own defines.
+#: Methods that customize the state, creation or destruction of objects.
 _OWN_WAYS = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__new__", "__del__")
 
 
 def functions_without_registration(kind: type) -> Functions | None:
-    """How values of such a type are taken apart and built again; None for other types."""
+    """Return the functions that take values of such a type apart and build them; None for other types."""
     outputs = sys.modules.get("transformers.utils.generic")
     if outputs is not None and issubclass(kind, outputs.ModelOutput):
         return lambda value: dict(value.items()), lambda fields: kind(**fields)
@@ -40,7 +40,7 @@ def functions_without_registration(kind: type) -> Functions | None:
 
 
 def _tuple_functions(kind: type) -> Functions | None:
-    """Those of named tuples, ``PackedSequence`` among them, and of what ``torch.max`` and others return."""
+    """Return the functions for named tuples, such as ``PackedSequence``, and results of ``torch.max`` and others."""
     make: Callable[[Any], Any] | None = None
     if hasattr(kind, "_fields") and hasattr(kind, "_make"):
         make = kind._make
@@ -50,13 +50,13 @@ def _tuple_functions(kind: type) -> Functions | None:
 
 
 def _is_plain_dataclass(kind: type) -> bool:
-    """Whether a dataclass is nothing but its attributes."""
+    """Return whether a type is a dataclass without methods that customize state, creation or destruction."""
     if not dataclasses.is_dataclass(kind) or issubclass(kind, nn.Module):
         return False
     for base in kind.__mro__[:-1]:
         for name in _OWN_WAYS:
             own = vars(base).get(name)
-            # A frozen dataclass with slots is given functions for its state.
+            # The dataclasses module adds state methods to a frozen dataclass with slots.
             if own is not None and getattr(own, "__module__", None) != "dataclasses":
                 return False
     return True

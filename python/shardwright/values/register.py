@@ -1,4 +1,4 @@
-"""``smp.register_type``: sending objects of a script's own classes."""
+"""``smp.register_type``: send objects of a script's own classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which types cross ranks besides the built-in ones: some by themselves, others once registered."""
+"""The types besides built-in ones that can be sent between ranks: some always, others after registration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Unflatten = Callable[[Any], Any]
 
 
 class UnknownNameError(UnsupportedValueError):
-    """A value arrived under a name that means no type on this rank."""
+    """A value was received with a type name that is not known on this rank."""
 
 
 class _Decoders(dict[str, Unflatten]):
-    """Functions by name; types that need no registration are found among the modules already imported."""
+    """Functions by type name; types that need no registration are looked up in the modules already imported."""
 
     def __init__(self, owner: ValueRegistry) -> None:
         super().__init__()
@@ -38,22 +38,22 @@ class _Decoders(dict[str, Unflatten]):
 
 
 class ValueRegistry:
-    """The types of this process whose values cross ranks as what ``flatten`` makes of them.
+    """The types of this process whose values are sent as the results of their ``flatten`` functions.
 
     Attributes:
-        encoders: By type, the name it travels under and the function that takes a value apart.
-        decoders: By name, the function that builds the value again.
+        encoders: By type, the name that is sent and the function that takes a value apart.
+        decoders: By name, the function that builds a value.
     """
 
     def __init__(self) -> None:
-        """Start with the standard library's containers."""
+        """Create a registry that contains ``OrderedDict``."""
         self.encoders: dict[type, tuple[str, Flatten]] = {}
         self.decoders: dict[str, Unflatten] = _Decoders(self)
         self._kinds: dict[str, type] = {}
         self.add(OrderedDict, "collections:OrderedDict", lambda value: list(value.items()), OrderedDict)
 
     def add(self, kind: type, name: str, flatten: Flatten, unflatten: Unflatten) -> None:
-        """Make a type known under a name.
+        """Register a type under a name.
 
         Raises:
             ConfigError: The name belongs to another type, or the type has another name.
@@ -67,39 +67,39 @@ class ValueRegistry:
         known = self.encoders.get(kind)
         if known is not None and known[0] != name:
             raise ConfigError(f"{type_name(kind)} cannot be registered as {name!r}: it is registered as {known[0]!r}")
-        # A class that was defined anew; values of the former one would arrive as values of this one.
+        # The class was defined again: values of the previous one would arrive as values of the new one.
         self.encoders.pop(owner, None)
         self._kinds[name] = kind
         self.encoders[kind] = (name, flatten)
         self.decoders[name] = unflatten
 
     def fallback(self, kind: type) -> tuple[str, Flatten] | None:
-        """The entry of a type that was not registered; None when it may not cross ranks."""
+        """Return the entry of a type that may not be registered; None if its values cannot be sent."""
         if kind in self.encoders:
             return self.encoders[kind]
         functions = functions_without_registration(kind)
-        # Another rank could not find a class that this one does not find under its name.
+        # A class that this rank cannot find by name cannot be found on other ranks either.
         if functions is None or _type_named(type_name(kind)) is not kind:
             return None
         self.add(kind, type_name(kind), *functions)
         return self.encoders[kind]
 
     def fields_of(self, value: object) -> Any:
-        """What ``flatten`` makes of a value of a known type; None for any other value."""
+        """Return the result of ``flatten`` for a value of a known type; None for any other value."""
         entry = self.fallback(type(value))
         return None if entry is None else entry[1](value)
 
 
 def type_name(kind: type) -> str:
-    """The name of a type that was given none."""
+    """Return the default name of a type."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _type_named(name: str) -> type | None:
-    """A class among the modules already imported.
+    """Return a class in the modules already imported; None if there is none with this name.
 
-    The name may come from another rank, so nothing is run to find it: only dictionaries are read, because ``getattr``
-    on a module may import another.
+    The name may come from another rank, so the lookup runs no code: it only reads dictionaries, because ``getattr`` on
+    a module may import another one.
     """
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)

@@ -1,8 +1,8 @@
-"""Taking objects apart into their state, and building them again without ``__init__``.
+"""Take objects apart into their state, and build them without calling ``__init__``.
 
-``__init__`` may compute, check or count what the sender's object has done already. The state is Python's own
-(``__getstate__`` and ``__setstate__``, which ``copy`` uses too): the attributes, in ``__dict__`` and in slots, unless
-the class says otherwise.
+``__init__`` may have side effects, such as checks or counters, that the sender's object has had already. The state is
+that of ``__getstate__`` and ``__setstate__``, which ``copy`` uses too: the attributes in ``__dict__`` and in slots,
+unless the class defines these methods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.errors import ConfigError
 
 Functions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
-#: What a ``defaultdict`` may make by itself on another rank.
+#: Default factories of a ``defaultdict`` that are sent by name.
 _FACTORIES: dict[str, type] = {
     kind.__name__: kind
     for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, OrderedDict, Counter)
@@ -25,10 +25,10 @@ _FACTORIES: dict[str, type] = {
 
 
 def functions_of(kind: type) -> Functions:
-    """How values of a class are taken apart and built again, if the class need not be asked.
+    """Return the functions that take values of a class apart and build them from their state.
 
     Raises:
-        ConfigError: Its values hold more than attributes and, in a ``dict``, entries.
+        ConfigError: The values consist of more than attributes and, for a ``dict``, entries.
     """
     if issubclass(kind, Flag):
         return lambda value: value._value_, kind
@@ -52,9 +52,9 @@ def functions_of(kind: type) -> Functions:
 
 
 def state_functions(kind: type) -> Functions:
-    """How objects that are nothing but their attributes are taken apart and built again, past all code of their class.
+    """Return the functions for objects that consist of their attributes only; they run no code of the class.
 
-    Attributes that are not set stay so.
+    Attributes that are not set remain unset.
     """
 
     def unflatten(attributes: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def state_functions(kind: type) -> Functions:
         for name, item in attributes.items():
             if any(isinstance(vars(base).get(name), types.MemberDescriptorType) for base in kind.__mro__):
                 object.__setattr__(value, name, item)
-            else:  # a property of that name is passed by
+            else:  # bypasses a property of that name
                 object.__getattribute__(value, "__dict__")[name] = item
         return value
 
@@ -70,31 +70,31 @@ def state_functions(kind: type) -> Functions:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object has, in its ``__dict__`` and in slots."""
+    """Return the attributes of an object, in its ``__dict__`` and in slots."""
     state: Any = object.__getstate__(value)
     attributes, slots = state if isinstance(state, tuple) else (state, None)
     return {**(attributes or {}), **(slots or {})}
 
 
 def crosses_by_itself(kind: type) -> bool:
-    """Whether a subclass of ``dict`` leaves its state to Python, so that building one calls nothing of its own."""
+    """Return whether a subclass of ``dict`` defines no state methods, so that building one runs none of its code."""
     return not any(vars(base).keys() & {"__getstate__", "__setstate__"} for base in kind.__mro__[:-1])
 
 
 def dict_functions(kind: type) -> Functions:
-    """How a subclass of ``dict`` is taken apart into entries, attributes and default, and built again."""
+    """Return functions that take a subclass of ``dict`` apart into entries, state and default factory, and build it."""
     base: type[dict[Any, Any]] = OrderedDict if issubclass(kind, OrderedDict) else dict
     makes_defaults = issubclass(kind, defaultdict)
 
     def flatten(value: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {"items": dict(base.items(value))}
         state = _state_of(value)
-        if state is value:  # its keys are its attributes
+        if state is value:  # its `__dict__` is the dict itself
             fields["keys_are_attributes"] = True
         elif state is not None and not (type(state) is dict and not state):
             fields["state"] = state
         if makes_defaults and (factory := value.default_factory) is not None:
-            # Another one is refused by its place, as every value is that does not cross.
+            # Any other factory stays in place, and is refused like every value that cannot be sent.
             known = isinstance(factory, type) and _FACTORIES.get(factory.__name__) is factory
             fields["default_factory"] = factory.__name__ if known else factory
         return fields
@@ -115,7 +115,7 @@ def dict_functions(kind: type) -> Functions:
 
 
 def _made_by(kind: type) -> type:
-    """The built-in class whose ``__new__`` makes the memory of a value."""
+    """Return the built-in class whose ``__new__`` allocates a value."""
     return next(base for base in kind.__mro__ if isinstance(vars(base).get("__new__"), types.BuiltinFunctionType))
 
 

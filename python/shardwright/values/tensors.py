@@ -1,4 +1,4 @@
-"""Tensors' bytes: copied out of torch's memory when sent, wrapped without a copy when received."""
+"""The bytes of tensors: copied from torch's memory when sent, wrapped without a copy when received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright import _core
 from shardwright.errors import UnsupportedValueError
 from shardwright.frames.remote import bring_all
 
-#: The dtypes whose elements are whole bytes, as far as this torch has them; the extension knows the same ones.
+#: The dtypes with elements of whole bytes that this version of torch has; the extension has the same list.
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -24,41 +24,41 @@ _DTYPES: dict[str, torch.dtype] = {
     if hasattr(torch, name)
 }
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
-_from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack  # without the checks of what is no capsule
+_from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack  # without checks for other objects than capsules
 _NOT_ELSEWHERE: Mapping[int, Any] = MappingProxyType({})
 
 
-#: A tensor's dtype, shape, strides, device and whether it requires a gradient.
+#: A tensor's dtype, shape, strides and device, and whether it requires a gradient.
 Meta = tuple[str, list[int], list[int], str, bool]
-#: A tensor that another rank holds: what it is like; that rank, who asked for it, the request, and its place in the
+#: A tensor that another rank holds: its metadata, the holding rank, the requester, the request, and its index in the
 #: answer.
 Origin = tuple[Meta, int, int, int, int]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a tensor that crosses ranks, by its name without ``torch.``."""
+    """Return the dtype with this name, without ``torch.``, that tensors can be sent with."""
     return _DTYPES[name]
 
 
 def pack(
     tensors: list[torch.Tensor], requires_grad: list[bool], origins: Mapping[int, Origin] = _NOT_ELSEWHERE
 ) -> _core.TensorParts:
-    """Copy tensors into a body.
+    """Copy tensors into a message body.
 
     Dense tensors keep their strides; others are sent contiguous. Tensors on a GPU are copied in the order of the
-    current stream, and nobody waits for that where the connection can tell when they are there.
+    current stream, without waiting for the copy if the connection can detect its completion.
 
     Args:
         tensors: Any strided tensors.
-        requires_grad: For each whether the receiver shall make it require a gradient.
-        origins: By index, those that go to the receiver from the rank that holds them.
+        requires_grad: For each tensor, whether the receiver makes it require a gradient.
+        origins: By index, the origins of tensors that the ranks holding them send to the receiver.
 
     Raises:
         UnsupportedValueError: A tensor is sparse, quantized, nested, on the meta device, or of a special subclass.
     """
     parts = _core.TensorParts()
     here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
-    # All are looked at before the first copy.
+    # Check all tensors before the first copy.
     dense = [_dense(tensor) for tensor in bring_all(here)]
     dense.reverse()
     for index, need in enumerate(requires_grad):
@@ -81,9 +81,9 @@ def _append(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool)
 
 
 def _append_device(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad: bool) -> bool:
-    """Add a dense tensor of a GPU behind what its current stream has to do; False where that is not possible."""
+    """Append a dense GPU tensor in the order of its current stream; return False if that is not possible."""
     stream = torch.cuda.current_stream(tensor.device)
-    # The allocator may have made it for another stream.
+    # The tensor may have been allocated on another stream.
     tensor.detach().record_stream(stream)
     return parts.append_device(
         tensor.data_ptr(),
@@ -98,7 +98,7 @@ def _append_device(parts: _core.TensorParts, tensor: torch.Tensor, requires_grad
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlap, so that strides can travel."""
+    """Return whether the elements fill their memory without gaps or overlap, so that the strides can be sent."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -130,7 +130,11 @@ def _without_bytes(tensor: torch.Tensor) -> UnsupportedValueError:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values in dense memory, for reading its address."""
+    """Return a tensor with the same values in dense memory, whose bytes can be read.
+
+    Raises:
+        UnsupportedValueError: No tensor of this kind can cross ranks, or it is on the meta device.
+    """
     refuse_kind(tensor)
     if tensor.is_meta:
         raise _without_bytes(tensor)
@@ -143,7 +147,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor of a GPU in host memory, once its current stream has come that far."""
+    """Copy a dense GPU tensor to host memory, and wait for its current stream."""
     host = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu", pin_memory=True)
     host.copy_(tensor.detach(), non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
@@ -151,12 +155,12 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(parts: _core.TensorParts) -> list[torch.Tensor]:
-    """Make the tensors of a received body, each the only owner of its memory; none requires a gradient."""
+    """Return the tensors of a received message body; each owns its memory alone, and none requires a gradient."""
     return [unpack_one(parts, index) for index in range(len(parts))]
 
 
 def unpack_one(parts: _core.TensorParts, index: int) -> torch.Tensor:
-    """Make one tensor of a received body; each can be made once."""
+    """Return one tensor of a received message body; each can be taken once."""
     if _has_device() and parts.is_of_device(index):
         return _on_device(parts, index)
     return _wrapped(parts, index)
@@ -168,7 +172,7 @@ def _has_device() -> bool:
 
 
 def _on_device(parts: _core.TensorParts, index: int) -> torch.Tensor:
-    """A tensor of the current GPU, from the bytes of one that came from a GPU."""
+    """Create a tensor on the current GPU from the received bytes of a GPU tensor."""
     dtype, shape, strides, _, _ = parts.meta(index)
     tensor = torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cuda")
     stream = torch.cuda.current_stream(tensor.device)
@@ -178,13 +182,13 @@ def _on_device(parts: _core.TensorParts, index: int) -> torch.Tensor:
 
 
 def _wrapped(parts: _core.TensorParts, index: int) -> torch.Tensor:
-    """A tensor around received bytes in host memory."""
+    """Wrap received bytes in host memory in a tensor."""
     capsule, other_dtype = parts.take_tensor(index)
     if capsule is not None and other_dtype is None:
         return _from_dlpack(capsule)
     dtype, shape, strides, _, _ = parts.meta(index)
     if capsule is None:
         return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device="cpu")
-    # Not a view of the bytes: views of received tensors must find the tensor itself as their base.
+    # Not a view of the bytes: views of a received tensor must have that tensor as their base.
     bytes_ = _from_dlpack(capsule).untyped_storage()
     return torch.empty(0, dtype=_DTYPES[dtype], device="cpu").set_(bytes_, 0, shape, strides)

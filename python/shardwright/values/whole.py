@@ -1,4 +1,4 @@
-"""Values as a whole: what travels is a tree of types, and a body with the bytes of its tensors."""
+"""Encode and decode values: a tree of types, and a message body with the bytes of the tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shardwright.values.tensors import pack, unpack
 
 
 def encode(value: Any) -> tuple[_core.Spec, _core.TensorParts]:
-    """Take a value apart; its tensors will need no gradient where they arrive.
+    """Encode a value. Its tensors do not require a gradient when they are decoded.
 
     Raises:
-        UnsupportedValueError: It holds a value or a tensor of a type that cannot cross ranks.
+        UnsupportedValueError: It contains a value or a tensor of a type that cannot cross ranks.
     """
     spec, tensors = _core.flatten(value, registry)
     return spec, pack(tensors, [False] * len(tensors))
 
 
 def decode(spec: _core.Spec, parts: _core.TensorParts) -> Any:
-    """Build a received value of the library's own."""
+    """Decode a value from :func:`encode`."""
     return spec.build(unpack(parts), registry)
