@@ -19,15 +19,15 @@ job = job_fixture(2)
 def test_no_step_runs_after_one_that_may_have_succeeded_on_some_ranks_only(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = vote._said_by
+    usual = vote.exchange_in_step
 
-    def failing(runtime: Runtime, rank: int) -> Any:
-        said = usual(runtime, rank)
+    def failing(runtime: Runtime, *args: Any) -> dict[int, Any]:
+        votes = usual(runtime, *args)
         if runtime.place.rank == 1 and runtime.step.number == 2:
             raise smp.RemoteError(1, "here", None, None, None, "ServerError", "a thread has panicked")
-        return said
+        return votes
 
-    monkeypatch.setattr(vote, "_said_by", failing)
+    monkeypatch.setattr(vote, "exchange_in_step", failing)
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
 

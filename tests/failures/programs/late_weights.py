@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import rig
+import common
 import shardwright as smp
 import torch
-from rig import fault, raise_trouble, say
+from common import fault, raise_script_error, say
 from shardwright.frames.weights import WeightGradients
 from shardwright.step import run
 
@@ -17,7 +17,7 @@ def raise_late() -> None:
     """Raise once the root has long ended its part."""
     time.sleep(1.0)
     say("raises")
-    raise_trouble()
+    raise_script_error()
 
 
 def main() -> None:
@@ -27,13 +27,13 @@ def main() -> None:
         fault.visited("weights", "backward")
         usual_run(left)
 
-    def told_vote(runtime: Any) -> None:
+    def reported_vote(runtime: Any) -> None:
         say("votes", step=runtime.step.number)
         usual_vote(runtime)
 
     WeightGradients.run = visited_run  # type: ignore[method-assign]
-    run.vote = told_vote
-    job = rig.start(pipeline="zero_bubble")
+    run.vote = reported_vote
+    job = common.start(pipeline="zero_bubble")
     say("exact", error=job.exact_step())
     last = fault.visits["weights", "backward"]
     before = job.state()
@@ -42,7 +42,7 @@ def main() -> None:
     try:
         job.step()
     except Exception as error:
-        failure = rig.describe(error)
+        failure = common.describe(error)
     else:
         failure = None
     fault.disarm()
