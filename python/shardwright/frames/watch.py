@@ -12,7 +12,6 @@ from shardwright.errors import FrameError
 
 # Like torch.multiprocessing.reductions.StorageWeakRef, with fewer calls.
 _refer: Callable[[Any], int] = torch.UntypedStorage._weak_ref  # type: ignore[assignment]
-_expired: Callable[[int], bool] = torch.UntypedStorage._expired  # type: ignore[assignment]
 _free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 
 
@@ -38,11 +37,6 @@ class TensorMemory:
         """Release the weak reference."""
         if hasattr(self, "id"):  # not set for a tensor without memory of its own
             _free(self.id)
-
-    @property
-    def lives(self) -> bool:
-        """Return whether the memory is still in use."""
-        return not _expired(self.id)
 
 
 class RemoteMemory:

@@ -59,15 +59,14 @@ def pack(
     parts = _core.TensorParts()
     here = [tensor for index, tensor in enumerate(tensors) if index not in origins] if origins else tensors
     # Check all tensors before the first copy.
-    dense = [_dense(tensor) for tensor in bring_all(here)]
-    dense.reverse()
+    dense = iter([_dense(tensor) for tensor in bring_all(here)])
     for index, need in enumerate(requires_grad):
         if index in origins:
             (dtype, shape, strides, device_type, _), holder, requester, request, place = origins[index]
             held = {"holder": holder, "requester": requester, "request": request, "index": place}
             parts.append_held(dtype, shape, strides, device_type, need, **held)
         else:
-            _append(parts, dense.pop(), need)
+            _append(parts, next(dense), need)
     return parts
 
 
