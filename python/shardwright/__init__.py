@@ -62,6 +62,7 @@ from shardwright.job.ranks import (
     tp_rank,
     tp_size,
 )
+from shardwright.memory import memory_report
 from shardwright.model import AveragedModel, DistributedModel
 from shardwright.model.updates import resume_after_failure
 from shardwright.optimizer import DistributedOptimizer, clip_grad_norm_
@@ -130,6 +131,7 @@ __all__ = [
     "is_tracing",
     "local_rank",
     "local_size",
+    "memory_report",
     "model",
     "model_creation",
     "mp_barrier",

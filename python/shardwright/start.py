@@ -34,10 +34,12 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.exit_handlers import ExitHandlers
 from shardwright.frames import Leaves
 from shardwright.job.exchange import Gathers, wait_collective
+from shardwright.job.explained import ErrorExplainer
 from shardwright.job.place import Place
 from shardwright.job.runtime import Runtime, find_runtime, set_default_runtime
 from shardwright.job.waiting import Wait
 from shardwright.job.wrapped import WrappedModels
+from shardwright.memory import Announcement, MemoryAccount, OutOfMemory
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.progress import DELAY_SECONDS, Progress
@@ -138,6 +140,9 @@ def add_parts(runtime: Runtime) -> None:
     runtime.add(WorkerPool(runtime))
     runtime.add(runtime.add(Models(place.rank)), WrappedModels)
     runtime.add(Updates(runtime))
+    runtime.add(MemoryAccount(runtime))
+    runtime.add(Announcement(runtime))
+    runtime.add(OutOfMemory(runtime), ErrorExplainer)
 
 
 def _install(runtime: Runtime) -> None:

@@ -61,6 +61,9 @@ pub struct DeviceLoad {
     pub parameter_bytes: u64,
     /// Bytes of its buffers.
     pub buffer_bytes: u64,
+    /// Bytes that one microbatch's forward keeps for its backward; `None` without a trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation_bytes: Option<u64>,
     /// Its modules.
     pub modules: u64,
 }
@@ -299,6 +302,9 @@ fn device_loads(
         let load = &mut loads[place.pp_rank.0 as usize];
         load.modules += 1;
         load.buffer_bytes += module.buffer_bytes;
+        if let Some(bytes) = module.own_activation_bytes {
+            load.activation_bytes = Some(load.activation_bytes.unwrap_or(0) + bytes);
+        }
         for &parameter in &module.parameters {
             if !std::mem::replace(&mut counted[parameter], true) {
                 load.parameters += request.parameters[parameter].numel;

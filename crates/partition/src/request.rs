@@ -9,7 +9,7 @@ use crate::PartitionError;
 use crate::measured::Measured;
 
 /// The newest format of [`PartitionRequest`] and [`PartitionDecision`](crate::PartitionDecision).
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// A parameter; its id is its place in [`PartitionRequest::parameters`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

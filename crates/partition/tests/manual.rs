@@ -120,12 +120,12 @@ fn refused(change: impl FnOnce(&mut Value)) -> String {
 #[test]
 fn a_newer_format_is_refused_by_name_before_its_fields_are_looked_at() {
     let text = refused(|value| {
-        value["format_version"] = json!(3);
+        value["format_version"] = json!(4);
         value["a field of the future"] = json!(1);
     });
     assert_eq!(
         text,
-        "the partition request has format_version 3; this version of the library reads up to 2"
+        "the partition request has format_version 4; this version of the library reads up to 3"
     );
     let text = PartitionDecision::from_json("{\"format_version\": 7}")
         .expect_err("newer")

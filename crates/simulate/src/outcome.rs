@@ -1,5 +1,6 @@
 //! What a simulation finds.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use shardwright_core::{MicrobatchId, PipelineRank, StageId};
@@ -93,6 +94,26 @@ impl SimulatedStep {
             ranks,
             tasks,
         }
+    }
+
+    /// How many microbatches each rank has in flight at most: begun on it, with work on it still to do.
+    pub fn most_in_flight(&self) -> Vec<u32> {
+        let actions = self.tasks.iter().filter(|task| task.kind != TaskKind::Turn);
+        let mut last = BTreeMap::new();
+        for (place, task) in actions.clone().enumerate() {
+            last.insert((task.rank, task.microbatch), place);
+        }
+        let mut most = vec![0_u32; self.ranks.len()];
+        let mut open = vec![BTreeSet::new(); self.ranks.len()];
+        for (place, task) in actions.enumerate() {
+            let rank = task.rank.0 as usize;
+            open[rank].insert(task.microbatch);
+            most[rank] = most[rank].max(open[rank].len() as u32);
+            if last[&(task.rank, task.microbatch)] == place {
+                open[rank].remove(&task.microbatch);
+            }
+        }
+        most
     }
 
     /// Which part of all ranks' time nobody uses, from 0 to 1.

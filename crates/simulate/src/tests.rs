@@ -1,6 +1,7 @@
 //! Laws of the simulations.
 
 mod auto;
+mod in_flight;
 mod policies;
 mod programs;
 

@@ -1,9 +1,11 @@
 //! What this process is to the library: its forks, its threads, and the C libraries that it finds at run time.
 
 mod means;
+mod memory;
 mod owner;
 pub mod raw;
 pub mod sync;
 
 pub use means::{Means, Plan, means};
+pub use memory::{ProcessMemory, heap_bytes, memory_limit, process_memory};
 pub use owner::{Forked, Owner};

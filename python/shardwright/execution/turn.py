@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from shardwright.execution.attributes import Attributes
 
 if TYPE_CHECKING:
-    from shardwright.execution.task import RunningTask
+    from shardwright.execution.task import Phase, RunningTask
 
 
 class Waiting(Protocol):
@@ -15,6 +15,16 @@ class Waiting(Protocol):
 
     def keep(self) -> None:
         """Save the task's state, because another task is about to get the turn."""
+
+
+class TurnObserver(Protocol):
+    """Sees the tasks of a step begin, for as long as it is the turn's observer."""
+
+    def begins(self, phase: Phase) -> None:
+        """See a task begin, or the backward of a microbatch whose task goes on."""
+
+    def placed(self) -> None:
+        """See that a model has just been divided, and what other ranks own released."""
 
 
 class Turn:
@@ -25,6 +35,7 @@ class Turn:
         current: The task that has the turn, or had it last.
         waiting: The wait of the current task, which saves state before another task gets the turn; None if there is
             none.
+        observer: Sees tasks begin; None in most steps.
     """
 
     def __init__(self) -> None:
@@ -32,12 +43,15 @@ class Turn:
         self.attributes = Attributes()
         self.current: RunningTask | None = None
         self.waiting: Waiting | None = None
+        self.observer: TurnObserver | None = None
 
     def take(self, task: RunningTask) -> None:
         """Give the turn to a task, and restore its microbatch's attributes of modules."""
         self._leave_wait()
         self.current = task
         self.attributes.enter(task.microbatch)
+        if self.observer is not None:
+            self.observer.begins(task.phase)
 
     def end_step(self) -> None:
         """Take the turn from the current task at the end of a step."""

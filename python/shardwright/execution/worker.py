@@ -16,6 +16,7 @@ from shardwright.execution.serve import run_forward, run_request_backward, run_w
 from shardwright.execution.task import Phase, RunningTask, set_running_task
 from shardwright.execution.turn import Turn
 from shardwright.frames.guards import close_checkpoints
+from shardwright.job.explained import explain
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -148,5 +149,6 @@ class WorkerPool:
             "phase": running.phase,
         }
         if not isinstance(error, RemoteError):  # it already names the place
+            explain(self._runtime, error)
             failure_text.add_note(error, running.describe())
         failure_text.report(self._runtime.server, error, **place)

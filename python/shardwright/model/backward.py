@@ -16,6 +16,7 @@ from shardwright.execution.context import Suspended
 from shardwright.execution.results import release_unused
 from shardwright.execution.serve import deferring
 from shardwright.execution.task import running_task
+from shardwright.execution.turn import Turn
 from shardwright.frames import Leaves, current_frame, in_frame, owning_edge, run_backward
 from shardwright.frames.cut import slot_of
 from shardwright.frames.remote import is_remote
@@ -41,6 +42,8 @@ def backward(
         elif weight is not None:
             raise ShardwrightError("model.backward: a weight counts among the microbatches of a function with smp.step")
         runtime[_core.AloneRecorder].passed_forward()
+        if (observer := runtime[Turn].observer) is not None:
+            observer.begins("backward")
         if runtime[Leaves].walks:
             listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
             nodes = (get_gradient_edge(tensor).node for tensor in listed if tensor.requires_grad)
@@ -63,6 +66,8 @@ def backward(
     roots = _roots(tensors, grad_tensors)
     task.phase = "backward"
     elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
+    if (observer := runtime[Turn].observer) is not None:
+        observer.begins("forward")
     if not (elsewhere and runtime.server.begin_backward_elsewhere(task.worker)):
         with Suspended():
             runtime.server.await_backward(task.worker)

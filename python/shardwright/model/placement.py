@@ -319,6 +319,8 @@ class Placement:
 
     def _finish(self) -> None:
         self._placed = True
+        if (observer := self.runtime[Turn].observer) is not None:
+            observer.placed()
         self.post_partition_hooks.run(self.model, self.runtime[Models].optimizer_of(self.model))
 
     def wait_until_placed(self, task: RunningTask) -> None:

@@ -13,6 +13,7 @@ from shardwright.errors import PartialUpdateError, RemoteError, StepAborted
 from shardwright.execution.frame_table import FrameTable
 from shardwright.execution.state_order import rollback
 from shardwright.execution.worker import WorkerPool
+from shardwright.job.explained import explain
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.tensor_parallel.group import TensorGroup
@@ -30,6 +31,8 @@ def fail_step(runtime: Runtime, error: BaseException, transaction: StepTransacti
 
     Further errors do not prevent the notification, nor the undoing of everything that can be undone.
     """
+    if not isinstance(error, RemoteError):
+        explain(runtime, error)
     here = f"rank {runtime.place.rank} on host {socket.gethostname()!r}"
     updates = runtime[Updates]
     elsewhere = isinstance(error, RemoteError) and error.rank != runtime.place.rank  # which refuses, if it had voted

@@ -26,6 +26,7 @@ from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves, close_calls, in_frame
 from shardwright.job.received import decode_from
+from shardwright.memory import Announcement, MemoryAccount
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
@@ -71,6 +72,7 @@ def run_step(runtime: Runtime, step: StepFunction[..., Any], args: tuple[Any, ..
     refuse_compiled((*args, *kwargs.values()))
     runtime.step.num_microbatches = step.num_microbatches(runtime)
     runtime[Scheduling].check(step.name, runtime.step.num_microbatches)
+    runtime[Announcement].begin_step()
     # If the writers of modules' state are unknown, so are the calls to wait for.
     predicts = not runtime[StateOrder].one_at_a_time
     with interrupts.InterruptibleStep():
@@ -126,9 +128,11 @@ def _run_once(
             checks=runtime.place.launch.world_size * runtime.step.num_microbatches > 1,
         )
         runtime[Updates].check()
+        runtime[MemoryAccount].begin_step()
         with interrupts.DeliverSignals():
             taking_part = _begin_reductions(runtime, transaction, placements)
             results = _run_tasks(runtime, step, transaction, args, kwargs)
+            runtime[MemoryAccount].end_tasks()
             if (group := runtime.find(TensorGroup)) is not None:
                 group.end_step()
             _prepare(runtime, step, transaction, taking_part)
@@ -142,11 +146,13 @@ def _run_once(
         raise
     finally:
         runtime.step.running = False
+        runtime[MemoryAccount].leave_step()
         runtime[Leaves].end_step()
     runtime[StateOrder].end_step(runtime)
     for kept in all_kept(placements):
         kept.end_step()
     runtime[Scheduling].end_step(runtime)
+    runtime[Announcement].end_step()
     if any(placement.post_step_hooks for placement in placements):
         with interrupts.DeliverSignals():
             for placement in placements:

@@ -1,0 +1,43 @@
+//! How many microbatches a schedule has in flight on each rank.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use shardwright_core::PipelineRank;
+use shardwright_schedule::Schedule;
+
+use crate::costs::{Latency, StageCosts, StepCosts};
+use crate::error::SimulationError;
+use crate::policy::simulate_schedule;
+use crate::program::simulate_program;
+use crate::route::{Chain, Control};
+
+/// The most microbatches in flight on each rank, if all stages take the same time: one stage for each rank, or the
+/// stages of a program. Calls take no time, so that a real step may have fewer.
+pub fn in_flight(
+    schedule: &Schedule,
+    num_ranks: NonZeroU32,
+    num_microbatches: NonZeroU32,
+) -> Result<Vec<u32>, SimulationError> {
+    let millisecond = Duration::from_millis(1);
+    let stage = StageCosts::split(millisecond, millisecond, millisecond);
+    let step = if let Schedule::Program(program) = schedule {
+        let stages = program
+            .ranks()
+            .iter()
+            .flatten()
+            .map(|action| action.stage.0 as usize + 1);
+        let costs = StepCosts::Same(vec![stage; stages.max().unwrap_or(0)]);
+        simulate_program(program, &costs, &Latency::NONE)?
+    } else {
+        let chain = Chain {
+            segments: (0..num_ranks.get()).map(PipelineRank).collect(),
+            control: Control::Direct,
+            root_turn: Duration::ZERO,
+            root_backward: Duration::ZERO,
+        };
+        let costs = StepCosts::Same(vec![stage; chain.segments.len()]);
+        simulate_schedule(schedule, &chain, num_microbatches, &costs, &Latency::NONE)?
+    };
+    Ok(step.most_in_flight())
+}

@@ -1,0 +1,220 @@
+"""The account of one rank: what it holds, and the peak of one step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shardwright import _core
+from shardwright.execution.turn import Turn
+from shardwright.memory.optimizers import distinct_bytes, expected_bytes, state_bytes
+from shardwright.model.models import Models
+from shardwright.scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from shardwright.execution.task import Phase
+    from shardwright.job.runtime import Runtime
+
+#: The names of the categories, in the order of reports.
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "communication")
+#: What is allocated to see whether the C library's heap grows by it.
+_PROBE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAccount:
+    """The memory of one rank, in bytes.
+
+    Attributes:
+        rank: The global rank.
+        pp_rank: Its rank in the pipeline.
+        host: Its host.
+        device: What its tensors are on, as text.
+        predicted: Bytes by category; None where not known.
+        measured: Likewise. Gradients and activations are those of one step: the most, between tasks.
+        in_flight: The most microbatches in flight on it, as simulated.
+        resident: Of the process in host memory; None where the system does not tell.
+        peak: The most that it had in host memory.
+        limit: The least limit on the process's memory; None without one.
+        advice: Settings that would save memory: setting, bytes, what it costs; the largest saving first.
+    """
+
+    rank: int
+    pp_rank: int
+    host: str
+    device: str
+    predicted: dict[str, int | None]
+    measured: dict[str, int | None]
+    in_flight: int
+    resident: int | None
+    peak: int | None
+    limit: int | None
+    advice: list[tuple[str, int, str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to a dict of plain values."""
+        return asdict(self)
+
+
+class MemoryAccount:
+    """Measures the first step that trains, and knows what the rank holds.
+
+    Attributes:
+        activations: The most bytes of activations in that step, between tasks; None before, and where the memory in
+            use is not known.
+        gradients: The bytes of gradients at the end of that step's tasks; None before.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Start without a measurement."""
+        self._runtime = runtime
+        self._meter: _core.MemoryMeter | None = None
+        self._trained = False
+        self._is_over = False
+        self.activations: int | None = None
+        self.gradients: int | None = None
+
+    # --- one step
+
+    def begin_step(self) -> None:
+        """Begin to measure, unless a step that trained has been measured."""
+        if self._is_over or not self._can_measure() or (in_use := self._in_use()) is None:
+            return
+        self._trained = False
+        self._meter = _core.MemoryMeter(in_use)
+        self._runtime[Turn].observer = self
+
+    def begins(self, phase: Phase) -> None:
+        """See a task begin, or the backward of one."""
+        self._trained |= phase == "backward"
+        if self._meter is not None and (in_use := self._in_use()) is not None:
+            self._meter.sample(in_use, phase == "backward")
+
+    def placed(self) -> None:
+        """Begin anew, since the rank has just released what others own."""
+        if (in_use := self._in_use()) is not None:
+            self._meter = _core.MemoryMeter(in_use)
+
+    def end_tasks(self) -> None:
+        """Take the measurement when the tasks of a step have ended well."""
+        if self._meter is not None and self._trained and (in_use := self._in_use()) is not None:
+            self.activations = self._meter.activations(in_use)
+            self.gradients = self._gradient_bytes()
+            self._is_over = True
+        self.leave_step()
+
+    def leave_step(self) -> None:
+        """End the measurement, however the step ended."""
+        self._meter = None
+        self._runtime[Turn].observer = None
+
+    def _in_use(self) -> int | None:
+        device = self._runtime.place.device
+        if device.type == "cuda":
+            return torch.cuda.memory_allocated(device)
+        return _core.heap_bytes()
+
+    def _can_measure(self) -> bool:
+        """Whether torch allocates from what is measured: another allocator of host memory may have been preloaded."""
+        if self._runtime.place.device.type == "cuda":
+            return True
+        before = _core.heap_bytes()
+        held = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
+        after = _core.heap_bytes()
+        del held
+        return before is not None and after is not None and after - before >= _PROBE_BYTES // 2
+
+    # --- what the rank holds
+
+    def measured(self) -> _core.MemoryCategories:
+        """Return what the rank holds now, and the gradients and activations of the measured step."""
+        parameters, buffers = self._held()
+        memory = _core.process_memory()
+        optimizers = self._runtime[Models].optimizers
+        return _core.MemoryCategories(
+            parameters=distinct_bytes(parameters),
+            gradients=self._gradient_bytes() if self.gradients is None else self.gradients,
+            optimizer_state=state_bytes(optimizers) if optimizers else None,
+            activations=self.activations,
+            buffers=distinct_bytes(buffers),
+            communication=None if memory is None else memory[2],
+        )
+
+    def predicted(self) -> _core.MemoryCategories:
+        """Return what was expected: from the partition, the schedule and the class of the optimizer."""
+        parameters, buffers = self._held()
+        optimizers = self._runtime[Models].optimizers
+        return _core.MemoryCategories.expected(
+            parameter_bytes=distinct_bytes(parameters),
+            trained_bytes=distinct_bytes(p for p in parameters if p.requires_grad),
+            buffer_bytes=distinct_bytes(buffers),
+            activation_bytes=self._activations_of_a_microbatch(),
+            in_flight=self.in_flight(),
+            optimizer_bytes=expected_bytes(optimizers) if optimizers else None,
+            optimizer_shards=1,
+        )
+
+    def in_flight(self) -> int:
+        """Return the most microbatches in flight on this rank, as simulated with equal stages."""
+        place = self._runtime.place
+        counts = _core.in_flight(
+            self._runtime[Scheduling].text, ranks=place.pp_size, microbatches=self._runtime.step.num_microbatches
+        )
+        return counts[place.pp_rank]
+
+    def of_rank(self) -> RankAccount:
+        """Return the account of this rank."""
+        place, node = self._runtime.place, self._runtime.node
+        predicted, measured = _by_category(self.predicted()), _by_category(self.measured())
+        best = {name: predicted[name] if measured[name] is None else measured[name] for name in CATEGORIES}
+        advice = _core.MemoryCategories(**best).advice(
+            place.cfg,
+            in_flight=self.in_flight(),
+            microbatches=self._runtime.step.num_microbatches,
+            replicas=len(place.dp_ranks),
+        )
+        memory = _core.process_memory()
+        return RankAccount(
+            rank=place.rank,
+            pp_rank=place.pp_rank,
+            host=node.host(place.rank),
+            device=str(place.device),
+            predicted=predicted,
+            measured=measured,
+            in_flight=self.in_flight(),
+            resident=None if memory is None else memory[0],
+            peak=None if memory is None else memory[1],
+            limit=_core.memory_limit(),
+            advice=advice,
+        )
+
+    def _gradient_bytes(self) -> int:
+        return distinct_bytes(p.grad for p in self._held()[0] if p.grad is not None)
+
+    def _held(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        parameters: list[torch.Tensor] = []
+        buffers: list[torch.Tensor] = []
+        for placement in self._runtime[Models].placements:
+            parameters += placement.owned_parameters()
+            buffers += [
+                buffer for module, name in placement.owned_buffers() if (buffer := module._buffers[name]) is not None
+            ]
+        return parameters, buffers
+
+    def _activations_of_a_microbatch(self) -> int | None:
+        """As the trace found them, of all models; None without a trace of each."""
+        total = 0
+        for placement in self._runtime[Models].placements:
+            decision = None if placement.ownership is None else placement.ownership.decision
+            loads = [] if decision is None else decision.report.get("devices", [])
+            own = [load.get("activation_bytes") for load in loads if load["pp_rank"] == self._runtime.place.pp_rank]
+            if not own or own[0] is None:
+                return None
+            total += own[0]
+        return total
+
+
+def _by_category(categories: _core.MemoryCategories) -> dict[str, int | None]:
+    return {name: getattr(categories, name) for name in CATEGORIES}
