@@ -66,11 +66,11 @@ def backward(
     roots = _roots(tensors, grad_tensors)
     task.phase = "backward"
     elsewhere = all(slot_of(edge.node) is not None for edge, _ in roots)
-    if (observer := runtime[Turn].observer) is not None:
-        observer.begins("forward")
     if not (elsewhere and runtime.server.begin_backward_elsewhere(task.worker)):
         with Suspended():
             runtime.server.await_backward(task.worker)
+    if (observer := runtime[Turn].observer) is not None:
+        observer.begins("backward")
     with in_frame(None):
         run_backward(frame, roots, ServerBackward(task, frame), defer=deferring(task))
     frame.forget_watched()
