@@ -28,7 +28,7 @@ RANKS ?= 2
 PP ?= $(if $(filter 1,$(RANKS)),1,2)
 ARGS ?=
 
-.PHONY: help setup build optimised train test test-all mutants check-concurrency test-rust test-python parity parity-tp programs zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-tp bench-ncf bench-trace timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
+.PHONY: help setup build optimised train test test-all mutants check-concurrency test-rust test-python parity parity-tp programs zoo zoo-schedules convergence t5-11b lint fuzz format test-compat bench-overhead bench-start bench-comm bench-comm-idle bench-call bench-pipeline bench-dynamic bench-gpt2 bench-memory bench-tp bench-ncf bench-trace timeline rehearse faults attack soak stress gpu-test wheel docs stub lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -161,6 +161,9 @@ bench-dynamic: optimised ## T5, ALBERT and a mixture of experts in dynamic mode,
 
 bench-gpt2: optimised ## a GPT-2's training step on two ranks, beside one process, DDP and torch's pipelines
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.gpt2 $(ARGS)
+
+bench-memory: optimised ## peak memory and time of a GPT-2's training step with each feature that saves memory, beside torch's
+	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.memory $(ARGS)
 
 bench-tp: optimised ## a GPT-2's training step over two tp ranks, beside DTensor and Megatron's split by hand
 	@OMP_NUM_THREADS=1 $(PYTHON) -m benches.tensor_parallel $(ARGS)

@@ -1,0 +1,1 @@
+"""What a training step of GPT-2 needs of memory and time, with each feature that saves memory."""

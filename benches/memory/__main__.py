@@ -1,0 +1,77 @@
+"""Measures peak memory and time of a GPT-2's training step on two ranks, with each feature that saves memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from typing import Any
+
+from benches.memory.rows import ROWS, Row
+from benches.ranks import Ranks, RanksError
+
+#: The first step divides the model, the second makes the optimizer's state.
+WARM_UP, ROUNDS = 2, 3
+LIMIT_SECONDS = 300.0
+#: Losses of the last step may differ by this, relatively: sums have another order.
+TOLERANCE = 1e-3
+#: Freed memory goes back to the system at once, on both sides, so that resident memory is what is in use.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
+
+
+def measure(row: Row, rounds: int) -> dict[str, Any]:
+    """Train as one row does, in a job of its own.
+
+    Returns:
+        The name; the largest peak and optimizer state of a rank, in bytes; the median seconds of a step; and the loss.
+    """
+    with Ranks("benches.memory.rank", row.name, environment=_ALLOCATOR) as job:
+        job.ask(limit=LIMIT_SECONDS, do="build")
+        seconds, loss = [], 0.0
+        for number in range(WARM_UP + rounds):
+            if number == WARM_UP:
+                job.ask(do="forget_peak")
+            print(f"\r{row.name}: step {number + 1} of {WARM_UP + rounds}   ", end="", file=sys.stderr, flush=True)
+            answers = job.ask(limit=LIMIT_SECONDS, do="step")
+            if number >= WARM_UP:
+                seconds.append(max(a["ended"] for a in answers) - min(a["began"] for a in answers))
+            loss = statistics.mean(a["loss"] for a in answers)
+        print(file=sys.stderr)
+        return {
+            "name": row.name,
+            "peak_bytes": max(job.ask(do="peak_bytes")),
+            "step_seconds": round(statistics.median(seconds), 3),
+            "optimizer_bytes": max(job.ask(do="optimizer_bytes")),
+            "loss": loss,
+        }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="measure rows whose name contains this")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps that count, of each row")
+    arguments = parser.parse_args()
+    rows, failed = [], 0
+    for row in ROWS:
+        if arguments.only not in row.name:
+            continue
+        try:
+            rows.append(measure(row, arguments.rounds))
+        except RanksError as error:
+            failed += 1
+            print(f"\n{row.name}: {error}", file=sys.stderr)
+    print(f"{'':38}{'peak MiB':>12}{'optimizer MiB':>16}{'seconds':>10}{'loss':>10}")
+    for found in rows:
+        peak, state = (found[key] / (1 << 20) for key in ("peak_bytes", "optimizer_bytes"))
+        print(f"{found['name']:38}{peak:12.0f}{state:16.1f}{found['step_seconds']:10.2f}{found['loss']:10.5f}")
+    for found in rows:
+        if abs(found["loss"] / rows[0]["loss"] - 1) > TOLERANCE:
+            failed += 1
+            print(f"{found['name']}: the loss differs from that of {rows[0]['name']}")
+    print(json.dumps({"rows": rows, "failed": failed}), flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

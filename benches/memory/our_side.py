@@ -1,0 +1,60 @@
+"""The library: one training script; a row is what it is configured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import shardwright as smp
+import torch
+from torch import nn
+
+from benches.memory.model import MICROBATCHES, make_batch, make_model, make_optimizer
+
+
+class Shardwright:
+    """One row of the library."""
+
+    def __init__(self, *, checkpointing: bool = False, **keys: Any) -> None:
+        """Build it.
+
+        Args:
+            checkpointing: Whether each block is checkpointed.
+            keys: Of the configuration.
+        """
+        smp.init({"microbatches": MICROBATCHES, **keys})
+        network = make_model()
+        self._model: Any = smp.DistributedModel(network)
+        self._optimizer = smp.DistributedOptimizer(make_optimizer(self._model.parameters()))
+        if checkpointing:
+            for block in network.transformer.h:
+                smp.set_activation_checkpointing(block)
+        # Each replica has a part of the batch, in as many microbatches.
+        self._ids = make_batch().chunk(smp.dp_size())[smp.dp_rank()]
+
+        @smp.step
+        def step(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+            loss = model(input_ids=ids, labels=ids).loss
+            model.backward(loss)
+            return loss
+
+        self._step: Any = step
+
+    def step(self) -> float:
+        """Run one training step; the mean loss over this rank's microbatches."""
+        self._optimizer.zero_grad()
+        loss = self._step(self._model, self._ids)
+        self._optimizer.step()
+        return float(loss.reduce_mean())
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of the optimizer's state on this rank."""
+        found: int = smp.memory_report()[smp.rank()]["measured"]["optimizer_state"]
+        return found
+
+    def barrier(self) -> None:
+        """Wait for the other rank."""
+        smp.barrier()
+
+    def close(self) -> None:
+        """Leave."""
+        smp.shutdown()
