@@ -25,15 +25,9 @@ _ALIASES = ("partitions", "pipeline_parallel_degree")
 
 
 def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]) -> _core.Config:
-    """The effective configuration from a script's keys and its environment.
+    """The effective configuration, checked, from a script's mapping, its keyword arguments, and its environment.
 
-    Args:
-        config: Keys and values, or None.
-        keys: More of them; a key must not have another value here.
-        environ: The environment, whose `SM_HP_MP_PARAMETERS` overrides both, key by key.
-
-    Returns:
-        All keys, checked.
+    `SM_HP_MP_PARAMETERS` in the environment overrides the others, key by key; these must not contradict each other.
 
     Raises:
         ConfigError: Names the key, its value, and what is allowed.
@@ -51,11 +45,7 @@ def load_config(config: Mapping[str, Any] | None, keys: Mapping[str, Any], envir
 def check_world(
     cfg: _core.Config, world: int, config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: Mapping[str, str]
 ) -> None:
-    """Raise if the configuration does not fit the world size; further arguments as for `load_config`.
-
-    Raises:
-        ConfigError: Says so in the words of the keys that were given.
-    """
+    """Raise, in the words of the keys that were given, if the configuration does not fit the world size."""
     try:
         cfg.check_world(world)
     except ConfigError as error:

@@ -354,12 +354,7 @@ def cells_of(values: Iterable[Any]) -> tuple[list[Cell], list[torch.Tensor]]:
 def restore_cells(cells: Iterable[Cell], holders: Iterable[dict[str, Any]] = ()) -> bool:
     """Restore snapshots; iterators that have advanced are replaced with copies in their holders.
 
-    Args:
-        cells: The values.
-        holders: Attributes that may hold iterators themselves.
-
-    Returns:
-        Whether there are copies.
+    `holders` are attributes that may hold iterators themselves. Returns whether there are copies.
     """
     cells = list(cells)
     copies: dict[int, Any] = {}

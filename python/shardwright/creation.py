@@ -53,13 +53,11 @@ _WATCH = _Watch()
 
 @contextlib.contextmanager
 def watch_creation(observer: CreationObserver) -> Iterator[None]:
-    """Call a function for each module at the end of ``nn.Module.__init__``, on all threads.
+    """Call a function with each module at the end of ``nn.Module.__init__``, on all threads.
 
     Subclasses of any kind get there, before their own attributes are set. Copies made by ``copy.deepcopy`` do not: what
-    is to go with a module belongs in its ``__dict__``.
-
-    Args:
-        observer: Takes the module; it has to find out by itself whether the calling thread is in its context.
+    is to go with a module belongs in its ``__dict__``. The function has to find out by itself whether the calling
+    thread is in its context.
     """
     _WATCH.enter(observer)
     try:

@@ -368,10 +368,8 @@ TABLE: tuple[Guard, ...] = (
 def installed(*, num_ranks: int, pipelined: bool, divided: bool) -> Iterator[None]:
     """Install the replacements that a rank needs, inside the block.
 
-    Args:
-        num_ranks: How many ranks the job has.
-        pipelined: Whether modules lie on several ranks.
-        divided: Whether parameters do, by pipeline or tensor parallelism.
+    Modules lie on several ranks if it is `pipelined`; parameters do, by pipeline or tensor parallelism, if it is
+    `divided`.
     """
     needed = {
         When.JOB: True,

@@ -158,8 +158,7 @@ ITERATORS: tuple[type, ...] = (
 def _position(value: Any) -> tuple[list[Any], Any]:
     """Return the position of an iterator, and a copy at the same position.
 
-    Raises:
-        TypeError: It goes through something that cannot be copied, such as a generator.
+    Raises :class:`TypeError` if it goes through something that cannot be copied, such as a generator.
     """
     if isinstance(value, _COUNTED):
         copy = iter(list(value.__reduce__()[1][0]))

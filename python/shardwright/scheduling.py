@@ -61,11 +61,7 @@ def decide(
 ) -> ScheduleDecision | None:
     """Choose a schedule from the measurements of all ranks of the pipeline; None while they are insufficient.
 
-    Args:
-        step: The step that is about to begin.
-        ranks: Each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
-        microbatches: Microbatches of a step.
-        active_microbatches: The most that may be in flight.
+    `ranks` has each rank's times, the root's first. A step counts if all ranks have it and one ran backward.
     """
     chosen = _core.choose_schedule(ranks, microbatches=microbatches, active_microbatches=active_microbatches)
     if chosen is None:
@@ -99,11 +95,7 @@ class Scheduling:
         self.splits_backward = _core.splits_backward(text)
 
     def check(self, function: str, num_microbatches: int) -> None:
-        """Raise if the schedule does not support this number of microbatches.
-
-        Raises:
-            ConfigError: It names those of steps of another number.
-        """
+        """Raise if the schedule does not support this number of microbatches."""
         if num_microbatches != self.cfg.microbatches and (self.is_program or self.text.startswith("list")):
             kind = "a program" if self.is_program else "a list"
             raise ConfigError(

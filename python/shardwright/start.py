@@ -177,11 +177,7 @@ def _check_same_start(running: Runtime, cfg: _core.Config) -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether ``smp.init`` has been called, and ``smp.shutdown`` has not.
-
-    Returns:
-        True between ``smp.init`` and ``smp.shutdown``.
-    """
+    """Return whether ``smp.init`` has been called, and ``smp.shutdown`` has not."""
     return find_runtime() is not None
 
 

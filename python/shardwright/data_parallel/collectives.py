@@ -52,12 +52,7 @@ class Collectives:
     """
 
     def __init__(self, runtime: Runtime, group: str = "DP_GROUP") -> None:
-        """For a group of ``runtime``, whose process groups exist already.
-
-        Args:
-            runtime: The rank.
-            group: ``"DP_GROUP"``, or ``"RDP_GROUP"`` for what is divided over tp ranks.
-        """
+        """Issue collectives over DP_GROUP, or over RDP_GROUP for what is divided over tp ranks."""
         self._runtime = runtime
         self._group = group
         self.ranks: list[int] = runtime.place.topology.group(group, runtime.place.rank)
@@ -127,8 +122,7 @@ class Collectives:
     def abandon_step(self, waits: bool = True) -> None:
         """Handle a failed step: exchange what was issued, and issue what other ranks have issued and this rank has not.
 
-        Args:
-            waits: Whether to wait for what they issued; else that is left to the next step, if there is one.
+        Without ``waits``, what the others have issued is left to the next step, if there is one.
         """
         runtime = self._runtime
         issued = (

@@ -64,11 +64,7 @@ def participants(runtime: Runtime, placements: Sequence[Part], num_models: int) 
 
 
 def check_left_out(runtime: Runtime, placements: Sequence[ModelPart], taking_part: Sequence[ModelPart]) -> None:
-    """Raise if a model that does not take part has gradients in this step.
-
-    Raises:
-        ShardwrightError: There is such a model.
-    """
+    """Raise if a model that does not take part has gradients in this step."""
     for placement in placements:
         if placement not in taking_part and any(one.grad is not None for one in placement.owned_parameters()):
             raise ShardwrightError(

@@ -28,13 +28,9 @@ class Reducer:
     """
 
     def __init__(self, collectives: Collectives, name: str, bucket_bytes: int, overlap: bool) -> None:
-        """Create a reducer.
+        """Create a reducer over a group, with buckets of at most ``bucket_bytes``.
 
-        Args:
-            collectives: Those of the data-parallel group.
-            name: The model's, the same on all ranks.
-            bucket_bytes: How large a bucket may get.
-            overlap: Whether buckets may be sent during backward.
+        The ``name`` is the same on all ranks. With ``overlap``, buckets may be sent during backward.
         """
         self._collectives = collectives
         self._name = name
@@ -55,14 +51,10 @@ class Reducer:
         self._hook = (state, hook)
 
     def begin_step(self, parameters: Iterable[nn.Parameter], may_overlap: bool) -> bool:
-        """Begin a step.
+        """Begin a step with this rank's parameters.
 
-        Args:
-            parameters: This rank's parameters.
-            may_overlap: Whether gradients of this step may be reduced while backward runs.
-
-        Returns:
-            Whether they will be, where it is possible.
+        With ``may_overlap``, gradients may be reduced while backward runs. Returns whether they will be, where
+        possible.
         """
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         if len(wanted) != len(self._parameters) or any(

@@ -39,13 +39,7 @@ class JoinState:
         participants(self._runtime, parts, num_models)
 
     def exchange(self, status: int) -> int:
-        """Exchange the status of all ranks.
-
-        Args:
-            status: This rank's status.
-
-        Returns:
-            The status of the ranks that still have batches.
+        """Exchange the status of all ranks, and return that of the ranks that still have batches.
 
         Raises:
             ShardwrightError: A rank has no batches left, and ``throw_on_early_termination`` is set.

@@ -168,12 +168,6 @@ def dispatch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, cr
 
     Views, copies and writes of what is no tensor with values are noted. While modules are created, so is everything
     that makes a floating-point tensor of nothing but delayed tensors and numbers.
-
-    Args:
-        function: The operator.
-        args: Its positional arguments.
-        kwargs: Its other arguments.
-        creating: Whether modules are being created.
     """
     if not isinstance(function, torch._ops.OpOverload):
         return function(*tree_map(_real, args), **tree_map(_real, kwargs))

@@ -56,7 +56,7 @@ class Wait:
         ends_by_message: bool = False,
         collective: int | None = None,
     ) -> None:
-        """Begin.
+        """Begin to wait for what ``what`` describes, which needs the ranks ``needed``.
 
         Args:
             runtime: The rank that waits.
@@ -106,13 +106,7 @@ class Wait:
         return f"rank {self._runtime.place.rank} has waited {self.seconds:.1f} s for {self._what}"
 
     def until_completed(self, work: Any, device: torch.device) -> None:
-        """Wait for the end of a collective of ``torch.distributed`` on tensors of a device, be it good or bad.
-
-        Raises:
-            RemoteError: As for :meth:`check`, as the next two.
-            PeerLostError: See there.
-            StallError: See there.
-        """
+        """Wait until a collective on tensors of a device has ended, well or not; raises as :meth:`check`."""
         pause = _MIN_PAUSE_SECONDS
         while not work.is_completed():
             self.check()

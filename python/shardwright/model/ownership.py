@@ -89,10 +89,6 @@ class Ownership(LocalTensors):
 
         ``torch.func.functional_call``, and assignments to a weight after the partition, replace weights. The rank that
         owns the module would not see the replacement. The check is cheap enough for every remote call.
-
-        Raises:
-            NotOwnedError: A tensor is no longer the sentinel that was put there. The message names the first such
-                tensor.
         """
         slots = self._checks.get(id(module))
         if slots is None:
@@ -136,23 +132,14 @@ class Ownership(LocalTensors):
 
 
 def apply_ownership(module: nn.Module, decision: Decision, pp_rank: int, rank: int | None = None) -> Ownership:
-    """Release everything in `module` that `decision` places on another rank than `pp_rank`.
+    """Release what `decision` places on other ranks than `pp_rank`, and return this rank's share of the model.
 
     Parameters and buffers owned elsewhere become sentinels; tied names share one. The storage of such parameters is
     freed even if an optimizer or a list still refers to them, and those references become sentinels too. The storage of
     buffers is not freed: the script may still use a tensor that it registered. No random number is drawn.
 
-    Args:
-        module: The whole model, as built by the script.
-        decision: The partition, made for this model.
-        pp_rank: The rank of this process in its pipeline.
-        rank: Its global rank, for error messages.
-
-    Returns:
-        This rank's share.
-
     Raises:
-        PartitionError: The decision was made for another model.
+        PartitionError: The decision was made for another model. The message names the global `rank`.
     """
     decision.check_against(module, rank=rank)
     # The first step may be an evaluation in inference mode, with training to follow.

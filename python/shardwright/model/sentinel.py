@@ -239,13 +239,9 @@ def is_sentinel(value: object) -> bool:
 
 
 def release(original: torch.Tensor, sentinel: Sentinel) -> None:
-    """Free the storage of a parameter, whatever still holds a reference to the parameter.
+    """Free the storage of a parameter that `sentinel` replaces, whatever still holds a reference to the parameter.
 
     Only this object gives up the memory: a storage that other tensors share remains allocated for them.
-
-    Args:
-        original: The parameter that this rank does not own.
-        sentinel: The sentinel that replaced it in the module.
     """
     original.grad = None
     forget(original)

@@ -18,13 +18,7 @@ _CHANNEL = "vote"
 
 
 def vote(runtime: Runtime) -> None:
-    """Send this rank's vote for the step to all ranks of the job, and wait for theirs.
-
-    Raises:
-        RemoteError: The step has failed on another rank.
-        PeerLostError: A rank is no longer there.
-        PartialUpdateError: The weights of ranks may differ.
-    """
+    """Send this rank's vote for the step to all ranks of the job, and wait for theirs."""
     others = [rank for rank in range(runtime.place.launch.world_size) if rank != runtime.place.rank]
     own = runtime[Updates].status()
     runtime.step.voted = True

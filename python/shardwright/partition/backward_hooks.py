@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 
 def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:
-    """Join modules with the users of what their backward hooks may change, and keep microbatches in order.
-
-    Args:
-        tree: The model.
-        audit: The record of who used what in a forward.
-        shared: Objects and variables that modules use.
-    """
+    """Join modules with the users of what their backward hooks may change, and keep microbatches in order."""
     buffers = _Buffers(tree)
     hooked = [_Hooked(entry, hooks, buffers) for entry in tree.modules if (hooks := _backward_hooks(entry.module))]
     if not hooked:

@@ -36,18 +36,10 @@ def decide(
     """Trace one call of a model and divide it over the ranks of a pipeline.
 
     Args:
-        module: The whole model.
         call: Runs one forward. Arguments bound by ``functools.partial`` are copied before the trace uses them.
-        cfg: The configuration.
-        num_devices: The pipeline degree.
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
-        progress: Reports phases that take long.
-
-    Returns:
-        The decision, to be sent to every rank.
-
     Raises:
         PartitionError: The model cannot be divided as requested.
     """
@@ -73,13 +65,7 @@ def decide(
 
 
 def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -> Decision:
-    """Divide a model that may have been traced.
-
-    Args:
-        module: The whole model.
-        trace: The result of `trace_forward`. With None, only parameters and the number of modules determine the cost.
-        cfg: The configuration.
-        num_devices: The pipeline degree.
+    """Divide a model that may have been traced; without a trace, only parameters and modules determine the cost.
 
     Raises:
         PartitionError: The model cannot be divided as requested.

@@ -40,12 +40,7 @@ class TensorRow:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReason:
-    """Why two modules must be on one rank.
-
-    Attributes:
-        modules: The paths of the two modules.
-        reason: What was observed, as text.
-    """
+    """Why two modules, given by their paths, must be on one rank, as text."""
 
     modules: tuple[str, str]
     reason: str
@@ -96,13 +91,6 @@ class Decision:
     ) -> Decision:
         """Create the decision that runs each module of `tree` on the rank that `ranks` gives for its path.
 
-        Args:
-            tree: The model.
-            ranks: By path, the pp_rank of each module.
-            num_devices: The pipeline degree.
-            follows: The attribute of this name.
-            **more: The other attributes.
-
         Raises:
             PartitionError: Modules that share a parameter are on different ranks, a module has no rank, or a rank does
                 not exist.
@@ -148,11 +136,7 @@ class Decision:
         return len({self.modules[name] for name in inside if name not in self.follows}) > 1
 
     def check_against(self, module: nn.Module, *, rank: int | None = None) -> None:
-        """Check that a model is the one that this decision was made for.
-
-        Args:
-            module: This rank's model, still whole.
-            rank: The global rank of this process, for the error message.
+        """Check that a rank's whole model is the one that this decision was made for.
 
         Raises:
             PartitionError: A module, parameter or buffer differs. The message describes the first one on both ranks.

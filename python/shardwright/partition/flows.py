@@ -32,9 +32,7 @@ class CrossingFlow:
 def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
     """Return the scope of state that these modules share; None if it stays within one execution.
 
-    Args:
-        users: The paths of the modules.
-        executions: How often each module ran in the forward.
+    `executions` tells how often each module ran in the forward.
     """
     distinct = sorted(set(users))
     if sum(executions.get(path, 0) for path in distinct) <= 1:
@@ -53,11 +51,9 @@ def scope_of(users: Iterable[str], executions: Mapping[str, int]) -> str | None:
 def merged(
     found: Iterable[tuple[Iterable[str], Iterable[str]]], executions: Mapping[str, int]
 ) -> tuple[KeptState, ...]:
-    """Merge states with the same users. State without names is not merged with state that has names.
+    """Merge states, given as names and the paths of users, if they have the same users.
 
-    Args:
-        found: Names of each state, with the paths of its users.
-        executions: How often each module ran in the forward.
+    State without names is not merged with state that has names.
     """
     names: dict[tuple[frozenset[str], bool], set[str]] = {}
     for held, users in found:

@@ -28,12 +28,7 @@ _OPEN: ContextVar[tuple[int, ...]] = ContextVar("shardwright_partition", default
 
 @dataclass(frozen=True, kw_only=True)
 class ManualPlacement:
-    """A module that the script has placed.
-
-    Attributes:
-        path: The module's path.
-        pp_rank: The rank of the module and of all its submodules that are not placed themselves.
-    """
+    """A module that the script has placed, with all its submodules that are not placed themselves."""
 
     path: str
     pp_rank: int
@@ -92,12 +87,7 @@ def set_partition(module: nn.Module, i: int) -> None:
 
 
 def manual_placements(tree: ModelTree, *, auto: bool) -> list[ManualPlacement]:
-    """Return the modules of a model that the script has placed.
-
-    Args:
-        tree: The model.
-        auto: Whether the rest is placed by cost. Contexts are then ignored.
-    """
+    """Return the modules that the script has placed; with `auto`, contexts do not count."""
     placed = []
     for entry in tree.modules:
         place = entry.module.__dict__.get(_SET_TO)

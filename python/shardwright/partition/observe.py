@@ -159,13 +159,7 @@ class _Wrapper:
 
 
 class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
-    """Passes every operation that reaches PyTorch's dispatcher to functions, before and after it runs.
-
-    Args:
-        before: Called with the operation and the flat list of its tensor arguments.
-        written: Called with each tensor that the operation is about to write to.
-        after: Called with the operation, its arguments and its result.
-    """
+    """Passes every operation that reaches PyTorch's dispatcher to functions, before and after it runs."""
 
     supports_higher_order_operators = True
 
@@ -175,7 +169,13 @@ class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
         written: Callable[[torch.Tensor], None],
         after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
     ) -> None:
-        """Store the three functions."""
+        """Store the three functions.
+
+        Args:
+            before: Called with the operation and the flat list of its tensor arguments.
+            written: Called with each tensor that the operation is about to write to.
+            after: Called with the operation, its arguments and its result.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._before = before
         self._written = written

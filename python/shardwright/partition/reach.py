@@ -113,12 +113,9 @@ class Reach:
     def __init__(
         self, functions: Iterable[Any], given: Iterable[Any] = (), instead: Mapping[int, torch.Tensor] | None = None
     ) -> None:
-        """Search the code of functions.
+        """Search the code of functions that are called with the `given` arguments, as far as these are known.
 
-        Args:
-            functions: The functions or other callables.
-            given: The arguments of their calls, as far as known.
-            instead: By the id of a tensor, its replacement.
+        `instead` has, by the id of a tensor, its replacement.
         """
         self._instead = instead or {}
         self.names: set[str] = set()
@@ -254,12 +251,7 @@ class Reach:
 
 
 def may_act(function: Any, reach: Reach) -> bool:
-    """Return whether a backward hook may change gradients: it may return a value, or write to tensors.
-
-    Args:
-        function: The hook.
-        reach: What it can reach.
-    """
+    """Return whether a backward hook may change gradients: it may return a value, or write to what it reaches."""
     return _writes_in_place(reach.loaded) or _may_return(function)
 
 

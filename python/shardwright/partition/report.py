@@ -31,12 +31,7 @@ def announce(decision: Decision) -> None:
 
 
 def render(decision: Decision, console: Console) -> None:
-    """Print a decision as a table: what each rank holds, and where the modules are.
-
-    Args:
-        decision: The decision.
-        console: The console to print to.
-    """
+    """Print a decision as a table: what each rank holds, and where the modules are."""
     from rich.table import Table
 
     name = decision.classes.get("", "the model")

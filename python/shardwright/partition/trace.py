@@ -39,16 +39,10 @@ def is_tracing() -> bool:
 
 
 def choose_device(module: nn.Module, trace_device: Literal["cpu", "gpu"]) -> torch.device | None:
-    """Return the device on which to trace `module`.
+    """Return the device on which to trace `module`; None to leave the model where it is.
 
-    Args:
-        module: The model.
-        trace_device: The ``trace_device`` of ``smp.DistributedModel``. ``"gpu"`` means the current CUDA device, or the
-            CPU if there is none.
-
-    Returns:
-        The device to move the model to for the trace; None to leave the model where it is, which is returned for a
-        model on the meta device and for one whose parameters are on several devices.
+    ``"gpu"`` means the current CUDA device, or the CPU if there is none. A model on the meta device, and one whose
+    parameters are on several devices, stay where they are.
     """
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     if len(devices) != 1 or any(device.type == "meta" for device in devices):
@@ -77,21 +71,13 @@ def trace_forward(
     three times, because observation slows down the first run.
 
     Args:
-        module: The whole model.
         call: Runs the forward on copies of the arguments: the model itself, or any method of it.
-        args: Positional arguments of `call`.
-        kwargs: Keyword arguments of `call`.
         device: The device to run on (see `choose_device`); None leaves model and arguments where they are. On the CPU,
             a module that needs an operation that only the GPU has runs on the GPU, if there is one.
         measure_times: Whether to measure seconds, which the meta device does not support. None measures them if the
             forward computes enough, and omits them where they cannot be measured.
         measure_memory: Measure the bytes that autograd keeps for the backward, instead of estimating them.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
-        progress: Reports phases that take long.
-
-    Returns:
-        The trace.
-
     Raises:
         PartitionError: Times are to be measured for a model without values (on the meta device, or delayed), or the GPU
             has too little memory.

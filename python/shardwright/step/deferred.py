@@ -55,11 +55,7 @@ class DeferredTensor:
         return self._root, self._key
 
     def fetch(self) -> torch.Tensor:
-        """Fetch the tensor from the root. Call this method only once.
-
-        Raises:
-            PeerLostError: The root is no longer there.
-        """
+        """Fetch the tensor from the root. Call this method only once."""
         assert self._runtime is not None, "the root has the tensor itself"
         self._release.detach()
         channel = self._runtime.node.fetch(self._root, self._key)

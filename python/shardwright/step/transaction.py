@@ -38,10 +38,8 @@ class StepTransaction:
     ) -> None:
         """Create a transaction that has changed nothing yet.
 
-        Args:
-            placements: The placements of the models.
-            ordered_by: The turn whose tasks' gradients are summed in a fixed order; None for the order of arrival.
-            attributes: Whether the step may run again, and needs the original attributes of modules.
+        Gradients of the tasks of the turn ``ordered_by`` are summed in a fixed order. With ``attributes``, the step may
+        run again, and needs the original attributes of modules.
         """
         self._placements = placements
         self._ordered_by = ordered_by

@@ -89,11 +89,7 @@ class Evidence:
 
 
 def serve(runtime: Runtime, evidence: Evidence) -> str:
-    """Serve the evidence of a rank other than 0 until the report arrives, and return the report as text.
-
-    Raises:
-        ShardwrightError: Rank 0 could not make the report.
-    """
+    """Serve the evidence of a rank until the report arrives, as text; raise if rank 0 could not make it."""
     while True:
         what, which = receive_on(runtime, 0, _QUESTIONS)
         if what == "report":
@@ -146,11 +142,7 @@ def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[st
 def with_inputs(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: list[tuple[str, Any]], rank: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return rank 0's arguments with the leaves of another root's arguments.
-
-    Raises:
-        ConfigError: The arguments of that root have another structure.
-    """
+    """Return rank 0's arguments with the leaves of another root's; raise if those have another structure."""
     rest: Iterator[tuple[str, Any]] = iter(inputs)
 
     def received(path: str, leaf: Any) -> Any:

@@ -106,10 +106,9 @@ def _reducing(replicas: Replicas) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(runtime: Runtime) -> Iterator[dict[int, Start]]:
-    """Run one step without lasting effects.
+    """Run one step without lasting effects, and yield, by model id, the values that the step starts from.
 
-    Yields:
-        By model id, the values that the step starts from. A model that the step divides is added once it is divided.
+    A model that the step divides is added once it is divided.
     """
     starts: dict[int, Start] = {}
     placements = runtime[Models].placements

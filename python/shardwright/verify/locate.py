@@ -117,12 +117,8 @@ def first_backward(
 ) -> Departure | None:
     """Return the first module, in backward order, whose gradient departs; None if there is none.
 
-    Args:
-        sides: By replica, the records of its ranks and of one process.
-        flow: Which calls used which tensors.
-        gradient_errors: By parameter, the error of its gradient and a description.
-        names: The paths of all modules, in the model's order.
-        tolerance: The tolerance.
+    `sides` has, by replica, the records of its ranks and of one process; `gradient_errors`, by parameter, the error of
+    its gradient and a description; `names`, the paths of all modules in the model's order.
     """
     modules = _modules_with_bad_parameters(gradient_errors, tolerance)
     if not modules:

@@ -107,11 +107,7 @@ def _drawn(before: tuple[Any, Any, Any], after: tuple[Any, Any, Any]) -> tuple[s
 
 
 class Reference:
-    """The whole models in this process.
-
-    Attributes:
-        flow: The observations of the recorded runs.
-    """
+    """The whole models in this process, with the flow of values in the recorded runs."""
 
     def __init__(
         self,
@@ -120,14 +116,7 @@ class Reference:
         names: Sequence[str],
         device: torch.device,
     ) -> None:
-        """Take ownership of whole modules.
-
-        Args:
-            models: The distributed models.
-            modules: The whole module of each. They are changed, and must not be used afterwards.
-            names: The prefix of each model's names.
-            device: The device to compute on.
-        """
+        """Take ownership of the whole module of each model, with the prefix of its names, on a device."""
         self.models = models
         self.modules = [module.to(device) for module in modules]
         self.flow = ValueFlow()
@@ -183,11 +172,8 @@ class Reference:
     ) -> Expected:
         """Run the step function for each microbatch. Gradients accumulate in the modules.
 
-        Args:
-            step: The step function.
-            parts: The arguments of each microbatch.
-            seeds: The seed of each microbatch's random numbers; None to continue the current sequence.
-            recorded: Whether to record module calls, which takes longer than the calls themselves.
+        A microbatch without a seed continues the current sequence of random numbers. Recording module calls takes
+        longer than the calls themselves.
         """
         expected = Expected()
         running = [0]
@@ -230,11 +216,8 @@ class Reference:
     ) -> dict[str, torch.Tensor | None]:
         """Return the mean of replicas' gradients, also over microbatches if the model averages over them.
 
-        Args:
-            gradients: For each replica, the sum over its microbatches. A gradient of None counts as zero if another
-                replica has one.
-            weights: For each replica, the sum of its microbatches' weights; None if there are none.
-            microbatches: The number of microbatches of a replica.
+        Each replica brings the sum over its `microbatches`, and the sum of their weights if there are any. A gradient
+        of None counts as zero if another replica has one.
         """
         weighted = any(weight is not None for weight in weights)
         divisor = math.fsum(weight or 0.0 for weight in weights) / len(weights) or 1.0 if weighted else microbatches
