@@ -11,9 +11,8 @@ from shardwright.errors import ConfigError
 from shardwright.nn.block import Block, BlockOptions
 from shardwright.nn.gathered import LayerInputs, enter, tensors_by_name
 from shardwright.nn.scores import Added, alibi_slopes, attend, attention_scale, rotate
-from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import FEATURES, SHARED, WHOLE, relayout
-from shardwright.tensor_parallel.module import DistributedModule
+from shardwright.tensor_parallel.module import DistributedModule, Placed
 from shardwright.tensor_parallel.sharding import Sharding
 
 _STREAMS = {False: 0, True: 2}
@@ -161,7 +160,7 @@ class DistributedAttentionLayer(Block):
         )
         self._make_linears(given["query_key_value_bias"], given["dense_bias"])
         self.query_norm, self.key_norm = (
-            HeadNorm(attention_head_size, layernorm_epsilon, **self._place) if given["query_key_norm"] else None
+            HeadNorm(attention_head_size, layernorm_epsilon, **self.placed) if given["query_key_norm"] else None
             for _ in range(2)
         )
 
@@ -265,39 +264,21 @@ class DistributedAttentionLayer(Block):
 
 
 class HeadNorm(DistributedModule):
-    """Normalization of each head by its root mean square, with one weight for all heads.
+    """Normalization of each head by its root mean square, with one weight, [attention_head_size], for all heads.
 
     Heads are divided over ranks, but the weight is not: its gradient is summed over ranks.
-
-    Attributes:
-        weight: [attention_head_size].
     """
 
     weight: nn.Parameter
 
-    def __init__(
-        self,
-        head_size: int,
-        eps: float,
-        *,
-        group: TensorGroup,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, head_size: int, eps: float, **place: Unpack[Placed]) -> None:
         """Create a layer with a weight of one."""
-        super().__init__(group)
+        super().__init__(**place)
         self.eps = eps
-        self.make_parameter("weight", (head_size,), Sharding(), nn.init.ones_, device=device, dtype=dtype)
+        self.make_parameter("weight", (head_size,), Sharding(), nn.init.ones_)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize.
-
-        Args:
-            input: [..., attention_head_size].
-
-        Returns:
-            Of the same shape.
-        """
+        """Normalize the last dim."""
         own: torch.Tensor = self.weight
         weight = relayout(own, WHOLE, SHARED, group=self.tp_group, needs_grad=own.requires_grad)
         return nn.functional.rms_norm(input, weight.shape, weight, self.eps)
@@ -307,10 +288,6 @@ OF_SELF_ATTENTION = ("hidden", "mask", "position_bias", "cos", "sin")
 
 
 def named_inputs(module: str, inputs: tuple[object, ...], names: tuple[str, ...]) -> LayerInputs:
-    """Convert a caller's tuple to inputs of a layer.
-
-    Raises:
-        ConfigError: It is not a tuple of tensors that begins with hidden states, or it is too long.
-    """
+    """Convert a caller's tuple of tensors, which begins with hidden states, to inputs of a layer."""
     tensors: dict[str, Any] = tensors_by_name(module, inputs, names)
     return LayerInputs(**tensors)

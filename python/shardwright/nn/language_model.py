@@ -86,7 +86,7 @@ class DistributedTransformerLMHead(DistributedModule):
             ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
                 parallelism degree.
         """
-        super().__init__(options.get("group"))
+        super().__init__(options.get("group"), device=options.get("device"), dtype=options.get("dtype"))
         for name, number, least in (
             ("vocab_size", vocab_size, 1),
             ("num_positions", num_positions, 1),
@@ -100,8 +100,7 @@ class DistributedTransformerLMHead(DistributedModule):
         self.causal = causal_mask_size is not None
         self.hidden_dropout_prob = hidden_dropout_prob
         self._stream = (num_layers + (options.get("layer_idx") or 0)) * STREAMS_PER_LAYER  # after all layers
-        place: dict[str, Any] = {name: options.get(name) for name in ("device", "dtype")}
-        place = {**place, "initializer_range": initializer_range, "inside": True, "group": self.tp_group}
+        place: dict[str, Any] = {"initializer_range": initializer_range, "inside": True, **self.placed}
         self.word_embedding = VocabularyParallelEmbedding(vocab_size, hidden_size, **place)
         self.position_embedding = VocabularyParallelEmbedding(num_positions, hidden_size, **place)
         self.token_type_embedding = (

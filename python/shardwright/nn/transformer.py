@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
@@ -56,18 +56,22 @@ class _OfLayers(DistributedModule):
     """The common base of a layer and a sequence of layers: inputs and outputs.
 
     Attributes:
-        hidden_size: The number of channels of hidden states.
-        num_attention_heads: The number of heads of queries.
-        add_cross_attention: Whether there is attention to cross states.
-        inside: Whether it is part of another distributed module.
         drops: Whether a dropout has a probability above zero.
     """
 
-    hidden_size: int
-    num_attention_heads: int
-    add_cross_attention: bool
-    inside: bool
     drops: bool
+
+    def __init__(
+        self, hidden_size: int, num_attention_heads: int, add_cross_attention: bool, options: LayerOptions
+    ) -> None:
+        super().__init__(options.get("group"), device=options.get("device"), dtype=options.get("dtype"))
+        self.inside = options.get("inside", False)
+        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
+        self.add_cross_attention = add_cross_attention
+        self._normalization = options.get("normalization", "layer_norm")
+
+    def _norm(self, epsilon: float) -> DistributedLayerNorm:
+        return make_norm(self._normalization, self.hidden_size, epsilon, self.placed)
 
     def forward(self, inputs: tuple[object, ...]) -> tuple[object, ...]:
         """Compute; all ranks of the group must call it together.
@@ -142,17 +146,15 @@ class DistributedTransformerLayer(_OfLayers):
             ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
                 parallelism degree.
         """
-        super().__init__(options.get("group"))
+        super().__init__(hidden_size, num_attention_heads, add_cross_attention, options)
         given: dict[str, Any] = {**options, "group": self.tp_group}
-        self.inside = given.pop("inside", False)
+        given.pop("inside", None)
         self.parallel_residual = parallel_residual = given.pop("parallel_residual", False)
         shared_layernorm = given.pop("shared_layernorm", False)
         if parallel_residual:
             _check_parallel(pre_layernorm, post_layernorm, add_cross_attention)
         elif shared_layernorm:
             raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
-        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
-        self.add_cross_attention = add_cross_attention
         common = {
             "hidden_size": hidden_size,
             "hidden_dropout_prob": hidden_dropout_prob,
@@ -180,7 +182,7 @@ class DistributedTransformerLayer(_OfLayers):
             intermediate_size=intermediate_size, activation=activation, **{**common, **output}
         )
         self.drops = self.attention.drops or self.output.drops
-        self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if shared_layernorm else None
+        self.pre_layernorm = self._norm(layernorm_epsilon) if shared_layernorm else None
 
     def _computed(self, inputs: LayerInputs) -> torch.Tensor:
         hidden = inputs.hidden
@@ -237,23 +239,21 @@ class DistributedTransformer(_OfLayers):
             ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
                 parallelism degree.
         """
-        super().__init__(options.get("group"))
+        super().__init__(hidden_size, num_attention_heads, add_cross_attention, options)
         if num_layers < 1:
             raise ConfigError(f"num_layers is {num_layers}; allowed: 1 or more")
         given: dict[str, Any] = {**options, "group": self.tp_group}
         window_sizes = given.pop("window_sizes", None)
         if window_sizes is not None and len(window_sizes) != num_layers:
             raise ConfigError(f"window_sizes are {list(window_sizes)}; expected one for each of {num_layers} layers")
-        self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
-        self.add_cross_attention = add_cross_attention
         probabilities = attention_dropout_prob, hidden_dropout_prob, options.get("intermediate_dropout_prob", 0.0)
         self.drops = any(one > 0 for one in probabilities)
-        self.inside = given.pop("inside", False)
+        given.pop("inside", None)
         first = given.pop("layer_idx", None) or 0
         both = pre_layernorm and post_layernorm
-        self.pre_layernorm = _norm(given, hidden_size, layernorm_epsilon) if both else None
+        self.pre_layernorm = self._norm(layernorm_epsilon) if both else None
         normalizes_output = given.pop("final_layernorm", both)
-        self.layernorm = _norm(given, hidden_size, layernorm_epsilon) if normalizes_output else None
+        self.layernorm = self._norm(layernorm_epsilon) if normalizes_output else None
         layers = []
         for number in range(num_layers):
             if window_sizes is not None:
@@ -292,15 +292,3 @@ def _check_parallel(pre_layernorm: bool, post_layernorm: bool, add_cross_attenti
             f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "
             f"add_cross_attention={add_cross_attention}; allowed: True, False, False"
         )
-
-
-def _norm(options: Mapping[str, Any], hidden_size: int, epsilon: float) -> DistributedLayerNorm:
-    """Create a normalization for a layer with these options."""
-    return make_norm(
-        options.get("normalization", "layer_norm"),
-        hidden_size,
-        epsilon,
-        group=options["group"],
-        device=options.get("device"),
-        dtype=options.get("dtype"),
-    )

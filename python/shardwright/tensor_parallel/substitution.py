@@ -162,11 +162,11 @@ def _argument_names(dist_module: type[DistributedModule]) -> frozenset[str]:
                 others = parameter.name
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 names.add(parameter.name)
-        if others is None:
+        declared = get_args(get_type_hints(init)[others]) if others is not None else ()
+        for one in declared:
+            names.update(one.__annotations__)
+        if others is None or declared:
             break
-        declared = get_type_hints(init).get(others)
-        for one in get_args(declared):
-            names.update(getattr(one, "__annotations__", ()))
     return frozenset(names)
 
 
