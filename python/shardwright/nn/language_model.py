@@ -261,11 +261,7 @@ class DistributedTransformerLMHead(DistributedModule):
         return hidden
 
     def _added(self, name: str, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Convert a mask of 0 and 1, [N or 1, keys], to summands of scores, [N or 1, 1, 1, keys].
-
-        Raises:
-            ConfigError: On the CPU, it contains other values.
-        """
+        """Convert a mask of 0 and 1, [N or 1, keys], to summands of scores, [N or 1, 1, 1, keys]."""
         if mask.device.type == "cpu" and not bool(((mask == 0) | (mask == 1)).all()):
             raise ConfigError(
                 f"{self.operation}: {name} has numbers from {mask.min().item()} to {mask.max().item()}; allowed: 1 "

@@ -106,14 +106,9 @@ class OverlappedProducts(torch.autograd.Function):
     def forward(
         ctx: Any, overlap: Overlap, _anchor: torch.Tensor | None, input: torch.Tensor, *tensors: Any
     ) -> tuple[torch.Tensor, ...]:
-        """Compute the products.
+        """Compute the products of [..., in features] with weights, which are followed by as many biases or None.
 
-        Args:
-            ctx: The context of autograd.
-            overlap: The collectives of the call.
-            _anchor: Makes all ranks take part in the backward, including those that need no gradient themselves.
-            input: [..., in features].
-            *tensors: Weights, and as many biases or None.
+        The anchor makes all ranks take part in the backward, including those that need no gradient themselves.
         """
         weights, biases = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
         ctx.overlap = overlap
@@ -169,16 +164,7 @@ class OverlappedProducts(torch.autograd.Function):
 
 
 def overlapped_products(linears: Sequence[ParallelLinear], input: torch.Tensor, known: Known) -> list[torch.Tensor]:
-    """Apply :class:`OverlappedProducts`, in autocast's dtype if it is enabled.
-
-    Args:
-        linears: Layers with the same layouts.
-        input: Their input, in their layout.
-        known: The properties of the call.
-
-    Returns:
-        The output of each.
-    """
+    """Apply :class:`OverlappedProducts` of layers with the same layouts, in autocast's dtype if it is enabled."""
     dims = (linears[0].input.sizes_dim, linears[0].output.sizes_dim)
     overlap = Overlap(linears[0], known, *(None if dim is None else dim % input.dim() for dim in dims))
     weights, biases = [one.weight for one in linears], [one.bias for one in linears]

@@ -174,13 +174,8 @@ def apply_together(
 ) -> list[torch.Tensor]:
     """Apply several layers with the same layouts to one input, with one collective for all of them.
 
-    Args:
-        linears: The layers.
-        input: As for :meth:`ParallelLinear.forward`.
-        known: The properties of the call; None inside another distributed module, where they are the same on all ranks.
-
-    Returns:
-        The blocks of all of them, one after another.
+    Inside another distributed module, where the properties of the call are the same on all ranks, they are not given.
+    Returns the blocks of all layers, one after another.
     """
     first, group = linears[0], linears[0].tp_group
     if known is None:

@@ -116,14 +116,7 @@ def _partition(module: DistributedModule, kind: str) -> Iterator[None]:
 
 
 class _Scope:
-    """One parameter creation scope.
-
-    Attributes:
-        module: Whose it is.
-        scaled_batch: Of what is made in it.
-        known: What has been entered, or was there before; kept, so that no new object has its id.
-        made: The names in the module of what was made in it, in order.
-    """
+    """One parameter creation scope: the names that were made in it, in order, and all tensors known so far."""
 
     def __init__(self, module: DistributedModule, scaled_batch: bool) -> None:
         self.module = module

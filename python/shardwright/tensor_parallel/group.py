@@ -21,12 +21,7 @@ from shardwright.tensor_parallel.shape_exchange import ShapeExchange
 
 @dataclass
 class Count:
-    """The number of collectives of a kind, and the bytes that they sent.
-
-    Attributes:
-        number: The number of collectives.
-        num_bytes: The bytes that this rank sent to other ranks, if algorithms send the minimum.
-    """
+    """The number of collectives of a kind, and the bytes that this rank sent, if algorithms send the minimum."""
 
     number: int = 0
     num_bytes: int = 0
@@ -62,8 +57,6 @@ class TensorGroup:
 
         Args:
             process_group: The group; None for one rank.
-            optimize: ``"speed"`` or ``"memory"``.
-            prescaled_batch: Whether all ranks have the same samples.
             back_end: The backend that runs the collectives; by default the process group.
             host: The backend for the exchange of metadata in CPU tensors, which waits for no device. By default
                 ``back_end``, with tensors on the device that it needs.
@@ -127,11 +120,7 @@ class TensorGroup:
         return list(dict.fromkeys(each for each in (self._back_end, self._host) if each is not None))
 
     def meet(self, place: str) -> None:
-        """Check that all ranks have reached the same place in the step function.
-
-        Raises:
-            ConfigError: This rank is here while another rank calls a module; all ranks raise it.
-        """
+        """Check that all ranks have reached the same place in the step function; else all of them raise an error."""
         if self.size > 1:
             if self._enter is not None:
                 self._enter(place)
@@ -141,8 +130,7 @@ class TensorGroup:
     def end_step(self) -> None:
         """Read the messages of the step that this rank has not waited for.
 
-        Raises:
-            ConfigError: In a call, one rank assumed unchanged shapes and another one did not; both raise it.
+        If one rank assumed unchanged shapes in a call and another one did not, both raise :class:`ConfigError`.
         """
         self._shapes.catch_up()
 
@@ -154,10 +142,10 @@ class TensorGroup:
         seed: int = 0,
         known: bool = False,
     ) -> Agreement:
-        """Exchange shapes and dtypes of tensors with all ranks, by one small all-gather.
+        """Exchange shapes and dtypes of tensors with all ranks, by one small all-gather; returns the signatures of all.
 
         If nothing may differ between ranks, a call with the same shapes as the last one does not wait
-        (``shape_exchange.py``).
+        (``shape_exchange.py``). If the signatures do not match, all ranks raise :class:`ConfigError`.
 
         Args:
             rule: The requirements of the collective that follows.
@@ -165,12 +153,6 @@ class TensorGroup:
             parameters_need_grad: Whether a parameter of this rank's part of the module needs a gradient.
             seed: A random number drawn by this rank, if the ranks need a common one.
             known: Whether the caller knows that all ranks have the same signature; nothing is sent then.
-
-        Returns:
-            The signatures of all ranks.
-
-        Raises:
-            ConfigError: The signatures do not match; all ranks raise it.
         """
         own = Signature.of(rule, tensors, parameters_need_grad, seed)
         if known or self.size == 1:
@@ -184,16 +166,9 @@ class TensorGroup:
     def all_gather(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> Pending[list[torch.Tensor]]:
-        """Concatenate the tensors of all ranks, in the order of tp ranks.
+        """Concatenate the tensors of all ranks along a dim each, in the order of tp ranks.
 
-        Args:
-            tensors: This rank's tensors, of shape [..., size of this rank, ...], which must not change before the
-                collective has ended.
-            dims: For each tensor, the dim along which to concatenate, not negative.
-            sizes: For each tensor, every tp rank's size along that dim.
-
-        Returns:
-            For each tensor [..., sum of sizes, ...], of the same dtype.
+        Dims are not negative, and ``sizes`` are every tp rank's along them. The tensors must not change before the end.
         """
         dtypes = [tensor.dtype for tensor in tensors]
         shapes = [
@@ -222,19 +197,11 @@ class TensorGroup:
     def reduce_scatter(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
     ) -> Pending[list[torch.Tensor]]:
-        """Sum the tensors of all ranks, and keep this rank's slice of the sum.
+        """Sum tensors, of the same shapes on all ranks, and keep this rank's slice of the sum, along a dim of each.
 
-        Slices are sent by an all-to-all; then each rank adds the slices that it receives, in the order of tp ranks.
-
-        Args:
-            tensors: Tensors of the same shapes on all ranks, [..., sum of sizes, ...]. They must not change before the
-                collective has ended.
-            dims: For each tensor, the dim that is sliced, not negative.
-            sizes: For each tensor, the size of every tp rank's slice.
-
-        Returns:
-            For each tensor [..., size of this rank, ...], of the same dtype. Half precision is summed in single
-            precision.
+        Slices, of ``sizes`` for the tp ranks, are sent by an all-to-all; then each rank adds the slices that it
+        receives, in the order of tp ranks, half precision in single. Dims are not negative. The tensors must not change
+        before the end.
         """
         shapes = [
             resized(tensor.shape, dim, of[self.rank]) for tensor, dim, of in zip(tensors, dims, sizes, strict=True)
@@ -263,9 +230,6 @@ class TensorGroup:
             merge_dims: For each tensor, the dim along which slices are concatenated, not negative.
             split_sizes: For each tensor, the sizes of the slices, the same on all ranks.
             merge_sizes: For each tensor, every tp rank's size along its merge dim.
-
-        Returns:
-            For each tensor [..., split size of this rank, ..., sum of merge sizes, ...], of the same dtype.
         """
         kept = [
             resized(tensor.shape, dim, of[self.rank])
@@ -279,13 +243,9 @@ class TensorGroup:
         return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(merge_dims)]
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sum the tensors of all ranks, with one collective per dtype.
+        """Sum the tensors of all ranks, with one collective per dtype; sums are bitwise identical on all ranks.
 
-        Args:
-            tensors: Tensors of the same shapes and dtypes on all ranks.
-
-        Returns:
-            Their sums, bitwise identical on all ranks. The backend rounds half precision at every addition.
+        The backend rounds half precision at every addition.
         """
         sums: dict[int, torch.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -299,14 +259,7 @@ class TensorGroup:
         return [sums[i] for i in range(len(tensors))]
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending[torch.Tensor]:
-        """Start to sum a tensor over ranks, in place if it is contiguous.
-
-        Args:
-            tensor: A floating tensor of the same shape and dtype on all ranks, which the caller must not use any more.
-
-        Returns:
-            The sum, bitwise identical on all ranks.
-        """
+        """Start to sum a floating tensor over ranks, in place if contiguous; the caller must not use it any more."""
         total = tensor.detach().contiguous()
         if self._back_end is None:
             return Pending(lambda: total)
@@ -371,11 +324,7 @@ def _slices(
 
 
 def current_tensor_group() -> TensorGroup:
-    """Return the calling rank's TP_GROUP, a group of one rank without tensor parallelism.
-
-    Raises:
-        ShardwrightError: ``smp.init`` was not called.
-    """
+    """Return the calling rank's TP_GROUP, a group of one rank without tensor parallelism."""
     runtime = current_runtime()
     group = runtime.find(TensorGroup)
     if group is None:

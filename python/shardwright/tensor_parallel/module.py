@@ -112,10 +112,7 @@ class DistributedModule(nn.Module):
 
     @torch.no_grad()
     def load_whole_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load this rank's parts of whole parameters and buffers; entries that are not given keep their values.
-
-        Args:
-            state: Whole tensors, as on one rank, by their names in this module and its submodules.
+        """Load this rank's parts of whole parameters and buffers, by name; those that are not given keep their values.
 
         Raises:
             ConfigError: A name is unknown, or a shape does not match.

@@ -19,14 +19,9 @@ def num_bytes(shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> int:
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Pack tensors one after another into a buffer.
+    """Pack the elements of tensors, of any shapes, strides and dtypes, one after another into a buffer of uint8.
 
-    Args:
-        tensors: At least one tensor, of any shapes, strides and dtypes.
-
-    Returns:
-        Their elements in row-major order, as a one-dimensional uint8 tensor. It may share memory with a single
-        contiguous tensor.
+    It may share memory with a single contiguous tensor.
     """
     first = tensors[0].detach()
     if len(tensors) == 1 and first.is_contiguous() and not first.is_conj() and not first.is_neg():

@@ -167,15 +167,8 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
 
     All ranks of TP_GROUP must call it together, with the same model. A module is replaced if it is marked, if there is
     a distributed implementation of exactly its class that supports its sizes, if no ancestor was replaced, and if it
-    shares no parameters (paper, section 5.2). All ranks get parts of the weights of tp rank 0.
-
-    Args:
-        module: The model.
-        runtime: The runtime of the calling rank.
-        built_in: Returns the library's own entry for a class; None if there is no distributed implementation.
-
-    Returns:
-        The model and the outcomes for its marked modules; no outcomes at a tensor parallelism degree of 1.
+    shares no parameters (paper, section 5.2). All ranks get parts of the weights of tp rank 0. At a degree of 1 there
+    are no outcomes. ``built_in`` returns the library's own entry for a class, if there is one.
 
     Raises:
         ConfigError: The ranks did not mark the same modules of the same model; all ranks raise it.

@@ -48,13 +48,7 @@ def outcome(replacement: Replacement) -> str:
 
 
 def render(result: Result, degree: int, console: Console) -> None:
-    """Print a table of modules; children of lists with the same outcome share a line, with ``*`` for their numbers.
-
-    Args:
-        result: The result of :func:`replace`.
-        degree: The tensor parallelism degree.
-        console: The console to print to.
-    """
+    """Print a table of modules; children of lists with the same outcome share a line, with ``*`` for their numbers."""
     from rich.table import Table
 
     table = Table(title=f"Tensor parallelism over {degree} ranks", title_justify="left")

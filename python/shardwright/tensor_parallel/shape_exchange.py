@@ -34,14 +34,10 @@ class ShapeExchange:
     """
 
     def __init__(self, exchange: Exchange, size: int, rank: int, *, remembers: bool) -> None:
-        """Create the exchange for a group of several ranks.
+        """Create the exchange for a group of several ranks, by blocks between them.
 
-        Args:
-            exchange: Exchanges blocks between the ranks.
-            size: The number of ranks.
-            rank: The index of the calling rank.
-            remembers: Whether calls with an unchanged signature do not wait. Blocks must then not be exchanged by the
-                backend that moves tensors of devices, because that would wait for the device.
+        If it remembers, calls with an unchanged signature do not wait. Blocks must then not be exchanged by the backend
+        that moves tensors of devices, because that would wait for the device.
         """
         self._exchange = exchange
         self._size, self._rank = size, rank
@@ -50,11 +46,7 @@ class ShapeExchange:
         self._unread: deque[tuple[Rule, Pending[list[bytes]]]] = deque()
 
     def agree(self, rule: Rule, own: Signature) -> Agreement:
-        """Return the signatures of all ranks, exchanged now or known from the last call.
-
-        Raises:
-            ConfigError: The signatures do not match; all ranks raise it.
-        """
+        """Return the signatures of all ranks, exchanged or known from the last call; all raise if they do not match."""
         last = self._last.get(rule.operation)
         if last is None or last.signatures[self._rank] != own:
             return self.exchange(rule, own)
@@ -65,11 +57,7 @@ class ShapeExchange:
         return last
 
     def exchange(self, rule: Rule, own: Signature) -> Agreement:
-        """Exchange signatures with all ranks, after reading what they sent for earlier calls.
-
-        Raises:
-            ConfigError: As for :meth:`agree`.
-        """
+        """Exchange signatures with all ranks, after reading what they sent before; raises as :meth:`agree`."""
         self.catch_up()
         text = own.encode()
         lengths, texts = _read(self._exchange("agree", _message(text)).result())
@@ -85,8 +73,7 @@ class ShapeExchange:
     def catch_up(self) -> None:
         """Read the messages of calls that did not wait.
 
-        Raises:
-            ConfigError: A rank's signature had changed in a call where this rank's had not; that rank raises it too.
+        Ranks whose signature had changed in a call where others' had not raise :class:`ConfigError`, as do those.
         """
         while self._unread:
             self._read_oldest()

@@ -108,13 +108,10 @@ def unfit(module: nn.Module) -> str | None:
 
 
 def substitution_of(module: nn.Module, entry: Entry, options: Mapping[str, Any], seed: str) -> Substitution:
-    """Create the distributed module for a module.
+    """Create the distributed module for a module, which is not changed.
 
-    Args:
-        module: The original, which is not changed.
-        entry: The entry for its class.
-        options: The options of its mark; those that the substitute accepts override the entry's arguments.
-        seed: The seed for newly initialized weights. Torch's generators are not changed.
+    Options of its mark that the substitute accepts override the entry's arguments. The seed is that of newly
+    initialized weights; torch's generators are not changed.
 
     Raises:
         ConfigError: The substitute cannot be created, for the given reason, such as a size that is not divisible.
@@ -218,12 +215,7 @@ def _misfit(substitute: DistributedModule, weights: Mapping[str, torch.Tensor], 
 
 
 def _trainable(entry: Entry, module: nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, bool]:
-    """Return which of the substitute's weights need a gradient, given that each is derived from the original's.
-
-    Raises:
-        ConfigError: A weight is derived from both trained and frozen parameters, or it cannot be determined which
-            parameters it is derived from.
-    """
+    """Return which of the substitute's weights need a gradient, given that each is derived from the original's."""
     flags = {parameter: parameter.requires_grad for parameter in module.parameters()}
     if len(set(flags.values())) < 2:
         trained = all(flags.values())

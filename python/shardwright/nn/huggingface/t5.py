@@ -26,13 +26,7 @@ class T5Layer(TransformersLayer):
     """
 
     def __init__(self, *, num_buckets: int = 0, buckets: Buckets | None = None, **options: Any) -> None:
-        """Make a layer with fresh weights.
-
-        Args:
-            num_buckets: Rows of the table of biases; 0 for a layer without.
-            buckets: What row a distance has.
-            **options: Of ``DistributedTransformerLayer``.
-        """
+        """Make a layer with fresh weights, and with a table of biases if it has buckets."""
         super().__init__(**options)
         self._buckets = buckets
         self.relative_attention_bias = nn.Embedding(num_buckets, self.num_attention_heads) if num_buckets else None
