@@ -112,9 +112,7 @@ class Scheduling:
             return
         root, *peers = runtime.place.pp_ranks
         if runtime.place.is_root:
-            ranks = [self._own]
-            for rank in peers:
-                ranks.append(receive_in_step(runtime, rank, _CHANNEL))
+            ranks = [self._own, *(receive_in_step(runtime, rank, _CHANNEL) for rank in peers)]
             decision = decide(
                 runtime.step.number,
                 ranks,

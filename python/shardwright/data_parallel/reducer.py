@@ -64,8 +64,6 @@ class Reducer:
             self._buckets = make_buckets(wanted, self._bucket_bytes)
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters()}
             self._expected.clear()
-            for bucket in self._buckets:
-                bucket.mark_last(bucket is self._buckets[-1])
             if self._overlap:
                 self._listen()
         self._counts.clear()

@@ -33,7 +33,8 @@ class Ownership(LocalTensors):
         self.pp_rank = pp_rank
         self._paths = dict(tree.path_of)
         self._canonical = dict(tree.names_to_paths())
-        self._sentinels: dict[str, Sentinel] = {}
+        #: The sentinels on this rank by full name. A tied one is listed under each of its names.
+        self.sentinels: dict[str, Sentinel] = {}
         self._checks: dict[int, _Slots] = {}
         self._replace(tree)
         self._replace_attributes(tree)
@@ -57,7 +58,7 @@ class Ownership(LocalTensors):
                 for name, index in indices.items():
                     if index in absent:
                         getattr(entry.module, f"_{kind}s")[name] = absent[index]
-                        self._sentinels[join_path(entry.path, name)] = absent[index]
+                        self.sentinels[join_path(entry.path, name)] = absent[index]
             for index, sentinel in absent.items() if kind == "parameter" else ():
                 release(entries[index].tensor, sentinel)
 
@@ -78,11 +79,6 @@ class Ownership(LocalTensors):
     def is_local(self, path: str) -> bool:
         """Return whether this rank runs the module with this path."""
         return self.owner(path) == self.pp_rank
-
-    @property
-    def sentinels(self) -> dict[str, Sentinel]:
-        """The sentinels on this rank by full name. A tied one is listed under each of its names."""
-        return dict(self._sentinels)
 
     def check(self, module: nn.Module) -> None:
         """Raise an error if weights of a remote module were replaced by other tensors on this rank.
@@ -109,7 +105,7 @@ class Ownership(LocalTensors):
             holders: tuple[dict[str, torch.Tensor | None], ...] = (submodule._parameters, submodule._buffers)  # type: ignore[assignment]
             for holder in holders:
                 for name in holder:
-                    sentinel = self._sentinels.get(join_path(path, name))
+                    sentinel = self.sentinels.get(join_path(path, name))
                     if sentinel is not None:
                         slots.append((holder, name, sentinel, sentinel.sentinel_name))
         return tuple(slots)

@@ -100,9 +100,6 @@ class DistributedEmbedding(DistributedModule):
         Returns:
             [batch, ..., embedding_dim]. With ``_skip_allgather`` alone, the batch is divided into slices of equal size,
             one for each rank. With ``_skip_scatter_and_merge``, [batch of the group, ..., embedding_dim / tp degree].
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         group, name = self.tp_group, self.operation
         gathers = not (self.skips_allgather or group.prescaled_batch)
@@ -148,7 +145,7 @@ class DistributedEmbedding(DistributedModule):
         rows = torch.unique(ids)
         shards = self.weight.detach()[rows]
         partial = torch.linalg.vector_norm(shards, self.norm_type, dim=1, keepdim=True)
-        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size]).result()
+        (parts,) = self.tp_group.all_gather([partial], [1], [[1] * self.tp_group.size])()
         norms = torch.linalg.vector_norm(parts, self.norm_type, dim=1, keepdim=True)
         factors = torch.where(norms > max_norm, max_norm / (norms + _NORM_EPSILON), torch.ones_like(norms))
         self.weight.detach().index_copy_(0, rows.long(), shards * factors)

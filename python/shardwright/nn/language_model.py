@@ -81,10 +81,6 @@ class DistributedTransformerLMHead(DistributedModule):
             initializer_range: The standard deviation of embeddings, and of normally distributed weights.
             use_normal_initialization: See :class:`DistributedTransformer`; embeddings are always normal.
             **options: Options of :class:`TransformerOptions`.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
         super().__init__(options.get("group"), device=options.get("device"), dtype=options.get("dtype"))
         for name, number, least in (
@@ -107,24 +103,11 @@ class DistributedTransformerLMHead(DistributedModule):
             VocabularyParallelEmbedding(num_token_types, hidden_size, **place) if num_token_types else None
         )
         given: dict[str, Any] = {**options, "group": self.tp_group, "inside": True}
-        self.transformer = DistributedTransformer(
-            num_layers,
-            num_attention_heads,
-            attention_head_size,
-            hidden_size,
-            intermediate_size,
-            attention_dropout_prob,
-            hidden_dropout_prob,
-            activation,
-            layernorm_epsilon,
-            initializer_range,
-            use_normal_initialization,
-            causal_mask_size,
-            add_cross_attention,
-            pre_layernorm,
-            post_layernorm,
-            **given,
-        )
+        of_heads, sizes = (num_attention_heads, attention_head_size), (hidden_size, intermediate_size)
+        dropouts, norms = (attention_dropout_prob, hidden_dropout_prob), (pre_layernorm, post_layernorm)
+        weights, attention = (initializer_range, use_normal_initialization), (causal_mask_size, add_cross_attention)
+        of_all = (*of_heads, *sizes, *dropouts, activation, layernorm_epsilon, *weights, *attention, *norms)
+        self.transformer = DistributedTransformer(num_layers, *of_all, **given)
         self.lm_head = TiedOutput(self.word_embedding) if add_lm_head else None
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...]) -> torch.Tensor:

@@ -54,9 +54,6 @@ class DistributedLayerNorm(DistributedModule):
             bias: Whether it has a bias too.
             inside: Whether it is part of another distributed module, which has gathered the samples.
             **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
-
-        Raises:
-            ConfigError: ``normalized_shape`` has several dims, or the channels are not divisible by the tp degree.
         """
         super().__init__(**place)
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -86,9 +83,6 @@ class DistributedLayerNorm(DistributedModule):
 
         Returns:
             A tensor of the same shape and dtype. Half precision is normalized in single precision.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match; all ranks raise it.
         """
         if self.divides and not self.inside:
             call = enter(self, LayerInputs(input), self.normalized_shape[0])

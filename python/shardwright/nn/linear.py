@@ -37,9 +37,6 @@ class DistributedLinear(ParallelLinear):
             out_features: The number of output features of the whole layer.
             bias: Whether the layer has a bias.
             **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
-
-        Raises:
-            ConfigError: ``in_features`` is not divisible by the tensor parallelism degree.
         """
         group = place["group"] = place.get("group") or current_tensor_group()
         super().__init__(in_features, [out_features], bias, input=samples(group), output=samples(group), **place)
@@ -71,10 +68,6 @@ class _OfPair(ParallelLinear):
                 replicated.
             asynchronous: Whether collectives overlap with matrix products.
             **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
-
-        Raises:
-            ConfigError: A divided size is not divisible by the tensor parallelism degree, or ``asynchronous`` is set
-                without a ``sequence_dim``.
         """
         if asynchronous and sequence_dim is None:
             raise ConfigError(

@@ -62,9 +62,6 @@ class ParallelLinear(DistributedModule):
             deviation: The standard deviation of normally distributed weights, with a bias of zero; None for the
                 weights of ``nn.Linear``.
             **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
-
-        Raises:
-            ConfigError: A divided size is not divisible by the tensor parallelism degree.
         """
         super().__init__(**place)
         self.in_features, self.blocks = in_features, tuple(blocks)

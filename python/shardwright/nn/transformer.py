@@ -84,10 +84,6 @@ class _OfLayers(DistributedModule):
 
         Returns:
             The same tuple with the output in place of the hidden states.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or the sequence is longer than the causal mask; all
-                ranks raise it.
         """
         if self.inside:
             return (self._computed(LayerInputs(*inputs)), *inputs[1:])  # type: ignore[arg-type]
@@ -141,10 +137,6 @@ class DistributedTransformerLayer(_OfLayers):
             pre_layernorm: Whether each block's input is normalized.
             post_layernorm: Whether each block's sum of input and output is normalized.
             **options: Options of :class:`LayerOptions`; ``use_alibi`` and ``alibi_bias_max`` among them.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
         super().__init__(hidden_size, num_attention_heads, add_cross_attention, options)
         given: dict[str, Any] = {**options, "group": self.tp_group}
@@ -234,10 +226,6 @@ class DistributedTransformer(_OfLayers):
             pre_layernorm: As for each layer. With ``post_layernorm`` too, the transformer's input and output are
                 normalized as well.
             **options: Options of :class:`TransformerOptions`; a ``layer_idx`` is that of the first layer.
-
-        Raises:
-            ConfigError: A value is not allowed, or a size or number of heads is not divisible by the tensor
-                parallelism degree.
         """
         super().__init__(hidden_size, num_attention_heads, add_cross_attention, options)
         if num_layers < 1:
@@ -255,28 +243,15 @@ class DistributedTransformer(_OfLayers):
         normalizes_output = given.pop("final_layernorm", both)
         self.layernorm = self._norm(layernorm_epsilon) if normalizes_output else None
         layers = []
+        of_heads, sizes = (num_attention_heads, attention_head_size), (hidden_size, intermediate_size)
+        dropouts, norms = (attention_dropout_prob, hidden_dropout_prob), (pre_layernorm, post_layernorm)
+        weights, attention = (initializer_range, use_normal_initialization), (causal_mask_size, add_cross_attention)
+        of_all = (*of_heads, *sizes, *dropouts, activation, layernorm_epsilon, *weights, *attention, *norms)
         for number in range(num_layers):
             if window_sizes is not None:
                 given["window_size"] = window_sizes[number]
-            layers.append(
-                DistributedTransformerLayer(
-                    num_attention_heads,
-                    attention_head_size,
-                    hidden_size,
-                    intermediate_size,
-                    attention_dropout_prob,
-                    hidden_dropout_prob,
-                    activation,
-                    layernorm_epsilon,
-                    initializer_range,
-                    use_normal_initialization,
-                    causal_mask_size,
-                    add_cross_attention,
-                    pre_layernorm,
-                    post_layernorm,
-                    **{**given, "inside": True, "layer_idx": first + number},
-                )
-            )
+            own = {**given, "inside": True, "layer_idx": first + number}
+            layers.append(DistributedTransformerLayer(*of_all, **own))
         self.seq_layers = nn.Sequential(*layers)
 
     def _computed(self, taken: LayerInputs) -> torch.Tensor:

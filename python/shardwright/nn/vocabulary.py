@@ -59,9 +59,6 @@ class VocabularyParallelEmbedding(DistributedModule):
             inside: Whether it is part of another distributed module, which has gathered the ids and sums the results; a
                 call is then :meth:`partial`.
             **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
-
-        Raises:
-            ConfigError: ``padding_idx`` is not an id.
         """
         super().__init__(**place)
         self.num_embeddings = num_embeddings
@@ -84,9 +81,6 @@ class VocabularyParallelEmbedding(DistributedModule):
 
         Returns:
             [batch, ..., embedding_dim].
-
-        Raises:
-            ConfigError: Shapes or dtypes do not match, or on the CPU an id is out of range; all ranks raise it.
         """
         if self.inside:
             return self.partial(input)
@@ -106,9 +100,6 @@ class VocabularyParallelEmbedding(DistributedModule):
 
         Returns:
             [..., embedding_dim], zeros if another rank has the row. The embeddings are the sum over ranks.
-
-        Raises:
-            ConfigError: On the CPU an id is out of range.
         """
         check_ids("VocabularyParallelEmbedding", ids, self.num_embeddings)
         rows = self.weight.shape[0]
@@ -247,7 +238,7 @@ class _CrossEntropy(torch.autograd.Function):
         exponentials = (scores - finite.unsqueeze(-1)).exp_().sum(-1)
         picked = wide.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
         told = [largest, exponentials, picked, *([scores.sum(-1)] if smoothing else [])]
-        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size]).result()
+        (parts,) = group.all_gather([torch.stack(told).unsqueeze(0)], [0], [[1] * group.size])()
         top = parts[:, 0].amax(0)
         norm = (parts[:, 1] * (parts[:, 0] - top).exp()).sum(0).log()  # of logits less the largest: no digits lost
         losses = norm + (top - parts[:, 2].sum(0))

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from torch import nn
 
-from shardwright.creation import watch_creation
+from shardwright.creation import CreationMark
 from shardwright.errors import PartitionError
 from shardwright.job.runtime import find_runtime
 from shardwright.job.wrapped import WrappedModels
 from shardwright.partition.tree import ModelTree
 
-if TYPE_CHECKING:
-    pass
-
 # Stored in the module itself, so that the placement is copied and deleted with it.
 _CREATED_IN = "_smp_created_in_partition"
 _SET_TO = "_smp_set_to_partition"
 
-_OPEN: ContextVar[tuple[int, ...]] = ContextVar("shardwright_partition", default=())
+_CREATED: CreationMark[int] = CreationMark(_CREATED_IN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +28,6 @@ class ManualPlacement:
 
     path: str
     pp_rank: int
-
-
-def _note_place(module: nn.Module) -> None:
-    places = _OPEN.get()
-    if places:
-        module.__dict__[_CREATED_IN] = places[-1]
 
 
 @contextlib.contextmanager
@@ -55,12 +45,8 @@ def partition(i: int) -> Iterator[None]:
         PartitionError: There is no such rank.
     """
     _check_place(i, "smp.partition")
-    token = _OPEN.set((*_OPEN.get(), i))
-    try:
-        with watch_creation(_note_place):
-            yield
-    finally:
-        _OPEN.reset(token)
+    with _CREATED.within(i):
+        yield
 
 
 def set_partition(module: nn.Module, i: int) -> None:

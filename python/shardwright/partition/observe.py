@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -100,8 +101,6 @@ def intercepted(
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """Run compiled modules uncompiled, because operations inside compiled code cannot be observed."""
-    import sys
-
     if "torch._dynamo" not in sys.modules:
         yield
         return
@@ -109,13 +108,13 @@ def uncompiled() -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Wrapper:
-    def __init__(self, module: nn.Module, path: str, stack: Stack, observer: ForwardObserver, runner: Runner) -> None:
-        self._module = module
-        self._path = path
-        self._stack = stack
-        self._observer = observer
-        self._runner = runner
+    _module: nn.Module
+    _path: str
+    _stack: Stack
+    _observer: ForwardObserver
+    _runner: Runner
 
     def wrapped_call(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

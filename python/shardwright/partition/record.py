@@ -25,7 +25,6 @@ class ModuleRecord:
         operations: Floating-point operations in it, including modules it calls, as far as they are counted.
         own_activation_bytes: Bytes it keeps for its backward that no other module kept before: measured, or estimated
             as the bytes of its results.
-        output_bytes: Bytes of its own results.
     """
 
     execution_index: int | None
@@ -33,7 +32,6 @@ class ModuleRecord:
     own_seconds: float | None
     operations: int
     own_activation_bytes: int
-    output_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,6 @@ class Trace:
         flows: State that one execution of a module leaves for another, other than arguments and results.
         kept: State that modules keep from one microbatch to the next.
         measurement: The time of each piece, in order, if measured. `ModuleRecord.own_seconds` are its sums.
-        measured_memory: Whether `ModuleRecord.own_activation_bytes` was measured and not estimated.
     """
 
     device: torch.device
@@ -68,14 +65,6 @@ class Trace:
     flows: tuple[CrossingFlow, ...]
     kept: tuple[KeptState, ...]
     measurement: Measurement | None
-    measured_memory: bool
-
-    def order(self) -> list[str]:
-        """Return the paths of the executed modules in the order of their first execution."""
-        indices = {
-            path: record.execution_index for path, record in self.modules.items() if record.execution_index is not None
-        }
-        return sorted(indices, key=indices.__getitem__)
 
     def together_with(self, other: Trace) -> Trace:
         """Return this trace with the changed and kept state of another forward added. The costs are this trace's."""

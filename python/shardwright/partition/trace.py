@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -98,8 +99,8 @@ def trace_forward(
         if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
                 measurement = run.timed(where, needed=bool(measure_times), together=together)
-    trace = recording.trace(where, measurement, measure_memory)
-    return trace if trained is None else trace.together_with(trained.trace(where, None, False))
+    trace = recording.trace(where, measurement)
+    return trace if trained is None else trace.together_with(trained.trace(where, None))
 
 
 @contextlib.contextmanager
@@ -117,27 +118,19 @@ def _tracing(module: nn.Module, where: torch.device) -> Iterator[None]:
         _TRACING.reset(token)
 
 
+@dataclass
 class _Run:
     """Runs the same forward several times, each time from the same state."""
 
-    def __init__(
-        self,
-        tree: ModelTree,
-        call: Callable[..., object],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: torch.device | None,
-        runner: Runner,
-    ) -> None:
-        self._tree = tree
-        self._call = call
-        self._args = args
-        self._kwargs = kwargs
-        self._device = device
-        self._runner = runner
-        self._written: list[torch.Tensor] = []
-        self._gradients = False
-        self._preserved: Preserved | None = None
+    _tree: ModelTree
+    _call: Callable[..., object]
+    _args: tuple[Any, ...]
+    _kwargs: dict[str, Any]
+    _device: torch.device | None
+    _runner: Runner
+    _written: list[torch.Tensor] = field(default_factory=list)
+    _gradients: bool = False
+    _preserved: Preserved | None = None
 
     def watched(self, measure_memory: bool) -> _Recording:
         try:
@@ -343,7 +336,7 @@ class _Recording:
         """Return whether the forward computes enough to be measured."""
         return self._operations.get("", 0) >= MIN_OPERATIONS
 
-    def trace(self, device: torch.device, measurement: Measurement | None, measured_memory: bool) -> Trace:
+    def trace(self, device: torch.device, measurement: Measurement | None) -> Trace:
         num_calls: dict[str, int] = {}
         for (_, callee), count in self._calls.items():
             num_calls[callee] = num_calls.get(callee, 0) + count
@@ -357,7 +350,6 @@ class _Recording:
                 own_seconds=None if seconds is None else seconds.get(entry.path, 0.0),
                 operations=self._operations.get(entry.path, 0),
                 own_activation_bytes=self._kept_bytes.get(entry.path, 0),
-                output_bytes=self._output_bytes.get(entry.path, 0),
             )
             for entry in self._tree.modules
         }
@@ -373,7 +365,6 @@ class _Recording:
             flows=self.audit.flows(),
             kept=self.audit.kept(),
             measurement=measurement,
-            measured_memory=measured_memory,
         )
 
     def _kind(self, entry: ModuleEntry) -> tuple[str, int, int]:

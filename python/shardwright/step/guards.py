@@ -17,7 +17,7 @@ from shardwright.errors import FrameError, NotOwnedError
 from shardwright.execution.children import CONTAINER_METHODS, notifying
 from shardwright.execution.locations import module_locations
 from shardwright.frames import Leaves, current_frame
-from shardwright.job.runtime import find_runtime
+from shardwright.job.runtime import Runtime, find_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.model.updates import Updates
@@ -51,45 +51,40 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """Replace ``Module.__setattr__``, because copies of the module on other ranks would not be changed."""
+def _changes(module: nn.Module, name: str, value: Any = None) -> None:
+    """Check a change of an attribute, which copies of the module on other ranks would not see, and record it."""
     module_locations.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         module_locations.refuse_making(module, name, value)
     module_locations.is_set(module, name, value)
+
+
+def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """Replace ``Module.__setattr__``, and check the change."""
+    _changes(module, name, value)
     original_of(set_attribute)(module, name, value)
 
 
 def delete_attribute(module: nn.Module, name: str) -> None:
     """Replace ``Module.__delattr__``, and check it like an assignment."""
-    module_locations.refuse_change(module, name, None)
-    module_locations.is_set(module, name, None)
+    _changes(module, name)
     original_of(delete_attribute)(module, name)
 
 
 def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
     """Replace ``Module.add_module``, and check it like an assignment, also for parameters without an optimizer."""
-    module_locations.refuse_change(module, name, child)
-    if isinstance(child, nn.Module):
-        module_locations.refuse_making(module, name, child)
-    module_locations.is_set(module, name, child)
+    _changes(module, name, child)
     original_of(add_module)(module, name, child)
 
 
 def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
     """Replace ``Module.register_buffer``, and check it like an assignment."""
-    module_locations.refuse_change(module, name, None)
-    module_locations.is_set(module, name, None)
+    _changes(module, name)
     original_of(register_buffer)(module, name, *args, **kwargs)
 
 
-def _child_changes(module: nn.Module, name: str) -> None:
-    module_locations.refuse_change(module, name, None)
-    module_locations.is_set(module, name, None)
-
-
 #: Methods of containers that change children without the functions above, by class and name.
-container_methods = {place: notifying(_child_changes) for place in CONTAINER_METHODS}
+container_methods = {place: notifying(_changes) for place in CONTAINER_METHODS}
 
 
 def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -170,18 +165,14 @@ def after_optimizer_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 def total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace ``torch.nn.utils.get_total_norm``, and raise an error if it would be the norm of one rank's part."""
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    _refuse_part_of_norm(gradients)
+    if (runtime := find_runtime()) is not None:
+        _refuse_part_of_norm(runtime, gradients)
     return original_of(total_norm)(gradients, *args, **kwargs)
 
 
-def _refuse_part_of_norm(gradients: list[torch.Tensor]) -> None:
-    runtime = find_runtime()
-    if runtime is None:
-        return
-    given, ranks = (
-        {id(gradient) for gradient in gradients},
-        runtime.place.topology.group("MP_GROUP", runtime.place.rank),
-    )
+def _refuse_part_of_norm(runtime: Runtime, gradients: list[torch.Tensor]) -> None:
+    given = {id(gradient) for gradient in gradients}
+    ranks = runtime.place.topology.group("MP_GROUP", runtime.place.rank)
     for placement in runtime[Models].placements:
         if not placement.partitioned or not (runtime.place.pp_size > 1 or placement.is_sharded):
             continue

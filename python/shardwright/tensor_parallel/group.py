@@ -14,8 +14,7 @@ from shardwright.job.runtime import current_runtime
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
 from shardwright.tensor_parallel.back_ends import BackEnd
 from shardwright.tensor_parallel.back_ends.process_group import ByProcessGroup
-from shardwright.tensor_parallel.packing import Shape, num_bytes, pack, resized, sum_in_order, unpack
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending, Shape, num_bytes, pack, resized, sum_in_order, unpack
 from shardwright.tensor_parallel.shape_exchange import ShapeExchange
 
 
@@ -80,24 +79,13 @@ class TensorGroup:
         self._host = host
         self._shapes = ShapeExchange(self._exchange_blocks, self.size, self.rank, remembers=host is not None)
 
-    def like(self, *, optimize: str | None = None, prescaled_batch: bool | None = None) -> TensorGroup:
-        """Return a group with the same ranks and backend, with the settings given, and with its own counts."""
-        return TensorGroup(
-            self._process_group,
-            optimize=self.optimize if optimize is None else optimize,
-            prescaled_batch=self.prescaled_batch if prescaled_batch is None else prescaled_batch,
-            back_end=self._back_end,
-            host=self._host,
-            enter=self._enter,
-        )
-
     def __deepcopy__(self, memo: object) -> TensorGroup:
         """Return the group itself: copies of a module share its group, as copies of tensors share their device."""
         return self
 
     def as_first(self, flag: bool) -> bool:
         """Return the flag of the group's first rank, for decisions that must be the same on all ranks."""
-        return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag])).result()[0] == b"\1"
+        return flag if self.size == 1 else self._exchange_blocks("agree", bytes([flag]))()[0] == b"\1"
 
     def begin_step(self) -> None:
         """Begin a step."""
@@ -182,17 +170,17 @@ class TensorGroup:
             gathering = self._gather(own, lengths, whole.view(-1).view(torch.uint8))
 
             def finish_in_place() -> list[torch.Tensor]:
-                gathering.result()
+                gathering()
                 return [whole]
 
-            return Pending(finish_in_place)
+            return finish_in_place
         gathered = self._gather(own, lengths)
 
         def finish() -> list[torch.Tensor]:
-            parts = [unpack(piece, of, dtypes) for piece, of in zip(gathered.result(), shapes, strict=True)]
+            parts = [unpack(piece, of, dtypes) for piece, of in zip(gathered(), shapes, strict=True)]
             return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(dims)]
 
-        return Pending(finish)
+        return finish
 
     def reduce_scatter(
         self, tensors: Sequence[torch.Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
@@ -209,10 +197,10 @@ class TensorGroup:
         exchanged = self._exchange("reduce_scatter", _slices(tensors, dims, sizes), [shapes] * self.size)
 
         def finish() -> list[torch.Tensor]:
-            parts = exchanged.result()
+            parts = exchanged()
             return [sum_in_order([part[i] for part in parts]) for i in range(len(tensors))]
 
-        return Pending(finish)
+        return finish
 
     def all_to_all(
         self,
@@ -239,7 +227,7 @@ class TensorGroup:
             [resized(shape, dim, of[rank]) for shape, dim, of in zip(kept, merge_dims, merge_sizes, strict=True)]
             for rank in range(self.size)
         ]
-        parts = self._exchange("all_to_all", _slices(tensors, split_dims, split_sizes), shapes).result()
+        parts = self._exchange("all_to_all", _slices(tensors, split_dims, split_sizes), shapes)()
         return [torch.cat([part[i] for part in parts], dim) for i, dim in enumerate(merge_dims)]
 
     def all_reduce(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -262,7 +250,7 @@ class TensorGroup:
         """Start to sum a floating tensor over ranks, in place if contiguous; the caller must not use it any more."""
         total = tensor.detach().contiguous()
         if self._back_end is None:
-            return Pending(lambda: total)
+            return lambda: total
         self._count("all_reduce", 2 * (self.size - 1) * total.numel() * total.dtype.itemsize // self.size)
         return self._back_end.all_reduce(total)
 
@@ -275,20 +263,20 @@ class TensorGroup:
             own = own.cuda()
         self._count(kind, len(block) * (self.size - 1))
         received = carrier.all_gather(own, [len(block)] * self.size)
-        return Pending(lambda: [bytes(piece.tolist()) for piece in received.result()])
+        return lambda: [bytes(piece.tolist()) for piece in received()]
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, contiguous and in new memory."""
         return self.start_all_reduce(
             torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-        ).result()
+        )()
 
     def _gather(
         self, own: torch.Tensor, lengths: list[int], into: torch.Tensor | None = None
     ) -> Pending[list[torch.Tensor]]:
         """Start to gather the bytes of all ranks, into ``into`` if it is given."""
         if self._back_end is None:
-            return Pending(lambda: [own if into is None else into.copy_(own)])
+            return lambda: [own if into is None else into.copy_(own)]
         self._count("all_gather", own.numel() * (self.size - 1))
         return self._back_end.all_gather(own, lengths, into)
 
@@ -300,14 +288,14 @@ class TensorGroup:
         sent = [num_bytes([tuple(piece.shape) for piece in pieces], dtypes) for pieces in outgoing]
         own = pack([piece for pieces in outgoing for piece in pieces])
         if self._back_end is None:
-            return Pending(lambda: [unpack(own, shapes[0], dtypes)])
+            return lambda: [unpack(own, shapes[0], dtypes)]
         self._count(kind, sum(sent) - sent[self.rank])
         exchanged = self._back_end.all_to_all(own, sent, [num_bytes(theirs, dtypes) for theirs in shapes])
 
         def finish() -> list[list[torch.Tensor]]:
-            return [unpack(piece, of, dtypes) for piece, of in zip(exchanged.result(), shapes, strict=True)]
+            return [unpack(piece, of, dtypes) for piece, of in zip(exchanged(), shapes, strict=True)]
 
-        return Pending(finish)
+        return finish
 
     def _count(self, kind: str, sent: int) -> None:
         count = self.counts.setdefault(kind, Count())

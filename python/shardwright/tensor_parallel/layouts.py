@@ -160,9 +160,9 @@ class _Way:
             case "slices", "slices":
                 return group.all_to_all(tensors, cut_dims, join_dims, cut_sizes, join_sizes)
             case "slices", _:
-                return group.all_gather(tensors, join_dims, join_sizes).result()
+                return group.all_gather(tensors, join_dims, join_sizes)()
             case "partial", "slices":
-                return group.reduce_scatter(tensors, cut_dims, cut_sizes).result()
+                return group.reduce_scatter(tensors, cut_dims, cut_sizes)()
             case _, "slices":
                 cuts = zip(tensors, self.cuts, strict=True)
                 return [torch.split(tensor, list(of), dim)[group.rank].clone() for tensor, (dim, of) in cuts]

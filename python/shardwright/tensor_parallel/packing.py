@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
+#: A collective that runs while its caller computes: a call, once, waits for its end and returns its result.
+Pending = Callable[[], T]
 
 #: Half precision is summed in single precision and rounded once.
 _SUMMED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.agreement import Agreement, Rule, Signature, check
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending
 
 #: The number of bytes of a message; a longer text needs a second message.
 MESSAGE_BYTES = 512
@@ -60,10 +60,10 @@ class ShapeExchange:
         """Exchange signatures with all ranks, after reading what they sent before; raises as :meth:`agree`."""
         self.catch_up()
         text = own.encode()
-        lengths, texts = _read(self._exchange("agree", _message(text)).result())
+        lengths, texts = _read(self._exchange("agree", _message(text))())
         if max(lengths) > _FIRST and not any(map(_goes_on, texts)):
             block = text[_FIRST:].ljust(max(lengths) - _FIRST, b"\0")
-            rest = self._exchange("agree", block).result()
+            rest = self._exchange("agree", block)()
             texts = [(begin + end)[:length] for begin, end, length in zip(texts, rest, lengths, strict=True)]
         agreement = self._agreement(rule, texts, own)
         if self._remembers and rule.site and rule.free_dim is None and not own.seed:
@@ -85,7 +85,7 @@ class ShapeExchange:
 
     def _read_oldest(self) -> None:
         rule, pending = self._unread.popleft()
-        _, texts = _read(pending.result())
+        _, texts = _read(pending())
         if any(text != _as_before(rule) for text in texts):
             self._agreement(rule, texts, self._last[rule.operation].signatures[self._rank])
 

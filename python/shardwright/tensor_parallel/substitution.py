@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shardwright.creation import default_dtype
 from shardwright.delayed.creation import noting
 from shardwright.delayed.materialise import has_delayed, is_delayed
 from shardwright.errors import ConfigError
@@ -171,16 +172,11 @@ def _argument_names(dist_module: type[DistributedModule]) -> frozenset[str]:
 def _like(module: nn.Module, seed: str) -> Iterator[None]:
     """Create parameters in the block on the device and in the dtype of the module's parameters, from a given seed."""
     tensors = [*module.parameters(), *module.buffers()]
-    dtype = next((one.dtype for one in tensors if one.is_floating_point()), torch.get_default_dtype())
+    dtype = next((one.dtype for one in tensors if one.is_floating_point()), None)
     device = tensors[0].device if tensors else torch.device("cpu")
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device, default_dtype(dtype):
         torch.manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "little"))
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+        yield
 
 
 def _delayed_like(module: nn.Module) -> AbstractContextManager[None]:

@@ -12,6 +12,7 @@ import torch
 
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.job.objects import receive_on, send_on
+from shardwright.step.split import dict_like
 from shardwright.verify.measure import plain
 from shardwright.verify.record import ModuleRecord
 
@@ -25,16 +26,7 @@ LOCAL = "<local>"
 
 
 class Overview(NamedTuple):
-    """The first evidence that a rank sends.
-
-    Attributes:
-        record: Its module calls.
-        groups: Full names of its parameters, those of one tensor together.
-        start_buffers: Full names of its buffers before the step.
-        buffers: Full names of its buffers after it.
-        hooked: Full names of its parameters with gradient hooks of the user.
-        requests: Forward and backward requests that it sent.
-    """
+    """The first evidence that a rank sends: parts of its :class:`Evidence`, names in place of buffers."""
 
     record: ModuleRecord
     groups: list[list[str]]
@@ -161,11 +153,7 @@ def with_inputs(
 def _mapped(value: Any, function: Callable[[str, Any], Any], path: str) -> Any:
     if isinstance(value, (dict, UserDict)):
         items = {key: _mapped(item, function, f"{path}[{key!r}]") for key, item in value.items()}
-        if type(value) is dict:
-            return items
-        copied = value.copy()
-        copied.update(items)
-        return copied
+        return dict_like(value, items)
     if isinstance(value, (list, tuple)):
         parts = [_mapped(item, function, f"{path}[{index}]") for index, item in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

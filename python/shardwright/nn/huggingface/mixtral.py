@@ -67,9 +67,6 @@ class DistributedExperts(DistributedModule):
 
         Returns:
             [tokens, hidden_size]: for each token the weighted sum of its experts' results.
-
-        Raises:
-            ConfigError: Shapes or dtypes do not fit together; all ranks raise it.
         """
         group = self.tp_group
         agreement = self.agree([hidden_states, top_k_index, top_k_weights], free_dim=samples(group).dim)

@@ -55,9 +55,6 @@ class T5Layer(TransformersLayer):
 
         Returns:
             [batch, sequence, hidden_size], and the two biases for the next layer.
-
-        Raises:
-            ConfigError: The call asks for what the layer cannot do, or as for ``DistributedTransformerLayer``.
         """
         if hidden_states.dtype == torch.float16:
             raise ConfigError(

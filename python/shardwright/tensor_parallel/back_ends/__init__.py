@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from shardwright.tensor_parallel.pending import Pending
+from shardwright.tensor_parallel.packing import Pending
 
 
 class BackEnd(Protocol):
@@ -28,7 +28,7 @@ class BackEnd(Protocol):
         """
 
     def all_to_all(self, own: torch.Tensor, sent: Sequence[int], lengths: Sequence[int]) -> Pending[list[torch.Tensor]]:
-        """Send each rank bytes of its own, uint8 of one dim, which lie one after another and must not change before the end.
+        """Send each rank bytes of its own: uint8 of one dim, one after another, not to be changed before the end.
 
         ``sent`` of them go to each rank, and ``lengths`` come from each. Returns what came from every rank, the own
         among them.
