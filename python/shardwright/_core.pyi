@@ -48,13 +48,13 @@ __all__ = [
     "command",
     "derive_seed",
     "flatten",
+    "is_schedule",
     "kept_by_others",
     "means",
     "memory_ids",
     "owned_tensors",
     "parameters_in_use",
     "partition",
-    "partition_table",
     "read_program",
     "reference_program",
     "references_to_storage",
@@ -728,22 +728,6 @@ class LaunchInfo:
     variables as torchrun), or `single`. `job_id` is the same text on all ranks, and another one for
     another job.
     """
-    def __eq__(self, value: object, /) -> bool: ...
-    def __ne__(self, value: object, /) -> bool: ...
-    def __new__(
-        cls,
-        /,
-        *,
-        launcher: str,
-        rank: SupportsIndex,
-        world_size: SupportsIndex,
-        local_rank: SupportsIndex,
-        local_size: SupportsIndex,
-        rendezvous_host: str | None,
-        rendezvous_port: SupportsIndex | None,
-        single_host: bool,
-        job_id: str,
-    ) -> LaunchInfo: ...
     @staticmethod
     def detect(environ: Any) -> LaunchInfo:
         """
@@ -2037,6 +2021,11 @@ def flatten(value: Any, registry: Any, names: SupportsGetItem[int, str] = ...) -
     outermost tuple are called there.
     """
 
+def is_schedule(text: str) -> bool:
+    """
+    Whether a text is the name of a schedule, or a program itself, and not the path of one.
+    """
+
 def kept_by_others(aliases: list[Any], count_uses: Any, own: SupportsIndex) -> list[int]:
     """
     Of a list of tensors, to which nothing else refers, those whose memory something else refers to: their numbers.
@@ -2072,11 +2061,6 @@ def parameters_in_use(parameters: list[Any], /) -> list[Any]:
 def partition(request_json: str) -> str:
     """
     Divides a model over the stages of a pipeline: a request as JSON in, a decision as JSON out.
-    """
-
-def partition_table(decision_json: str) -> str:
-    """
-    A decision, as `partition` returns it, as a table for people.
     """
 
 def read_program(text: str) -> str:

@@ -16,9 +16,6 @@ from shardwright.safe_repr import safe_repr
 #: Holds a JSON object of keys that override those of the script.
 ENVIRONMENT_VARIABLE = "SM_HP_MP_PARAMETERS"
 
-#: What is a schedule's name, or a program itself, and no path.
-_SCHEDULES = ("interleaved", "simple", "looped", "zero_bubble", "auto")
-_PROGRAM_HEADER = "shardwright program "
 #: More than any order of this many ranks and microbatches takes.
 _MAX_PROGRAM_BYTES = 64 << 20
 _ALIASES = ("partitions", "pipeline_parallel_degree")
@@ -88,7 +85,7 @@ def _merged(config: Mapping[str, Any] | None, keys: Mapping[str, Any], environ: 
 def _read_program(given: dict[str, Any]) -> str | None:
     """Replace the path of a program with its text, which all ranks compare; return the path."""
     path = given.get("pipeline")
-    if not isinstance(path, str) or path in _SCHEDULES or path.startswith(_PROGRAM_HEADER):
+    if not isinstance(path, str) or _core.is_schedule(path):
         return None
     try:
         text = _text_of(Path(path))
