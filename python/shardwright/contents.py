@@ -219,10 +219,6 @@ def _attributes_kind(kind: type) -> Kind | None:
     return Kind(read, _flat, write, has_names=True)
 
 
-def _local_kind() -> Kind:
-    return Kind(lambda v: dict(v.__dict__), _flat, lambda v, old: restore_dict(v.__dict__, old), has_names=True)
-
-
 def _both(first: Kind, second: Kind) -> Kind:
     def write(value: Any, before: Any) -> None:
         assert first.write is not None
@@ -242,7 +238,7 @@ def _kind_of(kind: type) -> Kind | None:
     if issubclass(kind, _NO_STATE):
         return None
     if issubclass(kind, threading.local):
-        return _local_kind()
+        return Kind(lambda v: dict(v.__dict__), _flat, lambda v, old: restore_dict(v.__dict__, old), has_names=True)
     for base, own in _CONTAINERS.items():
         if issubclass(kind, base):
             attributes = None if kind.__module__ in FOREIGN else _attributes_kind(kind)

@@ -44,12 +44,7 @@ class DelayedMemory:
 
 @dataclass(eq=False)
 class Value:
-    """A result of an operation.
-
-    Attributes:
-        memory: Where it lies.
-        operation: What it is a result of.
-    """
+    """A result of an operation, and the memory that it lies in."""
 
     memory: DelayedMemory
     operation: Operation

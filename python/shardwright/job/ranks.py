@@ -54,12 +54,7 @@ class RankType(Enum):
     RDP_RANK = "RDP_GROUP"
 
 
-WORLD = CommGroup.WORLD
-MP_GROUP = CommGroup.MP_GROUP
-DP_GROUP = CommGroup.DP_GROUP
-PP_GROUP = CommGroup.PP_GROUP
-TP_GROUP = CommGroup.TP_GROUP
-RDP_GROUP = CommGroup.RDP_GROUP
+WORLD, MP_GROUP, DP_GROUP, PP_GROUP, TP_GROUP, RDP_GROUP = CommGroup
 
 
 def group_ranks(group: CommGroup) -> list[int]:

@@ -76,7 +76,8 @@ def divide(module: nn.Module, trace: Trace | None, cfg: Any, num_devices: int) -
             "whole instead (its layers, say), before smp.DistributedModel"
         )
     tree = ModelTree.of(module)
-    follows = _followers(tree)
+    # Modules without parameters at any depth run on whichever rank calls them.
+    follows = {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
     joins = (
         *structural_joins(tree, traced=trace is not None),
         *(trace.joins if trace is not None else ()),
@@ -183,11 +184,6 @@ def _taken_apart(call: Callable[[], Any]) -> tuple[Callable[..., Any], tuple[Any
     if isinstance(call, functools.partial):
         return call.func, call.args, dict(call.keywords)
     return call, (), {}
-
-
-def _followers(tree: ModelTree) -> set[str]:
-    """Return the modules without parameters at any depth. They run on whichever rank calls them."""
-    return {entry.path for entry in tree.modules if entry.path and next(entry.module.parameters(), None) is None}
 
 
 def _buffer_joins(tree: ModelTree, trace: Trace | None, follows: set[str]) -> tuple[JoinReason, ...]:

@@ -7,7 +7,7 @@ of such a flow, the innermost module that encloses all its users, determines whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwright.execution.placed import KeptState
@@ -69,9 +69,4 @@ def merged(
 
 def without_trace(tree: ModelTree) -> tuple[KeptState, ...]:
     """Return the state that is assumed without a trace: every buffer changes, and each holder uses it once."""
-
-    def found() -> Iterator[tuple[Iterable[str], Iterable[str]]]:
-        for entry in tree.buffers:
-            yield entry.names, entry.holders
-
-    return merged(found(), {entry.path: 1 for entry in tree.modules})
+    return merged(((one.names, one.holders) for one in tree.buffers), {entry.path: 1 for entry in tree.modules})

@@ -63,7 +63,10 @@ class Preserved:
             torch.backends.mha.set_fastpath_enabled(False)
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
             stack.callback(self._put_back, writes)
-            _copy_buffers(tree)
+            copies = [entry.tensor.clone() for entry in tree.buffers]
+            for entry in tree.modules:
+                for name, index in entry.buffers.items():
+                    entry.module._buffers[name] = copies[index]
             yield writes
 
     def _put_back(self, writes: Writes) -> None:
@@ -95,13 +98,6 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _copy_buffers(tree: ModelTree) -> None:
-    copies = [entry.tensor.clone() for entry in tree.buffers]
-    for entry in tree.modules:
-        for name, index in entry.buffers.items():
-            entry.module._buffers[name] = copies[index]
 
 
 @contextlib.contextmanager

@@ -252,12 +252,8 @@ class Reach:
 
 def may_act(function: Any, reach: Reach) -> bool:
     """Return whether a backward hook may change gradients: it may return a value, or write to what it reaches."""
-    return _writes_in_place(reach.loaded) or _may_return(function)
-
-
-def _may_return(function: Any) -> bool:
-    function, _ = _function_of(function)
-    return function is None or _read(function.__code__).returns
+    found, _ = _function_of(function)
+    return found is None or _writes_in_place(reach.loaded) or _read(found.__code__).returns
 
 
 def looks_at_first(function: Any) -> bool:

@@ -51,15 +51,8 @@ class Rule:
 class Signature:
     """The metadata of one rank's tensors for a collective.
 
-    Attributes:
-        operation: The operation of the rule.
-        dims: The dims of the rule.
-        shapes: The shapes of the tensors.
-        dtypes: The dtypes of the tensors, as strings that include the layout unless it is strided.
-        needs_grad: Whether one of the tensors needs a gradient.
-        parameters_need_grad: Whether a parameter of the rank's part of the module needs a gradient.
-        grad_enabled: Whether grad mode is enabled on the rank.
-        seed: A random number drawn by the rank, or 0.
+    Dtypes are strings that include the layout unless it is strided. The seed is a random number drawn by the rank, or
+    0.
     """
 
     operation: str

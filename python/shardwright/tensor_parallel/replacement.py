@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -178,7 +178,7 @@ def replace(module: nn.Module, runtime: Runtime, built_in: BuiltIn) -> Result:
     collector.install(module)  # before modules of transformers from which outputs are collected are replaced
     seed = gathered(_OPERATION, torch.initial_seed(), TP_GROUP)[0]
     plan = _Plan(module, f"{seed} {len(runtime[WrappedModels].alive)}", built_in)
-    _check_the_same(gathered(_OPERATION, [asdict(each) for each in plan.replacements], TP_GROUP))
+    _check_the_same(gathered(_OPERATION, plan.replacements, TP_GROUP))
     replacements, unused, substitutions = plan.replacements, plan.unused_options, plan.substitutions
     uses = [plan.references.uses.get(id(each.module), []) for each in substitutions]
     same = _draw_as_first(substitutions, runtime)
@@ -208,7 +208,7 @@ def _draw_as_first(substitutions: list[Substitution], runtime: Runtime) -> bool:
     )
 
 
-def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
+def _check_the_same(plans: list[list[Replacement]]) -> None:
     """Compare every rank's plan with that of tp rank 0; every rank has all plans and raises the same error."""
     for tp_rank, plan in enumerate(plans):
         for first, other in zip_longest(plans[0], plan):
@@ -219,15 +219,11 @@ def _check_the_same(plans: list[list[dict[str, object]]]) -> None:
                 )
 
 
-def _told(replacement: dict[str, object] | None) -> str:
-    if replacement is None:
+def _told(one: Replacement | None) -> str:
+    if one is None:
         return "no further marked module"
-    outcome = (
-        f"to be replaced by {replacement['substitute']}"
-        if replacement["substitute"]
-        else f"not to be replaced ({replacement['reason']})"
-    )
-    return f"{replacement['module']} {replacement['name']!r} {outcome}"
+    outcome = f"to be replaced by {one.substitute}" if one.substitute else f"not to be replaced ({one.reason})"
+    return f"{one.module} {one.name!r} {outcome}"
 
 
 def _from_first_rank(tensor: torch.Tensor, runtime: Runtime) -> torch.Tensor:

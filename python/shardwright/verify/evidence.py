@@ -15,6 +15,7 @@ from shardwright.job.objects import receive_on, send_on
 from shardwright.step.split import dict_like
 from shardwright.verify.measure import plain
 from shardwright.verify.record import ModuleRecord
+from shardwright.verify.report import Report
 
 if TYPE_CHECKING:
     from shardwright.job.runtime import Runtime
@@ -80,12 +81,13 @@ class Evidence:
         return getattr(self, what).get(which)
 
 
-def serve(runtime: Runtime, evidence: Evidence) -> str:
-    """Serve the evidence of a rank until the report arrives, as text; raise if rank 0 could not make it."""
+def serve(runtime: Runtime, evidence: Evidence) -> Report:
+    """Serve the evidence of a rank until the report arrives; raise if rank 0 could not make it."""
     while True:
         what, which = receive_on(runtime, 0, _QUESTIONS)
         if what == "report":
-            return str(which)
+            report: Report = which
+            return report
         if what == "failed":
             raise ShardwrightError(f"smp.verify failed on rank 0: {which}")
         send_on(runtime, 0, _ANSWERS, evidence.answer(what, which))
@@ -106,11 +108,11 @@ class EvidenceReader:
         send_on(self._runtime, rank, _QUESTIONS, (what, which))
         return receive_on(self._runtime, rank, _ANSWERS)
 
-    def finish(self, what: str, text: str) -> None:
+    def finish(self, what: str, outcome: Report | str) -> None:
         """End the service of the other ranks, with a report or a failure."""
         for rank in range(self._runtime.place.launch.world_size):
             if rank != self._runtime.place.rank:
-                send_on(self._runtime, rank, _QUESTIONS, (what, text))
+                send_on(self._runtime, rank, _QUESTIONS, (what, outcome))
 
 
 def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -23,13 +23,9 @@ if TYPE_CHECKING:
 
 
 class Start:
-    """The values of one model on this rank at the start of the step, in host memory.
+    """The values of one model on this rank at the start of the step, in host memory, by all their names.
 
     The step in one process starts from the same values, so a copy of them is needed in any case.
-
-    Attributes:
-        parameters: By name.
-        buffers: By name. A buffer that is registered under several names is listed under each.
     """
 
     def __init__(self, placement: Placement) -> None:

@@ -29,12 +29,7 @@ class ValueFlow:
 
 @dataclass(frozen=True)
 class Side:
-    """The records of the ranks of one replica.
-
-    Attributes:
-        record: The merged record of all its ranks.
-        rank_of: The global rank that recorded each call.
-    """
+    """The merged record of the ranks of one replica, and the global rank that recorded each call."""
 
     record: ModuleRecord
     rank_of: Mapping[CallKey, int]

@@ -31,14 +31,9 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass
 class Expected:
-    """The results of one process for one replica.
+    """The results of one process for one replica, like those of the ranks in :class:`Evidence`.
 
-    Attributes:
-        record: Its module calls.
-        results: By microbatch, the leaves of the step function's result.
-        losses: By microbatch, the tensors given to ``model.backward``.
-        buffers: The buffers after the step, by full name.
-        weight: The sum of its microbatches' weights; None if there are none.
+    The weight is the sum of its microbatches' weights; None if there are none.
     """
 
     record: ModuleRecord = field(default_factory=ModuleRecord)

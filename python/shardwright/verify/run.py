@@ -119,15 +119,7 @@ def _step_of(function: Any, args: tuple[Any, ...]) -> tuple[StepFunction[..., An
 
 
 class Verification:
-    """One call of :func:`verify` on one rank.
-
-    Attributes:
-        runtime: The runtime of the rank.
-        models: All its models.
-        prefixes: The prefix of each model's full names.
-        step: The step function.
-        arguments: The arguments that this rank passes to it.
-    """
+    """One call of :func:`verify` on one rank, for all its models; prefixes make names of several models differ."""
 
     def __init__(
         self,
@@ -152,7 +144,8 @@ class Verification:
         with kept(self.runtime) as starts, uncompiled():
             if self.runtime.place.rank == 0:
                 try:  # run the step first, because the other ranks are in it
-                    modules = self._whole_modules(reference)
+                    models = self.models
+                    modules = [whole_copy(one) for one in models] if reference is None else built(reference, models)
                 except Exception as error:
                     problem = error
             evidence = self._step()
@@ -162,7 +155,7 @@ class Verification:
                     evidence.start_parameters |= {prefix + name: value for name, value in start.parameters.items()}
                     evidence.start_buffers |= {prefix + name: value for name, value in start.buffers.items()}
         if self.runtime.place.rank > 0:
-            return Report.from_json(serve(self.runtime, evidence))
+            return serve(self.runtime, evidence)
         reader = EvidenceReader(self.runtime, evidence)
         try:
             if problem is not None:
@@ -172,13 +165,8 @@ class Verification:
         except BaseException as error:
             reader.finish("failed", f"{type(error).__name__}: {error}")
             raise
-        reader.finish("report", report.to_json())
+        reader.finish("report", report)
         return report
-
-    def _whole_modules(self, reference: Build | None) -> list[nn.Module]:
-        if reference is not None:
-            return built(reference, self.models)
-        return [whole_copy(model) for model in self.models]
 
     def _step(self) -> Evidence:
         """Run the step on all ranks, and return this rank's evidence."""
