@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright import _core, logs
 from shardwright.errors import ConfigError
 from shardwright.job.objects import receive_in_step, send_in_step
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 _CHANNEL = "schedule"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,7 @@ import torch.distributed as dist
 from shardwright.interrupts import DeferSignals
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import receive_on, send_on
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime
 
 #: How long a failed step waits for other ranks to fail too; the rest is done before the next step.
 _SETTLE_TIMEOUT_SECONDS = 2.0

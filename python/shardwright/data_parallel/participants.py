@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from shardwright.data_parallel.collectives import ReplicaCollectives
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import exchange_in_step
+from shardwright.job.runtime import Runtime
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "models"
 

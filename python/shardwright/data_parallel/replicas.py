@@ -6,19 +6,17 @@ What is divided over tp ranks is equal, and averaged, over RDP_GROUP; everything
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.divisor import Divisor, exchange
+from shardwright.data_parallel.participants import ModelPart
 from shardwright.data_parallel.reducer import Reducer
 from shardwright.data_parallel.sparse import reduce_sparse, sparse_parameters
-
-if TYPE_CHECKING:
-    from shardwright.data_parallel.participants import ModelPart
-    from shardwright.data_parallel.uneven import JoinState
+from shardwright.data_parallel.uneven import JoinState
 
 T = TypeVar("T", bound=torch.Tensor)
 

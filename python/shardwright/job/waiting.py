@@ -7,15 +7,13 @@ import itertools
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from shardwright.errors import RemoteError, StallError
+from shardwright.job.runtime import Runtime
 from shardwright.job.threads import thread
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 #: Shorter waits are not reported.
 _UNNOTICED_SECONDS = 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,10 +12,8 @@ from torch.nn.parameter import is_lazy
 from shardwright.errors import ConfigError, PartitionError
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import WORLD
+from shardwright.job.runtime import Runtime
 from shardwright.tensor_parallel.module import named_shardings
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _OPERATION = "smp.DistributedModel"
 

@@ -27,6 +27,7 @@ from shardwright.frames import current_frame, in_frame
 from shardwright.frames.guards import divided_modules
 from shardwright.huggingface import prepare
 from shardwright.job.objects import receive_on, send_on
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.ownership import Ownership, apply_ownership
 from shardwright.model.sentinel import PLACEHOLDERS, is_sentinel
@@ -39,7 +40,6 @@ from shardwright.tensor_parallel.module import ShardedTensors
 from shardwright.values import decode, encode
 
 if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
     from shardwright.model.distributed import DistributedModel
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from shardwright.errors import ConfigError, PartialUpdateError, RemoteError
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.model.models import Models
 from shardwright.model.sentinel import ReleasedParameter, is_sentinel
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _HINT = (
     "the weights of ranks may differ, so no step can run. Load weights on every rank (model.load_state_dict), with the "

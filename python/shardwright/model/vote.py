@@ -6,13 +6,9 @@ rank undoes the step on every rank. Once a rank has all votes, every other rank 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwright.job.objects import exchange_in_step
+from shardwright.job.runtime import Runtime
 from shardwright.model.updates import Updates, UpdateStatus
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "vote"
 

@@ -11,18 +11,16 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from shardwright.contents import INTERNAL
+from shardwright.partition.audit import Audit
 from shardwright.partition.reach import Reach, looks_at_first, may_act
 from shardwright.partition.shared_state import AttributeKey, SharedState
 from shardwright.partition.tree import ModelTree, ModuleEntry, join_path
-
-if TYPE_CHECKING:
-    from shardwright.partition.audit import Audit
 
 
 def join_hooks(tree: ModelTree, audit: Audit, shared: SharedState) -> None:

@@ -30,13 +30,11 @@ class Execution:
         path: The module's path.
         given: Ids of the model's own tensors that it received as arguments or as results of modules it called.
         entered: Whether its ``forward`` has begun. Its hooks run before that.
-        started: The time of its start, from the `Clock`.
     """
 
     path: str
     given: set[int] = field(default_factory=set)
     entered: bool = False
-    started: Any = None
 
 
 class ForwardObserver(Protocol):

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright import _core
 from shardwright.errors import PeerLostError, ShardwrightError, StallError
@@ -16,11 +16,9 @@ from shardwright.execution.worker import WorkerPool
 from shardwright.failure_text import sendable
 from shardwright.job.exchange import Gathers
 from shardwright.job.objects import send_on
+from shardwright.job.runtime import Runtime
 from shardwright.stalls.wait_state import wait_state_of
 from shardwright.values import decode
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "stall report"
 #: How often the thread polls for messages of other ranks.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from shardwright.errors import ConfigError
-from shardwright.job.runtime import current_runtime
+from shardwright.job.runtime import Runtime, current_runtime
 from shardwright.step.run import run_step
 from shardwright.step.split import Splitter
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")

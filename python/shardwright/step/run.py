@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from shardwright.execution.turn import Turn
 from shardwright.execution.worker import WorkerPool
 from shardwright.frames import Leaves, close_calls, in_frame
 from shardwright.job.received import decode_from
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
 from shardwright.model.updates import Updates
 from shardwright.model.vote import vote
@@ -53,9 +55,6 @@ from shardwright.values import encode
 _MAX_RUNS = 6
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shardwright.job.runtime import Runtime
     from shardwright.model.placement import Placement
     from shardwright.step.decorator import StepFunction
 

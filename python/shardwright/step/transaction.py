@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,13 +14,11 @@ from shardwright import _core
 from shardwright.contents import put_values
 from shardwright.data_parallel import GradientListener
 from shardwright.execution import process
+from shardwright.execution.turn import Turn
+from shardwright.model.placement import Placement
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState
 from shardwright.step.ordered import OrderedGradients
-
-if TYPE_CHECKING:
-    from shardwright.execution.turn import Turn
-    from shardwright.model.placement import Placement
 
 #: Attributes of modules that belong to PyTorch. Gradients and buffers are restored separately.
 _OF_TORCH = frozenset(vars(nn.Module()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,15 +19,13 @@ from shardwright.huggingface import collector
 from shardwright.job.exchange import wait_collective
 from shardwright.job.objects import gathered
 from shardwright.job.ranks import TP_GROUP
+from shardwright.job.runtime import Runtime
 from shardwright.job.wrapped import WrappedModels
 from shardwright.tensor_parallel.marking import mark_of
 from shardwright.tensor_parallel.module import DistributedModule
 from shardwright.tensor_parallel.references import References
 from shardwright.tensor_parallel.registry import Entry, registered
 from shardwright.tensor_parallel.substitution import Substitution, substitution_of, unfit
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _OPERATION = "smp.DistributedModel"
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardwright import _core
 from shardwright.errors import ShardwrightError
 from shardwright.job.objects import receive_on, send_on
-from shardwright.job.runtime import current_runtime
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
+from shardwright.job.runtime import Runtime, current_runtime
 
 _CHANNEL = "timeline"
 

@@ -6,19 +6,17 @@ import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.job.objects import receive_on, send_on
+from shardwright.job.runtime import Runtime
 from shardwright.step.split import dict_like
 from shardwright.verify.measure import plain
 from shardwright.verify.record import ModuleRecord
 from shardwright.verify.report import Report
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _QUESTIONS = "verification"
 _ANSWERS = "verification answers"

@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from shardwright.data_parallel import Replicas
 from shardwright.execution.snapshot import Snapshot
+from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
-from shardwright.model.placement import PostPartitionHooks
+from shardwright.model.placement import Placement, PostPartitionHooks
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.preserve import ModuleState, preserved_random_numbers
-
-if TYPE_CHECKING:
-    from shardwright.data_parallel import Replicas
-    from shardwright.job.runtime import Runtime
-    from shardwright.model.placement import Placement
 
 
 class Start:

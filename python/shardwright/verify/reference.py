@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,15 +16,13 @@ from torch import nn
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.execution import process, reproducible
 from shardwright.model.backward import weighted
+from shardwright.model.distributed import DistributedModel
+from shardwright.step.decorator import StepFunction
 from shardwright.verify.keyed import KeyedCalls
 from shardwright.verify.locate import ValueFlow
 from shardwright.verify.measure import leaves, plain, tensors_in
 from shardwright.verify.record import CallKey, ModuleRecord, Recorder
 from shardwright.verify.whole import in_place_of
-
-if TYPE_CHECKING:
-    from shardwright.model.distributed import DistributedModel
-    from shardwright.step.decorator import StepFunction
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from shardwright.execution import process
 from shardwright.execution.call import CallWatch, RemoteModule
 from shardwright.execution.task import running_task
 from shardwright.job.runtime import Runtime, current_runtime
+from shardwright.model.distributed import DistributedModel
 from shardwright.model.models import Models
 from shardwright.model.sentinel import is_sentinel
 from shardwright.partition.observe import uncompiled
@@ -32,9 +33,6 @@ from shardwright.verify.measure import leaves, plain, tensors_in
 from shardwright.verify.record import Recorder
 from shardwright.verify.report import Report
 from shardwright.verify.whole import Build, built, whole_copy
-
-if TYPE_CHECKING:
-    from shardwright.model.distributed import DistributedModel
 
 _OPTIONS = ("reference", "tolerance", "raise_on_difference", "whole_batch")
 

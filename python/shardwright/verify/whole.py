@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +13,8 @@ from torch import nn
 from shardwright.errors import ConfigError
 from shardwright.execution import encoder, intercept, reproducible, stateful
 from shardwright.huggingface import prepare
+from shardwright.model.distributed import DistributedModel
 from shardwright.model.sentinel import is_sentinel
-
-if TYPE_CHECKING:
-    from shardwright.model.distributed import DistributedModel
 
 _OUR_FILES = frozenset(str(module.__file__) for module in (encoder, intercept, reproducible, stateful))
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shardwright.errors import ConfigError
-from shardwright.nn.huggingface.layer import Replaced, TransformersLayer, activation
+from shardwright.nn.huggingface.layer import PRE_NORM, Replaced, TransformersLayer, activation
 from shardwright.nn.huggingface.weights import Table, linear
 
 
@@ -60,8 +60,7 @@ def _arguments(module: Any) -> dict[str, Any]:
         "attention_in_fp32": True,
         "parallel_residual": True,
         "shared_layernorm": True,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "layer_idx": getattr(attention, "layer_idx", None),
     }
 

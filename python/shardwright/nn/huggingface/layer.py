@@ -24,6 +24,9 @@ from shardwright.tensor_parallel.registry import Entry, InitArguments
 #: For models whose positions are not limited by a table.
 ANY_LENGTH = 1 << 31
 
+#: Arguments of layers that normalize the input of each block only.
+PRE_NORM = {"pre_layernorm": True, "post_layernorm": False}
+
 #: Classes of activations, of ``transformers`` and torch, and their names here.
 _ACTIVATIONS = {
     "AccurateGELUActivation": "gelu_new",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import ConfigError
-from shardwright.nn.huggingface.layer import ANY_LENGTH, Replaced, TransformersLayer, activation, added_mask
+from shardwright.nn.huggingface.layer import ANY_LENGTH, PRE_NORM, Replaced, TransformersLayer, activation, added_mask
 from shardwright.nn.huggingface.weights import Table, Weight, linear
 
 #: Takes distances [Q, K] from query to key, and returns their rows in the table of biases.
@@ -115,8 +115,7 @@ def arguments(module: Any) -> dict[str, Any]:
         "layernorm_epsilon": module.layer[0].layer_norm.variance_epsilon,
         "causal_mask_size": ANY_LENGTH if module.is_decoder else None,
         "add_cross_attention": module.is_decoder,
-        "pre_layernorm": True,
-        "post_layernorm": False,
+        **PRE_NORM,
         "layer_idx": attention.layer_idx,
     }
 

@@ -7,18 +7,16 @@ itself; Gloo copies it through sockets, by a thread of its own (docs/measurement
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shardwright.errors import ConfigError
 from shardwright.job.exchange import receive_object, send_object
 from shardwright.job.received import decode_from
+from shardwright.job.runtime import Runtime
 from shardwright.tensor_parallel.packing import Pending, sum_in_order
 from shardwright.values import encode
-
-if TYPE_CHECKING:
-    from shardwright.job.runtime import Runtime
 
 _CHANNEL = "tensor_parallel"
 
