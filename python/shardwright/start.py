@@ -19,8 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from shardwright import _core, guards, interrupts, logs, rendezvous
 from shardwright.communication import comm_options
 from shardwright.config import check_world, load_config, without_effect
-from shardwright.data_parallel import Collectives
-from shardwright.data_parallel.collectives import ReplicaCollectives
+from shardwright.data_parallel.collectives import Collectives, ReplicaCollectives
 from shardwright.data_parallel.weights import StepWeights
 from shardwright.errors import ConfigError, ShardwrightError
 from shardwright.execution import process

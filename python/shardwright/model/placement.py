@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from shardwright import _core, logs
-from shardwright.data_parallel import Replicas, sync_batch_norm
+from shardwright.data_parallel import sync_batch_norm
+from shardwright.data_parallel.replicas import Replicas
 from shardwright.delayed.materialise import materialise
 from shardwright.errors import StepAborted
 from shardwright.execution import reproducible

@@ -51,40 +51,46 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _changes(module: nn.Module, name: str, value: Any = None) -> None:
-    """Check a change of an attribute, which copies of the module on other ranks would not see, and record it."""
+# `refuse_change` looks at who called these functions, so each calls it itself.
+def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """Replace ``Module.__setattr__``, because copies of the module on other ranks would not be changed."""
     module_locations.refuse_change(module, name, value)
     if isinstance(value, nn.Module):
         module_locations.refuse_making(module, name, value)
     module_locations.is_set(module, name, value)
-
-
-def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """Replace ``Module.__setattr__``, and check the change."""
-    _changes(module, name, value)
     original_of(set_attribute)(module, name, value)
 
 
 def delete_attribute(module: nn.Module, name: str) -> None:
     """Replace ``Module.__delattr__``, and check it like an assignment."""
-    _changes(module, name)
+    module_locations.refuse_change(module, name, None)
+    module_locations.is_set(module, name, None)
     original_of(delete_attribute)(module, name)
 
 
 def add_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
     """Replace ``Module.add_module``, and check it like an assignment, also for parameters without an optimizer."""
-    _changes(module, name, child)
+    module_locations.refuse_change(module, name, child)
+    if isinstance(child, nn.Module):
+        module_locations.refuse_making(module, name, child)
+    module_locations.is_set(module, name, child)
     original_of(add_module)(module, name, child)
 
 
 def register_buffer(module: nn.Module, name: str, *args: Any, **kwargs: Any) -> None:
     """Replace ``Module.register_buffer``, and check it like an assignment."""
-    _changes(module, name)
+    module_locations.refuse_change(module, name, None)
+    module_locations.is_set(module, name, None)
     original_of(register_buffer)(module, name, *args, **kwargs)
 
 
+def _child_changes(module: nn.Module, name: str) -> None:
+    module_locations.refuse_change(module, name, None)
+    module_locations.is_set(module, name, None)
+
+
 #: Methods of containers that change children without the functions above, by class and name.
-container_methods = {place: notifying(_changes) for place in CONTAINER_METHODS}
+container_methods = {place: notifying(_child_changes) for place in CONTAINER_METHODS}
 
 
 def register_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright import _core
 from shardwright.contents import put_values
-from shardwright.data_parallel import GradientListener
+from shardwright.data_parallel.reducer import GradientListener
 from shardwright.execution import process
 from shardwright.execution.turn import Turn
 from shardwright.model.placement import Placement

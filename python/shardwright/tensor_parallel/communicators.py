@@ -8,7 +8,7 @@ must run the backward through them.
 
 from __future__ import annotations
 
-from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
+from shardwright.tensor_parallel.group import TensorGroup
 from shardwright.tensor_parallel.layouts import PARTIAL, SHARED, WHOLE, Sizes, T, move, slices
 
 
@@ -33,7 +33,6 @@ def fused_allgather_for_tp(
         ConfigError: ``dim`` is out of range, shapes differ in another dim, dtypes differ, or ``sizes`` do not match the
             tensor.
     """
-    group = current_tensor_group() if group is None else group
     return move("fused_allgather_for_tp", tensor, slices(dim), SHARED, group, sizes, None, needs_grad)
 
 
@@ -58,7 +57,6 @@ def reduce_scatter_for_tp(
         ConfigError: ``dim`` is out of range, n is not divisible by the tp degree, shapes or dtypes differ between
             ranks, the dtype has no sum, or ``sizes`` do not match the tensor.
     """
-    group = current_tensor_group() if group is None else group
     return move("reduce_scatter_for_tp", tensor, PARTIAL, slices(dim), group, None, sizes, needs_grad)
 
 
@@ -92,7 +90,7 @@ def scatter_and_merge_for_tp(
         ConfigError: A dim is out of range, n is not divisible by the tp degree, shapes or dtypes differ between ranks
             where they must not, or sizes do not match the tensor.
     """
-    group, old, new = current_tensor_group() if group is None else group, slices(merge_dim), slices(split_dim)
+    old, new = slices(merge_dim), slices(split_dim)
     return move("scatter_and_merge_for_tp", tensor, old, new, group, merge_sizes, split_sizes, needs_grad)
 
 
@@ -115,7 +113,6 @@ def fwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     Raises:
         ConfigError: Shapes or dtypes differ between ranks, or the dtype has no sum.
     """
-    group = current_tensor_group() if group is None else group
     return move("fwd_allreduce_for_tp", tensor, PARTIAL, WHOLE, group, None, None, needs_grad)
 
 
@@ -133,5 +130,4 @@ def bwd_allreduce_for_tp(tensor: T, *, group: TensorGroup | None = None, needs_g
     Raises:
         ConfigError: Shapes or dtypes differ between ranks.
     """
-    group = current_tensor_group() if group is None else group
     return move("bwd_allreduce_for_tp", tensor, WHOLE, SHARED, group, None, None, needs_grad)

@@ -10,7 +10,7 @@ import torch
 
 from shardwright.errors import ConfigError
 from shardwright.tensor_parallel.agreement import SUMMED, Rule, check_sizes
-from shardwright.tensor_parallel.group import TensorGroup
+from shardwright.tensor_parallel.group import TensorGroup, current_tensor_group
 
 #: A tensor, or a list of tensors for one collective; the result is of the same kind.
 T = TypeVar("T", torch.Tensor, list[torch.Tensor])
@@ -88,7 +88,7 @@ def move(
     tensor: T,
     old: Layout,
     new: Layout,
-    group: TensorGroup,
+    group: TensorGroup | None,
     old_sizes: Sizes | None,
     new_sizes: Sizes | None,
     needs_grad: bool | None,
@@ -103,6 +103,7 @@ def move(
         needs_grad: Whether any rank needs a gradient, if the caller knows. With none of the three, the ranks exchange
             them.
     """
+    group = current_tensor_group() if group is None else group
     dims = tuple(one.dim for one in (new, old) if one.dim is not None)
     divided = new.dim if new_sizes is None else None
     rule = Rule(operation, dims, free_dim=old.dim, divided_dim=divided, sums=old == PARTIAL)

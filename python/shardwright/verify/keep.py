@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from shardwright.data_parallel import Replicas
+from shardwright.data_parallel.replicas import Replicas
 from shardwright.execution.snapshot import Snapshot
 from shardwright.job.runtime import Runtime
 from shardwright.model.models import Models
