@@ -1,4 +1,7 @@
-"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: statistics of a rank and of the job."""
+"""``smp.stats``, ``smp.report`` and ``smp.comm_stats``: statistics of a rank and of the job.
+
+Before ``smp.init``, all functions raise :class:`ShardwrightError`.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,6 @@ def stats() -> dict[str, Any]:
         explains the choice of ``"pipeline": "auto"``: the first step with the schedule, the measured steps, their mean
         seconds, and the simulated seconds of each candidate; None without a choice. ``departures`` is the number of
         steps that static mode ran again.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
     """
     runtime = current_runtime()
     total, newest = runtime.usage()
@@ -103,9 +103,6 @@ def comm_stats() -> dict[str, Any]:
         ``bytes_sent`` and ``bytes_received`` of each route. ``fallbacks``: for each reason why tensors did not take the
         best route, the number of ``tensors`` and an explanation (``because``). ``peers``: for each other rank its
         ``host``, the transport it is ``reached_by``, and the relation of its ``devices`` to this rank's.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
     """
     stats: dict[str, Any] = current_runtime().node.comm_stats()
     return stats

@@ -17,19 +17,11 @@ _CHANNEL = "models"
 
 
 class ModelPart(Protocol):
-    """This rank's part of a model, as data parallelism sees it."""
+    """This rank's part of a model, whose id is the same on all ranks, as data parallelism sees it."""
 
-    @property
-    def runtime(self) -> Runtime:
-        """The rank."""
-
-    @property
-    def model_id(self) -> int:
-        """The model's id, the same on all ranks."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The whole model, of which other ranks may own parts."""
+    runtime: Runtime
+    model_id: int
+    module: nn.Module
 
     @property
     def over_rdp(self) -> set[int]:

@@ -126,12 +126,10 @@ class Reducer:
             bucket.clear()
 
     def reduce(self, num_ranks: int, sent_divisor: float, as_views: bool) -> None:
-        """Average ``.grad`` of the parameters over the group.
+        """Average ``.grad`` of the parameters over the group, as views of their buckets if ``as_views``.
 
-        Args:
-            num_ranks: What sums over the group are divided by.
-            sent_divisor: What gradients sent during backward are divided by for the mean over microbatches.
-            as_views: Leave gradients as views of their buckets.
+        Sums are divided by ``num_ranks``, and what was sent during backward also by ``sent_divisor``, for the mean over
+        microbatches.
         """
         if not self._parameters:
             return

@@ -24,9 +24,6 @@ class DistributedSampler(TorchSampler[Any]):
 
     Attributes:
         taken: The number of samples drawn in this epoch.
-
-    Raises:
-        ShardwrightError: ``smp.init`` has not been called.
     """
 
     def __init__(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:

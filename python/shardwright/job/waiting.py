@@ -56,12 +56,8 @@ class Wait:
     ) -> None:
         """Begin to wait for what ``what`` describes, which needs the ranks ``needed``.
 
-        Args:
-            runtime: The rank that waits.
-            what: What is waited for, as text.
-            needed: The ranks that are waited for.
-            ends_by_message: Whether only an object sent by another rank's script can end the wait.
-            collective: The index of the collective among those of the needed ranks, where they are counted.
+        ``ends_by_message`` tells that only an object sent by another rank's script can end the wait. A ``collective``
+        has an index among those of the needed ranks, where they are counted.
         """
         self.number = next(_numbers)
         self.ends_by_message = ends_by_message

@@ -90,11 +90,7 @@ class AveragedModel:
 
     @torch.no_grad()
     def update_parameters(self) -> None:
-        """Update the averages with the model's current weights. Call it on every rank, after an optimizer step.
-
-        Raises:
-            ShardwrightError: Called inside a step function.
-        """
+        """Update the averages with the model's current weights. Call it on every rank, after an optimizer step."""
         if running_task() is not None:
             raise ShardwrightError("update_parameters was called in a step; call it after the optimizer's step")
         pairs = self._pairs()

@@ -327,9 +327,6 @@ class Placement:
 
         Another peer's request may arrive before the root's decision, which the main thread cannot apply while this task
         has the turn. Waiting for an answer gives up the turn, and the root's answer arrives after its decision.
-
-        Raises:
-            StepAborted: The model could not be placed on this rank.
         """
         if not self._placed:
             self.runtime.server.wait(

@@ -92,10 +92,8 @@ class IgnoredHook:
 class Sentinel(torch.Tensor):
     """A parameter or buffer that another rank owns: metadata without values.
 
-    Attributes:
-        sentinel_name: The full name of the parameter or buffer in the model.
-        sentinel_kind: ``"parameter"`` or ``"buffer"``.
-        sentinel_owner: The pp_rank that holds the values.
+    It knows its full name in the model, whether it is a ``"parameter"`` or a ``"buffer"``, and the pp_rank that owns
+    it.
     """
 
     sentinel_name: str

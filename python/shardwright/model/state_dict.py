@@ -49,10 +49,7 @@ def _is_remote_extra(key: str, ownership: Ownership | None) -> bool:
 def merged(parts: Iterable[Mapping[str, Any]], order: Iterable[str] = ()) -> OrderedDict[str, Any]:
     """Merge the parts of all ranks of a pipeline into one whole state dict, with the keys of `order` first.
 
-    A buffer that several ranks hold is taken from the first of them.
-
-    Raises:
-        PartitionError: A key of `order` is in no part.
+    A buffer that several ranks hold is taken from the first of them. A key of `order` must be in a part.
     """
     found: dict[str, Any] = {}
     for part in parts:

@@ -62,11 +62,6 @@ class DistributedEmbedding(DistributedModule):
             _skip_allgather: Whether the ids given are already those of the whole group, the same on all ranks.
             _skip_scatter_and_merge: Whether the result is this rank's channels of the samples of the whole group.
             **place: Arguments of ``Placed``: ``group``, ``device``, ``dtype``.
-
-        Raises:
-            ConfigError: ``embedding_dim`` is not divisible by the tensor parallelism degree, ``padding_idx`` is not an
-                id, ``norm_type`` is not positive, ``_weight`` has a different shape, or both ``sparse`` and
-                ``scale_grad_by_freq`` are set, which torch does not support.
         """
         if _weight is not None:
             place["device"] = place.get("device") or _weight.device

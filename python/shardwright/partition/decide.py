@@ -40,8 +40,6 @@ def decide(
         options: ``trace_device``, ``trace_execution_times`` and ``trace_memory_usage`` as given to
             ``smp.DistributedModel``.
         together: Makes ranks whose modules contain collectives agree on whether a forward runs again.
-    Raises:
-        PartitionError: The model cannot be divided as requested.
     """
     options = options or {}
     progress = progress or Progress(0)

@@ -20,8 +20,6 @@ class TensorRow:
 
     Attributes:
         names: All its full names, the first as in ``named_parameters()``.
-        shape: Its shape.
-        dtype: Its dtype as text, such as ``"torch.float32"``.
         nbytes: Bytes of its elements.
         ranks: The pp_ranks that hold it: one, except for a buffer shared by modules of several ranks.
     """
@@ -91,9 +89,7 @@ class Decision:
     ) -> Decision:
         """Create the decision that runs each module of `tree` on the rank that `ranks` gives for its path.
 
-        Raises:
-            PartitionError: Modules that share a parameter are on different ranks, a module has no rank, or a rank does
-                not exist.
+        It checks that every module has a rank that exists, and that modules with a common parameter are on one rank.
         """
         follows = follows or {}
         for entry in tree.modules:

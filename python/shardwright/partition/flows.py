@@ -16,11 +16,10 @@ from shardwright.partition.tree import ModelTree
 
 @dataclass(frozen=True, kw_only=True)
 class CrossingFlow:
-    """State that goes from one execution to another.
+    """State that goes from one execution to another, described by a text.
 
     Attributes:
         scope: The path of the innermost module that encloses all users.
-        what: The state, as text.
         meets_backward: Whether a backward uses or changes it, so that even placement on one rank does not protect it.
     """
 

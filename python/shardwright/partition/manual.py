@@ -32,14 +32,11 @@ class ManualPlacement:
 
 @contextlib.contextmanager
 def partition(i: int) -> Iterator[None]:
-    """Place the modules created inside on pipeline rank `i`. The innermost context wins.
+    """Place the modules created inside on pipeline rank `i`, from 0. The innermost context wins.
 
     With ``auto_partition`` on, contexts are ignored: modules placed by `set_partition` keep their place, and the rest
     is placed by cost. With it off, a module without a placement goes to the rank of its parent, and finally to
     ``default_partition``.
-
-    Args:
-        i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
 
     Raises:
         PartitionError: There is no such rank.
@@ -50,14 +47,10 @@ def partition(i: int) -> Iterator[None]:
 
 
 def set_partition(module: nn.Module, i: int) -> None:
-    """Place `module`, and all its submodules without a placement of their own, on pipeline rank `i`.
+    """Place `module`, and all its submodules without a placement of their own, on pipeline rank `i`, from 0.
 
     The placement applies with ``auto_partition`` on or off. Call this function identically on every rank, before the
-    first step.
-
-    Args:
-        module: A module of the model, or the ``smp.DistributedModel`` itself.
-        i: A pp_rank, from 0 to ``pipeline_parallel_degree`` - 1.
+    first step. The module may be the ``smp.DistributedModel`` itself.
 
     Raises:
         PartitionError: There is no such rank, or the model is already divided.

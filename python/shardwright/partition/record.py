@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from shardwright.execution.placed import KeptState
 from shardwright.partition.decision import JoinReason
 from shardwright.partition.flows import CrossingFlow, merged
@@ -39,22 +37,18 @@ class Trace:
     """The observations of one forward of a model.
 
     Attributes:
-        device: The device that it ran on.
         modules: A record for each module, by path, in ``named_modules()`` order.
         calls: How often one module called another: ``(caller, callee, count)``, by path. Code outside the model
             counts as the root, whose path is empty.
-        joins: Modules that must share a rank, with reasons.
         written_buffers: Names of the buffers that the forward changed.
         attributes: Path and name of each attribute of a module that the forward set, with the paths of the modules
             that set it.
         temporaries: Those `attributes` that were set before anything read them.
         reads: Path and name of each attribute of a module that other modules read, with the paths of those modules.
         flows: State that one execution of a module leaves for another, other than arguments and results.
-        kept: State that modules keep from one microbatch to the next.
         measurement: The time of each piece, in order, if measured. `ModuleRecord.own_seconds` are its sums.
     """
 
-    device: torch.device
     modules: Mapping[str, ModuleRecord]
     calls: tuple[tuple[str, str, int], ...]
     joins: tuple[JoinReason, ...]

@@ -99,8 +99,8 @@ def trace_forward(
         if measure_times or (measure_times is None and absent is None and together(recording.is_large())):
             with progress.phase("measuring how long each module takes"):
                 measurement = run.timed(where, needed=bool(measure_times), together=together)
-    trace = recording.trace(where, measurement)
-    return trace if trained is None else trace.together_with(trained.trace(where, None))
+    trace = recording.trace(measurement)
+    return trace if trained is None else trace.together_with(trained.trace(None))
 
 
 @contextlib.contextmanager
@@ -336,7 +336,7 @@ class _Recording:
         """Return whether the forward computes enough to be measured."""
         return self._operations.get("", 0) >= MIN_OPERATIONS
 
-    def trace(self, device: torch.device, measurement: Measurement | None) -> Trace:
+    def trace(self, measurement: Measurement | None) -> Trace:
         num_calls: dict[str, int] = {}
         for (_, callee), count in self._calls.items():
             num_calls[callee] = num_calls.get(callee, 0) + count
@@ -354,7 +354,6 @@ class _Recording:
             for entry in self._tree.modules
         }
         return Trace(
-            device=device,
             modules=records,
             calls=tuple((caller, callee, count) for (caller, callee), count in self._calls.items()),
             joins=self._joins,

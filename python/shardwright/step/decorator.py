@@ -23,8 +23,7 @@ class StepFunction(Generic[P, R]):
         detach_outputs: Whether returned tensors are detached from the graph.
         microbatches: The number of parts of a batch; None for the number in the configuration.
         calls: The number of calls.
-        warned_of_batches: Whether this rank has warned that its batch differs from that of the first rank of its
-            pipeline.
+        warned_of_batches: Whether this rank has warned that its batch is another than the first rank's of its pipeline.
         warned_of_labels: Whether this rank has warned that microbatches have different numbers of labels.
     """
 

@@ -60,9 +60,6 @@ class TensorGroup:
             host: The backend for the exchange of metadata in CPU tensors, which waits for no device. By default
                 ``back_end``, with tensors on the device that it needs.
             enter: Called with a description of what the ranks are about to agree on, before this rank waits.
-
-        Raises:
-            ConfigError: The calling rank is not in the process group.
         """
         if process_group is not None and dist.get_rank(process_group) < 0:
             raise ConfigError("the process group of a TensorGroup has to contain the calling rank")

@@ -52,9 +52,6 @@ def tensor_parallelism(enabled: bool = True, **kwargs: Any) -> Iterator[None]:
         enabled: False leaves the modules created in the context undivided.
         **kwargs: Keyword arguments for the distributed modules that replace the marked ones. They override the
             arguments that the module itself was created with; arguments that a class does not accept are ignored.
-
-    Raises:
-        ConfigError: ``enabled`` is not a bool.
     """
     with _CREATED.within(TensorParallelMark(_checked(enabled, "smp.tensor_parallelism"), dict(kwargs))):
         yield

@@ -50,11 +50,7 @@ class DistributedModule(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Create a module without parameters; arguments are those of :class:`Placed`.
-
-        Raises:
-            ShardwrightError: No group was given and ``smp.init`` was not called.
-        """
+        """Create a module without parameters; arguments are those of :class:`Placed`."""
         super().__init__()
         self.tp_group = current_tensor_group() if group is None else group
         #: For modules inside this one.

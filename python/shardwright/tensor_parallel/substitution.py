@@ -40,8 +40,6 @@ class Substitution:
     """A distributed module that is ready to replace a module, except for the weights.
 
     Attributes:
-        module: The original.
-        entry: The entry for its class.
         substitute: The distributed module, with newly initialized weights.
         trainable: Whether each parameter or buffer that comes from the original needs a gradient, by its name in the
             substitute.

@@ -30,10 +30,9 @@ NamedGradients = Mapping[str, torch.Tensor | None]
 
 @dataclass
 class Replica:
-    """One pipeline.
+    """One pipeline, by its data-parallel rank.
 
     Attributes:
-        index: Its data-parallel rank.
         root: The global rank that runs the step function.
         ranks: All its global ranks.
         arguments: The arguments that its root passed to the step function.

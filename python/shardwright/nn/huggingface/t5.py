@@ -41,17 +41,13 @@ class T5Layer(TransformersLayer):
         encoder_decoder_position_bias: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Apply the layer; what is not said here is as for ``TransformersLayer``.
+        """Apply the layer; arguments not described here are those of ``TransformersLayer``.
 
         Args:
             hidden_states: [batch, sequence, hidden_size], no float16.
-            attention_mask: See there.
             position_bias: [1, heads, sequence, sequence]; None for the layer's own, if it has any.
-            encoder_hidden_states: See there.
-            encoder_attention_mask: See there.
             encoder_decoder_position_bias: [1, heads, sequence, sequence of the encoder], added to scores of
                 cross-attention.
-            **others: See there.
 
         Returns:
             [batch, sequence, hidden_size], and the two biases for the next layer.
