@@ -70,26 +70,18 @@ def report() -> dict[str, Any]:
     own = stats()
     sent = own["server"]["total"]["sent"]
     efficiency = own["efficiency"]["total"]
-    ranks = gathered(
-        "smp.report",
-        (
-            own["parameter_bytes"],
-            sent["forward"] + sent["backward"],
-            efficiency["busy"],
-            efficiency["bubble"],
-            own["schedule"],
-        ),
-        WORLD,
-    )
+    requests = sent["forward"] + sent["backward"]
+    said = (own["parameter_bytes"], requests, efficiency["busy"], efficiency["bubble"], own["schedule"])
+    parameter_bytes, requests, busy, bubbles, schedules = zip(*gathered("smp.report", said, WORLD), strict=True)
     return {
-        "ranks": len(ranks),
+        "ranks": len(busy),
         "pipeline_parallel_degree": runtime.place.pp_size,
-        "parameter_bytes_per_rank": [parameter_bytes for parameter_bytes, _, _, _, _ in ranks],
-        "remote_requests": sum(requests for _, requests, _, _, _ in ranks),
-        "busy_per_rank": [round(busy, 4) for _, _, busy, _, _ in ranks],
-        "bubble": round(sum(bubble for _, _, _, bubble, _ in ranks) / len(ranks), 4),
+        "parameter_bytes_per_rank": list(parameter_bytes),
+        "remote_requests": sum(requests),
+        "busy_per_rank": [round(share, 4) for share in busy],
+        "bubble": round(sum(bubbles) / len(bubbles), 4),
         "ideal_bubble": None if efficiency["ideal_bubble"] is None else round(efficiency["ideal_bubble"], 4),
-        "schedules": sorted({schedule for _, _, _, _, schedule in ranks}),
+        "schedules": sorted(set(schedules)),
     }
 
 

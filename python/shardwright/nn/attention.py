@@ -125,6 +125,15 @@ class DistributedAttentionLayer(Block):
         self.attention_dropout_prob = self.checked_probability("attention_dropout_prob", attention_dropout_prob)
         self.cross_attention = cross_attention
         self.causal_mask_size = causal_mask_size
+        self._keep(options)
+        self._make_linears(options.get("query_key_value_bias", True), options.get("dense_bias", True))
+        normalizes = options.get("query_key_norm", False)
+        self.query_norm, self.key_norm = (
+            HeadNorm(attention_head_size, layernorm_epsilon, **self.placed) if normalizes else None for _ in range(2)
+        )
+
+    def _keep(self, options: AttentionOptions) -> None:
+        """Keep what a call needs of the options."""
         self.window_size = options.get("window_size")
         self.rotary_interleaved = options.get("rotary_interleaved", False)
         self.attention_in_fp32 = options.get("attention_in_fp32", False)
@@ -132,16 +141,11 @@ class DistributedAttentionLayer(Block):
         if self.window_size is not None and self.window_size < 1:
             raise ConfigError(f"window_size is {self.window_size}; allowed: 1 or more, and None")
         self.scale = attention_scale(
-            attention_head_size,
+            self.attention_head_size,
             options.get("scale"),
             options.get("scale_attention_scores", True),
             options.get("scale_attn_by_layer_idx", False),
             options.get("layer_idx"),
-        )
-        self._make_linears(options.get("query_key_value_bias", True), options.get("dense_bias", True))
-        normalizes = options.get("query_key_norm", False)
-        self.query_norm, self.key_norm = (
-            HeadNorm(attention_head_size, layernorm_epsilon, **self.placed) if normalizes else None for _ in range(2)
         )
 
     def _check_heads(self) -> None:

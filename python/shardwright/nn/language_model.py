@@ -83,13 +83,7 @@ class DistributedTransformerLMHead(DistributedModule):
             **options: Options of :class:`TransformerOptions`.
         """
         super().__init__(options.get("group"), device=options.get("device"), dtype=options.get("dtype"))
-        for name, number, least in (
-            ("vocab_size", vocab_size, 1),
-            ("num_positions", num_positions, 1),
-            ("num_token_types", num_token_types, 0),
-        ):
-            if number < least:
-                raise ConfigError(f"{type(self).__name__}: {name} is {number}; allowed: {least} or more")
+        _check_sizes(vocab_size=vocab_size, num_positions=num_positions, num_token_types=num_token_types)
         if options.get("inside"):
             raise ConfigError(f"{type(self).__name__}: inside is True; it gathers the samples itself, allowed: False")
         self.hidden_size, self.vocab_size, self.num_positions = hidden_size, vocab_size, num_positions
@@ -251,3 +245,10 @@ class DistributedTransformerLMHead(DistributedModule):
                 "where a position is not seen and 0 where it is"
             )
         return (mask.to(dtype) * _UNSEEN)[:, None, None]
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, number in sizes.items():
+        least = 0 if name == "num_token_types" else 1
+        if number < least:
+            raise ConfigError(f"DistributedTransformerLMHead: {name} is {number}; allowed: {least} or more")

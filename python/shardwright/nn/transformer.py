@@ -128,10 +128,9 @@ class DistributedTransformerLayer(_OfLayers):
         """Create a layer with newly initialized weights. Sizes are those of the whole module.
 
         Args:
-            num_attention_heads: See :class:`DistributedAttentionLayer`, also for arguments not described here.
-            intermediate_size: See :class:`DistributedTransformerOutputLayer`.
+            num_attention_heads: See :class:`DistributedAttentionLayer`, or :class:`DistributedTransformerOutputLayer`,
+                also for arguments not described here.
             hidden_dropout_prob: The dropout probability of each block's output, in training.
-            activation: See :class:`DistributedTransformerOutputLayer`.
             layernorm_epsilon: The epsilon of all normalizations.
             add_cross_attention: Whether there is a block of attention to cross states.
             pre_layernorm: Whether each block's input is normalized.
@@ -143,10 +142,8 @@ class DistributedTransformerLayer(_OfLayers):
         given.pop("inside", None)
         self.parallel_residual = parallel_residual = given.pop("parallel_residual", False)
         shared_layernorm = given.pop("shared_layernorm", False)
-        if parallel_residual:
-            _check_parallel(pre_layernorm, post_layernorm, add_cross_attention)
-        elif shared_layernorm:
-            raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
+        if parallel_residual or shared_layernorm:
+            _check_parallel(parallel_residual, pre_layernorm, post_layernorm, add_cross_attention)
         common = {
             "hidden_size": hidden_size,
             "hidden_dropout_prob": hidden_dropout_prob,
@@ -261,7 +258,11 @@ class DistributedTransformer(_OfLayers):
         return hidden if self.layernorm is None else self.layernorm(hidden)
 
 
-def _check_parallel(pre_layernorm: bool, post_layernorm: bool, add_cross_attention: bool) -> None:
+def _check_parallel(
+    parallel_residual: bool, pre_layernorm: bool, post_layernorm: bool, add_cross_attention: bool
+) -> None:
+    if not parallel_residual:
+        raise ConfigError("shared_layernorm is True and parallel_residual False; allowed: both or neither")
     if post_layernorm or add_cross_attention or not pre_layernorm:
         raise ConfigError(
             f"parallel_residual is True with pre_layernorm={pre_layernorm}, post_layernorm={post_layernorm}, "

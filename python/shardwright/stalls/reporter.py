@@ -31,7 +31,7 @@ _MAX_CALLS = 12
 
 
 class _EndlessWait(NamedTuple):
-    """The number of a wait of this rank's script that cannot end, what all ranks do, and when this rank learned of it."""
+    """A wait of this rank's script that cannot end: its number, what all ranks do, and when this rank learned of it."""
 
     wait: int
     text: str

@@ -353,7 +353,5 @@ class _Pipeline:
                 if self.batch is not None and batch is not None:
                     warn_of_others(runtime, self.step, self.batch, batch)
                 return results
-            elif event.kind == _core.EventKind.ABORTED_LOCALLY:
+            else:  # aborted locally
                 raise runtime[WorkerPool].error or ShardwrightError("a task failed, and its error is not known")
-            else:
-                raise StepAborted(f"unknown event {event.kind!r} from the execution server")
